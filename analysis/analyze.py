@@ -35,9 +35,11 @@ from .price.operation_sets import compare_culprits
 from .quality import assess_quality, left_out_sentence
 from .readers.bytedance.reader import read_bytedance
 from .readers.tracer.device_steps import align_steps_to_device
+from .readers.tracer.job_ends import end_last_steps
 from .readers.tracer.reader import read_traced
 from .replay.step_graph import find_cycles
 from .replay.what_if import Replayer, ratio, what_if
+from .report.invariants import find_contradictions
 from .report.report import RankStepExcess, RunReport, StepTimes
 from .report.text import format_count, format_percent
 from .statistics.peers import compare_with_peers
@@ -70,7 +72,12 @@ Source: design.md section 6."""
 
 
 def analyze_run(
-    source: SpanSource, run_id: str, *, first: int | None = None, last: int | None = None
+    source: SpanSource,
+    run_id: str,
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    num_earlier_steps: int | None = None,
 ) -> RunReport:
     """Analyse a run, or the steps ``first`` to ``last`` of it.
 
@@ -79,31 +86,62 @@ def analyze_run(
         run_id: The run.
         first: First step of the analysis; None: the first of the run.
         last: Last step of the analysis; None: the last of the run.
+        num_earlier_steps: Steps of the run before these; None: the source has all of them.
 
     Raises:
         UnknownRunError: The source has no such run.
         EmptyRunError: The run has no spans in these steps.
     """
-    return analyze_known(source, source.run_info(run_id), first=first, last=last)
+    run = source.run_info(run_id)
+    return analyze_known(source, run, first=first, last=last, num_earlier_steps=num_earlier_steps)
 
 
 def analyze_known(
-    source: SpanSource, run: RunInfo, *, first: int | None = None, last: int | None = None
+    source: SpanSource,
+    run: RunInfo,
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    num_earlier_steps: int | None = None,
 ) -> RunReport:
     """Analyse a run whose description has been read already; see `analyze_run`."""
-    report = _analyze(source, run, first=first, last=last)
-    return grade_findings(with_mfu(report, report.mfu))
+    if num_earlier_steps is None:
+        before = None if first is None else source.steps(run.run_id, last=first - 1)
+        num_earlier_steps = 0 if before is None else len(sorted_unique(before.step))
+    report = _analyze(source, run, (first, last), num_earlier_steps)
+    report = grade_findings(with_mfu(report, report.mfu))
+    contradictions = find_contradictions(report)
+    if contradictions:
+        warnings = (
+            *report.quality.warnings,
+            *map("the report contradicts itself: {}".format, contradictions),
+        )
+        report = replace(report, quality=replace(report.quality, warnings=warnings))
+    return report
 
 
-def _analyze(source: SpanSource, run: RunInfo, *, first: int | None, last: int | None) -> RunReport:
-    run_id = run.run_id
+def _analyze(
+    source: SpanSource,
+    run: RunInfo,
+    first_last: tuple[int | None, int | None],
+    num_earlier_steps: int,
+) -> RunReport:
+    run_id, (first, last) = run.run_id, first_last
     steps = source.steps(run_id, first=first, last=last)
     spans = source.spans(run_id, first=first, last=last)
+    if last is None:
+        steps = end_last_steps(run, spans, steps)
     # The engine and numpy release the interpreter's lock in long operations: two cores work.
     with ThreadPoolExecutor(1) as executor:
         context = executor.submit(source.context, run_id, first=first, last=last)
         aligned = align_steps_to_device(spans, steps) if len(spans) else steps
-    record = Record(run=run, steps=aligned, spans=spans, context=context.result())
+    record = Record(
+        run=run,
+        steps=aligned,
+        spans=spans,
+        context=context.result(),
+        num_earlier_steps=num_earlier_steps,
+    )
     if not len(spans):
         return _report_without_spans(record, is_whole_run=first is None and last is None)
     held = [record.spans]
@@ -143,11 +181,17 @@ def read_operations(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading
     return _read(run, lambda: spans, align_steps_to_device(spans, steps))
 
 
-def _read(run: RunInfo, take_spans: Callable[[], SpanTable], steps: StepTable) -> Reading:
+def _read(
+    run: RunInfo,
+    take_spans: Callable[[], SpanTable],
+    steps: StepTable,
+    *,
+    num_earlier_steps: int = 0,
+) -> Reading:
     """Return spans as operations; the steps are those of the device."""
     if run.source_format == "bytedance":
         return read_bytedance(run, take_spans())  # the only reference
-    return read_traced(run, take_spans(), steps)
+    return read_traced(run, take_spans(), steps, num_earlier_steps=num_earlier_steps)
 
 
 def _read_replayable(
@@ -167,7 +211,7 @@ def _read_replayable(
         The remaining operations, their replay and who waited; None if no step remains.
     """
     run, steps = record.run, record.steps
-    reading = _read(run, take_spans, steps)
+    reading = _read(run, take_spans, steps, num_earlier_steps=record.num_earlier_steps)
     while reading.steps:
         if not len(reading.model.rank):
             empty = dict.fromkeys(reading.steps, "its spans are in other steps")
@@ -184,8 +228,14 @@ def _read_replayable(
             run,
             partial(select_rows, spans, np.isin(spans.step, kept)),
             select_rows(steps, np.isin(steps.step, kept)),
+            num_earlier_steps=len(steps),
         )
-        reading = replace(rest, left_out=reading.left_out | rest.left_out | cyclic)
+        reading = replace(
+            rest,
+            left_out=reading.left_out | rest.left_out | cyclic,
+            startup_ns=reading.startup_ns,
+            ending_ns=reading.ending_ns,
+        )
     return reading, None
 
 
@@ -223,6 +273,9 @@ def _report_with_replay(
         layout=run.layout,
         coords=run.coords,
         steps=reading.steps,
+        startup_s_by_step=_seconds(reading.startup_ns),
+        ending_s_by_step=_seconds(reading.ending_ns),
+        num_earlier_steps=record.num_earlier_steps,
         num_spans=len(record.spans),
         step_time_s=StepTimes(
             actual=actual_ns / NS_PER_S, replayed=replayed_ns / NS_PER_S, ideal=ideal_ns / NS_PER_S
@@ -358,7 +411,8 @@ def _report_without_spans(record: Record, *, is_whole_run: bool) -> RunReport:
         findings = findings_of_record(record)
         if any(ends_run(finding) for finding in findings):
             return _report_without_replay(record, findings, None)
-    crashes = "; ".join(finding.evidence for finding in find_crashes(run, record.context))
+    found = find_crashes(run, record.context, record.steps)
+    crashes = "; ".join(finding.evidence for finding in found)
     num_invalid = run.account.dropped.get(INVALID)
     invalid = [f"{format_count(num_invalid, 'record')} were invalid"] if num_invalid else []
     raise EmptyRunError(
@@ -422,6 +476,10 @@ def _seconds_by_step(
     steps: tuple[int, ...], times_ns: NDArray[np.int64] | NDArray[np.float64]
 ) -> dict[int, float]:
     return {step: float(time) / NS_PER_S for step, time in zip(steps, times_ns, strict=True)}
+
+
+def _seconds(times_ns: Mapping[int, int]) -> dict[int, float]:
+    return {step: time_ns / NS_PER_S for step, time_ns in times_ns.items()}
 
 
 def _excess(profile: ComputeProfile | None) -> RankStepExcess:

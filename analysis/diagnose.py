@@ -13,6 +13,7 @@ from .causes.order import CAUSES, FROM_RECORDS, FROM_REPLAY
 from .causes.slow_compute import ranks_without_peers
 from .price.findings import price_candidates
 from .replay.what_if import ratio
+from .report.invariants import MATTERS
 from .report.report import Finding, Severity
 from .report.text import format_count, format_percent, format_ranks, format_slowdown
 from .report.tracked_findings import NO_PROBLEM
@@ -30,9 +31,10 @@ HEALTHY = "healthy"
 
 
 def diagnose(case: Case) -> tuple[Finding, ...]:
-    """Return the priced findings of a run, at least one.
+    """Return what is to be said if nothing is worth an alarm, and then the priced findings.
 
-    Alarms come first, the one that is most worth fixing first of all; then what is no alarm.
+    Alarms come first of these, the one that is most worth fixing first of all; then what is no
+    alarm. `grade_findings` leaves out the first one if there is an alarm.
     """
     found: tuple[Candidate, ...] = ()
     for detector in FROM_REPLAY:
@@ -49,8 +51,6 @@ def diagnose(case: Case) -> tuple[Finding, ...]:
             finding.ranks,
         ),
     )
-    if alarms or any(each.cause is INSUFFICIENT_EVIDENCE for each in candidates):
-        return tuple(findings)
     return (_no_alarm(case), *findings)
 
 
@@ -78,15 +78,56 @@ def combine_findings(
 
 
 def grade_findings(report: RunReport) -> RunReport:
-    """Return a report whose findings have their severity, and their price in their own steps."""
+    """Return a report whose findings have severity and price, without `healthy` if one matters."""
     priced = [
         replace(each, shown_saved_s=each.saved_s * len(report.steps) / num_shown)
         if each.saved_s is not None and (num_shown := len(report.shown_steps(each)))
         else each
         for each in report.findings
     ]
-    graded = (replace(each, severity=grade(report, each)) for each in priced)
-    return replace(report, findings=tuple(graded))
+    graded = tuple(replace(each, severity=grade(report, each)) for each in priced)
+    undecided = tuple(each for each in graded[1:] if each.cause in NO_PROBLEM)
+    rest = tuple(each for each in graded if each not in undecided)
+    if any(each.severity in MATTERS for each in graded):
+        graded = tuple(each for each in graded if each.cause not in NO_PROBLEM)
+    elif undecided:
+        matter = tuple(each for each in undecided if _share(report, each) >= THRESHOLDS.minor_share)
+        graded = (*matter, *rest[1:]) if matter else rest
+    elif graded[0].cause == HEALTHY and (unexplained := _unexplained_wait(report)) is not None:
+        graded = (replace(unexplained, severity=Severity.NONE), *graded[1:])
+    return replace(report, findings=graded)
+
+
+def _share(report: RunReport, finding: Finding) -> float:
+    """Return the share of the step time that a finding costs; 1 if it has no price."""
+    actual_s = report.step_time_s.actual
+    return 1.0 if finding.saved_s is None or not actual_s else finding.saved_s / actual_s
+
+
+def _unexplained_wait(report: RunReport) -> Finding | None:
+    """Return why a run is not healthy in which ranks wait for one rank, and no finding says why.
+
+    The culprit is the rank that the others wait for. If that is one rank for most of all waiting,
+    and it costs what would be critical, something is slow, whether or not it was found.
+    """
+    waterfall, actual_s = report.waterfall, report.step_time_s.actual
+    if waterfall is None or not waterfall.waiting_on or not actual_s or len(waterfall.ranks) == 1:
+        return None
+    top = waterfall.waiting_on[0]
+    num = len(waterfall.ranks)
+    share = top.ratio * num / (num - 1)
+    total = sum(each.ratio for each in waterfall.waiting_on)
+    if share < THRESHOLDS.critical_share or top.ratio <= THRESHOLDS.majority_share * total:
+        return None
+    for each in report.findings:
+        concerns = not each.ranks or top.rank in each.ranks
+        if concerns and (each.saved_s or 0.0) >= THRESHOLDS.majority_share * share * actual_s:
+            return None
+    who = "the other rank waits" if num == 2 else f"the other {num - 1:,} ranks wait"  # noqa: PLR2004
+    return insufficient(
+        f"{who} for rank {top.rank} for {format_percent(share)} of the time, and no cause of it is"
+        " significant"
+    )
 
 
 def grade(report: RunReport, finding: Finding) -> Severity:
@@ -189,13 +230,12 @@ def _healthy(profile: ComputeProfile, slowdown: float | None) -> Finding:
     """Return `healthy`, or `insufficient-evidence` if there was nothing to compare."""
     excess: NDArray[np.float64] = profile.excess_ratio
     compared = ~np.isnan(excess).all(axis=1)
-    if not compared.any() or len(profile.ranks) == 1:
-        return insufficient(
-            f"{format_count(len(profile.ranks), 'rank')} over"
-            f" {format_count(len(profile.steps), 'step')}:"
-            " there are no peers to compare with, and nothing changed from step to step"
-        )
     num_steps = len(profile.steps)
+    if not compared.any():
+        return insufficient(
+            f"{format_count(len(profile.ranks), 'rank')} over {format_count(num_steps, 'step')}:"
+            " there are neither peers nor enough steps to compare with"
+        )
     if (
         slowdown is not None
         and slowdown >= 1.0 + THRESHOLDS.critical_share
@@ -212,6 +252,9 @@ def _healthy(profile: ComputeProfile, slowdown: float | None) -> Finding:
     text = (
         f"differences between ranks (up to {format_percent(largest, digits=1)},"
         f" rank {int(profile.ranks[compared][worst])}) are within this run's noise"
+        if len(profile.ranks) > 1
+        else f"the only rank computes as long as in its first steady steps, in"
+        f" {format_count(num_steps, 'step')}; without peers, a constant slowness would not show"
     )
     return Finding(
         cause=HEALTHY,

@@ -36,8 +36,9 @@ def verdict_sentence(report: RunReport) -> str:
     """Return the verdict: the top finding, the ranks that it holds up, and what a fix saves."""
     finding = report.top_finding
     if finding.cause == "healthy":
-        others = ", ".join(sorted({other.cause for other in report.findings[1:]}))
-        return f"Healthy: {finding.evidence}." + (f" Also found: {others}." if others else "")
+        others = sorted({_harmless(other) for other in report.findings[1:]})
+        also = f" Also found: {', '.join(others)}." if others else ""
+        return f"Healthy: {finding.evidence}.{also}"
     if finding.cause == "insufficient-evidence":
         return f"Insufficient evidence: {finding.evidence}."
     num_others = len(report.findings) - 1
@@ -45,6 +46,11 @@ def verdict_sentence(report: RunReport) -> str:
         return _nothing_slow(report, finding, num_others)
     more = f" {format_count(num_others, 'more finding')} below." if num_others else ""
     return f"{_culprit(report, finding)}{_held_up(report, finding)}{_gain(report, finding)}{more}"
+
+
+def _harmless(finding: Finding) -> str:
+    is_minor = finding.severity is Severity.MINOR
+    return f"{finding.cause} (minor)" if is_minor else finding.cause
 
 
 def _nothing_slow(report: RunReport, finding: Finding, num_others: int) -> str:
@@ -108,7 +114,8 @@ def _held_up(report: RunReport, finding: Finding) -> str:
     """Return how many ranks wait for the culprits, and which one loses most."""
     pronoun, cause = _pronoun(finding), CAUSES[finding.cause]
     if cause is hang.CAUSE:
-        return f" All other ranks wait for {pronoun}." if finding.ranks else ""
+        is_waited_for = finding.ranks and hang.TOO_MANY not in finding.evidence
+        return f" All other ranks wait for {pronoun}." if is_waited_for else ""
     if cause.subject is Subject.JOB or cause.ends_run:
         return ""
     culprits = set(finding.ranks)

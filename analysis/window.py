@@ -20,7 +20,7 @@ from .trace.rows import concatenate, select_rows
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .trace.context import RunContext, SampleTable
+    from .trace.context import EventRecord, RunContext, SampleTable
     from .trace.tables import RunInfo, RunSummary, SpanSource, SpanTable, StepTable
 
 MAX_STEPS = 512
@@ -75,6 +75,7 @@ class RunWindow:
         self._max_steps = max_steps
         self._contents: _Contents | None = None
         self._unfinished: tuple[StepTable, SpanTable] | None = None
+        self._stalled: tuple[EventRecord, ...] = ()
         self._epoch = -1
         self.last: int | None = None
         """Last step of the window; None before the first complete step."""
@@ -87,7 +88,7 @@ class RunWindow:
     @property
     def num_earlier_steps(self) -> int:
         """Number of steps that were read and are now before the window."""
-        if self._contents is None:
+        if self._contents is None or self.last is None:
             return 0
         first = int(self._contents.steps.step.min())
         return sum(step < first for step in self._steps_read)
@@ -99,7 +100,7 @@ class RunWindow:
             seconds: Duration of the analysis of the current window.
             budget_s: Duration that it should have.
         """
-        if self._contents is None:
+        if self._contents is None or self.last is None:
             return
         num_steps = len(np.unique(self._contents.steps.step))
         affordable = int(num_steps * budget_s / max(seconds, 1e-9))
@@ -116,6 +117,8 @@ class RunWindow:
         run = self._source.run_info(self._run_id)
         steps, first = self._read_new_steps(run)
         last = last_complete_step(run, steps)
+        if last is None and self._contents is None:
+            return int(self._read_stalled(run, steps))
         if last is None or (self.last is not None and last <= self.last):
             return int(self._read_exits(run))
         steps = select_rows(steps, steps.step <= last)
@@ -230,6 +233,20 @@ class RunWindow:
                 tokens_by_step={**known.tokens_by_step, **found.tokens_by_step},
                 restart_steps=tuple(sorted({*known.restart_steps, *found.restart_steps})),
             )
+
+    def _read_stalled(self, run: RunInfo, steps: StepTable) -> bool:
+        """Read a job that stalled before the first complete step; return if it is new that it did.
+
+        The next call starts again.
+        """
+        context = self._source.context(self._run_id)
+        stalled = tuple(event for event in context.events if event.kind == "stalled")
+        if stalled == self._stalled:
+            return False
+        self._stalled = stalled
+        spans = self._source.spans(self._run_id)
+        self._contents = _Contents(run=run, steps=steps, spans=spans, context=context)
+        return True
 
     def _read_exits(self, run: RunInfo) -> bool:
         """Add exits of ranks and events since the last call; return whether there are any."""

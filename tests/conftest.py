@@ -8,6 +8,7 @@ machine can stand still for seconds.
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from pathlib import Path
 
+    from rankscope.analysis.report.report import RunReport
     from rankscope.collector.store.store import Store
 
 # Set before torch is loaded, here and in child processes: its threads spin while they wait for each
@@ -38,6 +40,22 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("steady")
+
+
+@pytest.fixture(autouse=True)
+def consistent_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail a test in which a report contradicts itself; users get a warning."""
+    if "rankscope.analysis.analyze" not in sys.modules:
+        return
+    from rankscope.analysis import analyze
+    from rankscope.analysis.report.invariants import find_contradictions
+
+    def check(report: RunReport) -> tuple[str, ...]:
+        found = find_contradictions(report)
+        assert not found
+        return found
+
+    monkeypatch.setattr(analyze, "find_contradictions", check)
 
 
 @pytest.fixture(scope="module")

@@ -59,6 +59,10 @@ OPEN_TABLE_OFFSET = 1024
 OPEN_ENTRY = struct.Struct("<qQqIiBB6xQ")
 """start_ns (0: free), group_id, seq, name id, step, kind code, depth, check (= start_ns, last)."""
 OPEN_ENTRY_BYTES = 64
+OPEN_COMM_OFFSET = 48
+OPEN_COMM = struct.Struct("<qii")
+"""num_bytes, src_rank, dst_rank of a communication, in its entry; all zero: unknown."""
+
 OPEN_CAPACITY = (HEADER_BYTES - OPEN_TABLE_OFFSET) // OPEN_ENTRY_BYTES
 
 DROPPED_OFFSET = 256

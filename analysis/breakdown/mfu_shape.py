@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from ..report.report import MfuShape, MfuShapeName
@@ -69,6 +69,8 @@ def with_mfu(report: RunReport, mfu: Mfu | None) -> RunReport:
     if mfu is not None:
         if mfu.usual is None and report.mfu is not None:
             mfu = replace(mfu, usual=report.mfu.usual)
+        steady = [mfu.by_step[step] for step in mfu.by_step.keys() - set(report.warmup_steps)]
+        mfu = replace(mfu, mean=fmean(steady or mfu.by_step.values()))
         shape = classify_mfu(
             mfu.by_step,
             tokens_by_step=mfu.tokens_by_step,

@@ -95,7 +95,8 @@ def pause_candidates(
         excess_ratio=float(np.median((lost_ns / gaps.compute_ns[:, None])[:, columns])),
         threshold=THRESHOLDS.min_excess_ratio,
         evidence=(
-            f"all ranks pause together for {typical} {where}, {how_often},"
+            f"{'all ranks pause together' if len(lost_ns) > 1 else 'the rank pauses'}"
+            f" for {typical} {where}, {how_often},"
             f" in {format_steps((int(steps[0]), int(steps[-1])))}"
         ),
         on_host=True,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from rankscope.tracer.span import NONE, NS_PER_MS
+import numpy as np
+
+from rankscope.tracer.span import NS_PER_MS, NS_PER_S, SpanKind
 from rankscope.tracer.spool import CAUSED_BY, STALL_NS
 
 from ..report.report import Finding
@@ -16,10 +19,10 @@ from ..statistics.thresholds import THRESHOLDS
 from .detector import Cause
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from ..trace.context import EventRecord, RankExit, RunContext
-    from ..trace.tables import EpochInfo, RunInfo
+    from ..trace.tables import EpochInfo, RunInfo, StepTable
     from .detector import Record
 
 
@@ -27,6 +30,15 @@ MAX_LINE = 160
 """Characters of a message that the evidence quotes."""
 
 DIED = frozenset({"failed", "lost"})
+CHECKPOINT = SpanKind.CHECKPOINT.value
+
+SILENT_STEPS = 10
+"""Times the usual step without a record of any rank: "much longer than a step". Source: choice;
+an evaluation may last a few steps."""
+
+MIN_SILENCE_NS = 3_000_000_000
+"""A busy machine stops all ranks for shorter times, and ends are dated to a second. Source: choice.
+"""
 
 OWN_EVENTS = frozenset({"exit", "lost", "stalled", "alert", "alert-delivery", "pace"})
 """Kinds of events that rankscope writes: they say nothing that the exit record does not."""
@@ -39,6 +51,7 @@ TIMEOUT = re.compile(r"timeout|timed out|watchdog caught")
 CONNECTION = re.compile(
     r"nccl|gloo|dist(backend|network|store)error|connection (was )?(reset|closed|refused)"
     r"|broken pipe|closed by peer|remote process|peer failure|communicator was aborted"
+    r"|caused pair closure"
 )
 STOPPED = re.compile(r"\b(keyboardinterrupt|signalexception|systemexit|sigterm)")
 
@@ -104,6 +117,9 @@ class Failure:
 
     ended: RankExit
     reason: ExitClass
+    message: str
+    """The exception that is the reason, in one line; "" if there is none."""
+
     host: str
 
     @property
@@ -114,10 +130,21 @@ class Failure:
 
 def detect(record: Record) -> tuple[Finding, ...]:
     """Return the first failure of each epoch that had one."""
-    return find_crashes(record.run, record.context)
+    from .hang import find_hang  # which imports this module
+
+    run, context, steps = record.run, record.context, record.steps
+    has_lost = any(ended.state == "lost" for ended in context.exits)
+    hung = [
+        epoch.epoch
+        for epoch in (run.epochs if has_lost else ())
+        if find_hang(run, epoch, record.spans, steps, context) is not None
+    ]
+    return find_crashes(run, context, steps, hung=hung)
 
 
-def find_crashes(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
+def find_crashes(
+    run: RunInfo, context: RunContext, steps: StepTable, *, hung: Collection[int] = ()
+) -> tuple[Finding, ...]:
     """Find the first failure of each epoch; one finding for each (ranks, reason).
 
     A rank that ended with a lost connection, a timeout or a signal followed another one, whatever
@@ -133,12 +160,14 @@ def find_crashes(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
     Args:
         run: Ranks, hosts and clock error.
         context: Exits and events.
+        steps: Steps, of which the usual duration is taken.
+        hung: Epochs in which a hang ended the processes.
     """
     found: list[tuple[int, tuple[Failure, ...], tuple[Failure, ...]]] = []
     for epoch in run.epochs:
-        failures = find_failures(epoch, context)
+        failures = find_failures(epoch, context, steps)
         own = own_failures(failures)
-        if own:
+        if own and epoch.epoch not in hung:
             first = _first(own, run.clock_error_ns)
             if len(own) == len(failures):
                 first += tuple(each for each in _ended_together(own, first[0]) if each not in first)
@@ -152,11 +181,12 @@ def find_crashes(run: RunInfo, context: RunContext) -> tuple[Finding, ...]:
     )
 
 
-def find_failures(epoch: EpochInfo, context: RunContext) -> tuple[Failure, ...]:
+def find_failures(epoch: EpochInfo, context: RunContext, steps: StepTable) -> tuple[Failure, ...]:
     """Return the processes of an epoch that failed or were lost, in order of time.
 
-    Those that are lost after a rank has been silent for `STALL_NS`, in the step in which it ended,
-    were stopped: the job hung.
+    If all were silent before the first of them was lost (`_was_silent`), the job hung and was
+    stopped. Of exits that follow another one, an exception in whose context that was raised is the
+    reason, unless most ranks have one of its type: then it is how a library works.
     """
     hosts = {info.rank: info.host for info in epoch.ranks}
     exits = [ended for ended in context.exits if ended.epoch == epoch.epoch]
@@ -164,37 +194,70 @@ def find_failures(epoch: EpochInfo, context: RunContext) -> tuple[Failure, ...]:
     for event in context.events:
         if event.epoch == epoch.epoch and event.rank in events:
             events[event.rank].append(event)
-    silent_since_ns = min(
-        (
-            event.at_ns
-            for ended in exits
-            for event in events[ended.rank]
-            if event.kind == "stalled" and event.data.get("step", NONE) == ended.step
-        ),
-        default=None,
-    )
+    died = [ended for ended in exits if ended.state in DIED]
+    of_type = Counter(ended.origin.partition(":")[0] for ended in died)
+    opened = [each.data.get("open") for of in events.values() for each in of if each.kind == "lost"]
+    entries = (entry for each in opened if isinstance(each, list) for entry in each)
+    is_saving = any(isinstance(one, dict) and one.get("kind") == CHECKPOINT for one in entries)
+    was_silent = not is_saving and _was_silent(died, epoch, steps)
     failures = []
-    for ended in exits:
-        if ended.state not in DIED:
-            continue
-        reason = classify_exit(ended, events[ended.rank])
-        is_late = silent_since_ns is not None and (ended.at_ns or 0) - silent_since_ns >= STALL_NS
-        if is_late and reason is ExitClass.LOST:
+    for ended in died:
+        reason, message = classify_exit(ended, events[ended.rank]), format_exit(ended)
+        if reason is ExitClass.LOST and was_silent:
             reason = ExitClass.STOPPED
-        failures.append(Failure(ended=ended, reason=reason, host=hosts.get(ended.rank, "")))
+        kind, _, text = ended.origin.partition(":")
+        is_own = 0 < of_type[kind] <= THRESHOLDS.majority_share * len(exits)
+        if kind and is_own and reason in FOLLOW_UPS:
+            earlier = replace(ended, exception=kind, message=text.strip(), origin="")
+            if (found := classify_exit(earlier)) not in FOLLOW_UPS:
+                reason, message = found, format_exit(earlier)
+        failures.append(
+            Failure(ended=ended, reason=reason, message=message, host=hosts.get(ended.rank, ""))
+        )
     return tuple(failures)
+
+
+def find_silence(ends: Iterable[RankExit]) -> int | None:
+    """Return for how long no rank had recorded anything when the first was lost, ns.
+
+    A rank whose last record is unknown is compared with the latest one of the others. If nothing
+    watched the processes, the last sign of any counts: one without signs may have been frozen as
+    well as dead. None if no rank was lost, or nothing is known of their last records.
+    """
+    lost = [ended for ended in ends if ended.state == "lost" and ended.at_ns is not None]
+    latest_ns = max((ended.recorded_ns or 0 for ended in lost), default=0)
+    if not latest_ns:
+        return None
+    if all(ended.at_error_ns for ended in lost):
+        return max(ended.at_ns or 0 for ended in lost) - latest_ns
+    return min((ended.at_ns or 0) - (ended.recorded_ns or latest_ns) for ended in lost)
+
+
+def _was_silent(ends: Iterable[RankExit], epoch: EpochInfo, steps: StepTable) -> bool:
+    """Return whether the job had hung before it was ended.
+
+    A job that works records something in each step. One that was silent for `SILENT_STEPS` usual
+    steps, or for `STALL_NS`, did not work any more, whatever ended it.
+    """
+    silent_ns = find_silence(ends)
+    rows = (steps.epoch == epoch.epoch) & (steps.end_ns > steps.start_ns)
+    usual_ns = float(np.median((steps.end_ns - steps.start_ns)[rows])) if rows.any() else STALL_NS
+    least_ns = min(max(SILENT_STEPS * usual_ns, MIN_SILENCE_NS), STALL_NS)
+    return silent_ns is not None and silent_ns >= least_ns
 
 
 def own_failures(failures: Iterable[Failure]) -> tuple[Failure, ...]:
     """Return the failures that did not follow another one; none if the job hung before.
 
     A process that dies breaks its connections at once. Only one that hangs lets the others run
-    into their timeout, so if they did, and those that did not follow were lost, it was silent.
+    into their timeout, so if they did, and those that did not follow were lost then, or no process
+    noticed that, it was silent.
     """
     failures = tuple(failures)
     own = tuple(failure for failure in failures if not failure.follows)
-    reasons = {failure.reason for failure in failures}
-    is_silence = ExitClass.TIMEOUT in reasons and ExitClass.CONNECTION not in reasons
+    at_ns = [_at_ns(failure) for failure in failures if failure.reason is ExitClass.TIMEOUT]
+    has_noticed = any(failure.reason is ExitClass.CONNECTION for failure in failures)
+    is_silence = at_ns and (not has_noticed or all(_at_ns(each) >= min(at_ns) for each in own))
     if is_silence and all(failure.reason is ExitClass.LOST for failure in own):
         return ()
     return own
@@ -223,8 +286,8 @@ def _ended_together(own: Sequence[Failure], first: Failure) -> tuple[Failure, ..
 
     A launcher that stops a job, or the kernel that ends all processes of a group, ends one after
     the other. If one died before that, the launcher noticed it first (torchrun looks every 0.1 s):
-    its distance to the next is longer than from that one to the last. Only if no process noticed a
-    broken connection.
+    its distance to the next is longer than from that one to the last, or than a launcher waits if
+    there are two. Only if no process noticed a broken connection, and the times are that exact.
     """
     timed = [
         failure
@@ -233,10 +296,12 @@ def _ended_together(own: Sequence[Failure], first: Failure) -> tuple[Failure, ..
         and failure.host == first.host
         and failure.ended.at_ns is not None
     ]
-    times = sorted(map(_at_ns, timed))
-    if first not in timed or len(times) == 1 or times[1] - times[0] > times[-1] - times[1] > 0:
+    if first not in timed or len(timed) == 1:
         return (first,)
-    return tuple(timed)
+    times = sorted(map(_at_ns, timed))
+    spread_ns = times[-1] - times[1] if len(times) > 2 else NS_PER_S  # noqa: PLR2004
+    error_ns = max(failure.ended.at_error_ns for failure in timed)
+    return (first,) if times[1] - times[0] > max(spread_ns, error_ns) else tuple(timed)
 
 
 def _at_ns(failure: Failure) -> int:
@@ -268,7 +333,7 @@ def _evidence(epochs: list[int], first: tuple[Failure, ...], failures: tuple[Fai
     failure = first[0]
     host = f" (host {failure.host})" if failure.host else ""
     step = "" if failure.ended.step is None else f" in step {failure.ended.step}"
-    message = format_exit(failure.ended)
+    message = failure.message
     verb = "failed first" if len(first) == 1 else "failed"
     text = f"rank {failure.ended.rank}{host} {verb}{step}: {failure.reason.value}"
     text += f" ({message})" if message else ""

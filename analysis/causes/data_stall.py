@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.group_stats import BASELINE_QUANTILE, MIN_ROWS_OF_KIND, medians_by_kind
-from ..statistics.phases import find_phases
+from ..statistics.phases import find_rank_phases
 from .candidate import Candidate, explained_gaps, merge_alike
 from .common_pause import pause_candidates
 from .detector import Cause
@@ -62,7 +62,7 @@ def find_data_stalls(
     is_after_pause = np.append(False, ~steps[:-1])
     single = [
         phase
-        for phase in find_phases(excess, has_few_peers=~enough, may_recur=True)
+        for phase in find_rank_phases(excess, has_few_peers=~enough, may_recur=True)
         if not is_after_pause[list(phase.columns or range(phase.first, phase.last + 1))].all()
     ]
     loss = Loss(

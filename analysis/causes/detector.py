@@ -92,6 +92,9 @@ class Record:
     spans: SpanTable
     steps: StepTable
     context: RunContext
+    num_earlier_steps: int = 0
+    """Steps of the run before these."""
+
     reading: Reading | None = None
     """The spans as operations; None if no step can be replayed."""
 

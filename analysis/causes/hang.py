@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,12 +17,14 @@ from rankscope.tracer.span import (
     SpanKind,
     pack_kinds,
 )
+from rankscope.tracer.spool import STALL_NS
 
+from ..arrays.grouping import sorted_unique
 from ..readers.waits import is_p2p
 from ..report.report import Finding
-from ..report.text import format_count, format_ranks
+from ..report.text import format_count, format_duration, format_ranks
 from ..statistics.thresholds import THRESHOLDS
-from .crash import ExitClass, find_failures, own_failures
+from .crash import ExitClass, find_failures, find_silence, own_failures
 from .detector import Cause, insufficient
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..trace.context import RunContext
+    from ..trace.context import EventRecord, RunContext
     from ..trace.tables import EpochInfo, RunInfo, SpanTable, StepTable
     from .crash import Failure
     from .detector import Record
@@ -42,7 +44,26 @@ P2P = frozenset({SpanKind.PP_SEND, SpanKind.PP_RECV})
 P2P_NAMES = frozenset({"send", "recv", "recv_any_source"})
 """Torch's names of p2p operations. In a group of another axis they have that axis's kind."""
 
+UNEVEN = "all_to_all"
+"""A collective whose name begins so may have another size on each rank."""
+
+MAX_STEP = (1 << 31) - 1
+MAX_ODD = 4
+"""Unlike operations, and ranks whose line of code is looked for, in one sentence."""
+
 UNFINISHED = int(SpanFlag.OPEN | SpanFlag.ERROR)
+
+TOO_MANY = "a collective too many"
+"""In the evidence, if the others do not wait for the named ranks."""
+
+CAUSE = Cause(
+    name="hang",
+    one="hangs",
+    several="hang",
+    sentence="The job hangs",
+    ends_run=True,
+    has_place=True,
+)
 
 
 class Instance(NamedTuple):
@@ -56,25 +77,16 @@ class Instance(NamedTuple):
     dst_rank: int = NONE
 
 
-CAUSE = Cause(
-    name="hang",
-    one="hangs",
-    several="hang",
-    sentence="The job hangs",
-    ends_run=True,
-    has_place=True,
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blocked:
-    """A rank inside a communication that it has not left."""
+class Entry(NamedTuple):
+    """A rank that has entered a communication."""
 
     rank: int
     step: int
     instance: Instance
     kind: str
     name: str
+    num_bytes: int = 0
+    """0 or less: none or unknown."""
 
     @property
     def is_p2p(self) -> bool:
@@ -88,14 +100,43 @@ class _Stuck:
     """A communication with blocked members."""
 
     instance: Instance
-    inside: tuple[Blocked, ...]
-    missing: frozenset[int]
-    """Members that have not entered it."""
+    inside: tuple[Entry, ...]
+    entered: tuple[Entry, ...]
+    """All that have entered it, also those that have left it."""
 
     members: tuple[int, ...]
     """Empty if they are unknown."""
 
     group_name: str
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """Return the members that have not entered it."""
+        return frozenset(self.members) - {one.rank for one in self.entered}
+
+    @property
+    def steps(self) -> tuple[int, int] | None:
+        """Return the first and the last step from which members are blocked; None if unknown."""
+        steps = [each.step for each in self.inside if each.step >= 0]
+        return (min(steps), max(steps)) if steps else None
+
+    @property
+    def sides(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Return the unlike operations in it with their ranks, that of most ranks first.
+
+        All members of a collective call the same operation, with as many bytes, and the two sides
+        of a p2p have as many.
+        """
+        sizes = {one.num_bytes for one in self.entered}
+        names = {"p2p" if one.is_p2p else one.name for one in self.entered}
+        is_sized = len(names) == 1 < len(sizes) and min(sizes) > 0 and UNEVEN not in min(names)
+        found: dict[str, list[int]] = defaultdict(list)
+        for one in sorted(self.entered):
+            size = f" of {one.num_bytes:,} bytes" if is_sized else ""
+            name = one.name if is_sized or len(names) > 1 else ""
+            found[f"{name} {self.instance.seq}{size}"].append(one.rank)
+        sides = ((name, tuple(ranks)) for name, ranks in found.items())
+        return sorted(sides, key=lambda side: (-len(side[1]), side[1]))
 
     def __str__(self) -> str:
         """Write it: "all_reduce 41 (dp-comm) of group dp with 8 ranks"."""
@@ -105,6 +146,93 @@ class _Stuck:
             return f"{text} from rank {src_rank} to rank {dst_rank}"
         group = self.group_name or f"{group_id:016x}"
         return f"{text} of group {group} with {len(self.members):,} ranks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """An epoch in which ranks are blocked, and what is known of them."""
+
+    epoch: EpochInfo
+    spans: SpanTable
+    steps: StepTable
+    events: tuple[EventRecord, ...]
+    failures: tuple[Failure, ...]
+    opened: Mapping[int, list[dict[str, Any]]]
+    ended: frozenset[int]
+    """Ranks that ended without an error."""
+
+    stuck: tuple[_Stuck, ...]
+    silent_ns: int
+    """For how long no rank had recorded anything when the hung job was stopped, or 0."""
+
+    certainty: float
+    """Factor of every confidence."""
+
+    @property
+    def blocked(self) -> frozenset[int]:
+        """Return the blocked ranks."""
+        return frozenset(each.rank for one in self.stuck for each in one.inside)
+
+    @property
+    def reporting(self) -> frozenset[int]:
+        """Return the ranks whose process reports that its own step lasts long (event ``stack``).
+
+        A process that is frozen sends none. Empty if no more than half of the ranks do, or all:
+        then that says nothing about the others.
+        """
+        since = min(one.inside[0].step for one in self.stuck)
+        found = frozenset(
+            event.rank
+            for event in self.events
+            if event.kind == "stack" and event.data.get("step", NONE) >= since
+        )
+        num = len(self.epoch.ranks)
+        return found if num > len(found) > THRESHOLDS.majority_share * num else frozenset()
+
+    def last_step(self, ranks: Iterable[int]) -> int | None:
+        """Return the last step that any of these ranks has finished; None if none is known."""
+        rows = np.isin(self.steps.rank, list(ranks)) & (self.steps.epoch == self.epoch.epoch)
+        return int(self.steps.step[rows].max()) if rows.any() else None
+
+    def place(self, rank: int) -> str:
+        """Return where a rank was in the job's own code, in a step that it has not finished."""
+        last, found = self.last_step([rank]), ""
+        after = NONE if last is None else last
+        for event in self.events:
+            if event.rank == rank and event.data.get("step", after + 1) > after:
+                found = event.place or found
+        return found
+
+    def finding(
+        self,
+        ranks: Iterable[int],
+        evidence: str,
+        *,
+        steps: tuple[int, int] | None,
+        certainty: float = 1.0,
+    ) -> Finding:
+        """Return a finding, with what the named ranks were doing."""
+        named = tuple(sorted(ranks))
+        entries = (entry for rank in named for entry in self.opened.get(rank, ()))
+        known = {
+            str(entry.get("kind") or "") for entry in entries if entry.get("seq", NONE) == NONE
+        }
+        kinds = sorted(known - {""})
+        evidence += f"; it was inside {', '.join(kinds)}" if kinds else ""
+        evidence += "; it had already ended without an error" if self.ended & set(named) else ""
+        places = ((rank, self.place(rank)) for rank in named[:MAX_ODD])
+        shown = (f"; rank {rank} is at {place}" for rank, place in places if place)
+        evidence += next(shown, "")
+        if self.silent_ns and all(each.ended.state == "lost" for each in self.failures):
+            silence = format_duration(self.silent_ns)
+            evidence += f"; all were silent for {silence} before the job was stopped"
+        return Finding(
+            cause=CAUSE.name,
+            ranks=named,
+            steps=steps,
+            confidence=THRESHOLDS.ended_confidence * self.certainty * certainty,
+            evidence=evidence,
+        )
 
 
 def detect(record: Record) -> tuple[Finding, ...]:
@@ -117,83 +245,153 @@ def find_hangs(
 ) -> tuple[Finding, ...]:
     """Find, in each epoch, what the blocked ranks wait for in the end.
 
-    A blocked rank waits for a communication, and that for its members that have not entered it.
-    Followed to the end, these waits lead to one of three things:
+    Members that entered one communication with unlike operations or sizes can't leave it: those
+    that differ from most are named (`_unlike`).
+
+    Else a blocked rank waits for a communication, and that for its members that have not entered
+    it. Followed to the end, these waits lead to one of three things:
 
     * Ranks that are blocked nowhere: they are silent, and named. Not named are those that came
-      further than a silent partner, or that report their long step while others are frozen. While
-      a silent rank writes a checkpoint, nothing hangs.
+      further than a silent partner, or that report their long step while others are frozen. If they
+      ended or went on, and are more than those that are blocked, these called a collective too
+      many, and are named. While a silent rank writes a checkpoint, nothing hangs.
     * A communication that all members have entered, if one of them was stalled there or timed out.
       Its transfer does not end, or a process is frozen in it (`_entered_by_all`).
-    * A circle: the ranks entered their collectives in different orders, and those in it are named.
+    * A circle: the ranks entered their collectives in different orders, and those in it are named,
+      or those alone that are in another one than most (`_odd_of_circle`).
 
     Blocked ranks are those with spans flagged open or error, or with open spans in the events
     ``stalled`` and ``lost``.
 
     The confidence is not calibrated: `ended_confidence` times the share of the other members that
     are blocked in the collective, times `doubt_factor` if the silent process is gone, times
-    `doubt_factor` if records were dropped; at most `undecided_certainty` if no rank is
-    silent.
+    `doubt_factor` if records were dropped; at most `undecided_certainty` if no rank is silent.
 
     Args:
         run: Groups and ranks.
         spans: Spans of the steps that are analysed.
-        steps: The same steps: an event of a rank that has finished a later step is stale.
+        steps: The same steps: an event of a rank that has gone on since is stale.
         context: Events and exits.
 
     Source:
         arXiv 2402.15627, section 4.3: the rank that logged no operation.
     """
-    found = (_find_hang(run, epoch, spans, steps, context) for epoch in run.epochs)
+    found = (find_hang(run, epoch, spans, steps, context) for epoch in run.epochs)
     return tuple(finding for finding in found if finding is not None)
 
 
-def _find_hang(
+def find_hang(
     run: RunInfo, epoch: EpochInfo, spans: SpanTable, steps: StepTable, context: RunContext
 ) -> Finding | None:
-    failures = find_failures(epoch, context)
-    ended = {one.rank for one in context.exits if one.epoch == epoch.epoch and one.state == "ended"}
-    opened = _open_spans(epoch.epoch, context)
-    known = find_blocked_ranks(epoch, spans, steps, opened)
-    blocked = [one for one in known if one.rank not in ended]
-    stuck = _find_stuck(epoch, blocked, _entered_ranks(epoch.epoch, spans, blocked))
-    if own_failures(failures) or not stuck:
-        return None  # a crash is why the others are blocked
-    last_ranks, last_instances = _follow_waits(stuck)
-    silent = last_ranks - {one.rank for one in blocked}
-    reporting = _reporting_ranks(epoch, context, since=min(one.inside[0].step for one in stuck))
-    certainty = THRESHOLDS.doubt_factor if run.num_dropped else 1.0
-    entered = [one for one in stuck if one.instance in last_instances and not one.missing]
-    if not silent and (ends := _find_endless(entered, epoch, failures, context)):
-        return _entered_by_all(ends, reporting, certainty)
-    traced = {info.rank for info in epoch.ranks} - _without_capture(epoch.epoch, steps, blocked)
+    """Return the hang of one epoch; see `find_hangs`.
+
+    Unlike operations or sizes may also end the process that receives too much, in C code. Every
+    other failure is why the others are blocked, and no hang.
+    """
+    failures = find_failures(epoch, context, steps)
+    own = own_failures(failures)
+    if any(each.reason is not ExitClass.LOST for each in own):
+        return None
+    exits = (one for one in context.exits if one.epoch == epoch.epoch)
+    ended = frozenset(one.rank for one in exits if one.state == "ended")
+    events = tuple(event for event in context.events if event.epoch == epoch.epoch)
+    opened = _open_spans(epoch.epoch, events, steps)
+    blocked = [one for one in _find_blocked(epoch, spans, opened) if one.rank not in ended]
+    stopped = (each.ended for each in failures if each.reason is ExitClass.STOPPED)
+    failed = [each.ended.rank for each in failures if each.ended.state == "failed"]
+    job = _Job(
+        epoch=epoch,
+        spans=spans,
+        steps=steps,
+        events=events,
+        failures=failures,
+        opened=opened,
+        ended=ended,
+        stuck=_find_stuck(epoch, spans, blocked, _last_entries(epoch.epoch, spans, steps, failed)),
+        silent_ns=find_silence(stopped) or 0,
+        certainty=THRESHOLDS.doubt_factor if run.num_dropped else 1.0,
+    )
+    if job.stuck and (unlike := _unlike(job)):
+        return unlike
+    found = _not_entered(job) if job.stuck and not own else None
+    if own or found is not None or not job.silent_ns:
+        return found
+    last = job.last_step(info.rank for info in epoch.ranks)
+    steps_of_hang = None if last is None else (last + 1, last + 1)
+    text = "what the ranks were doing is unknown"
+    return job.finding((), text, steps=steps_of_hang, certainty=THRESHOLDS.doubt_factor)
+
+
+def _unlike(job: _Job) -> Finding | None:
+    """Return the hang in the first communication that ranks entered with unlike operations.
+
+    Those that differ from more than half are named. Without such a majority it is what all alike
+    groups called there, if they did, and else unknown who is wrong.
+    """
+    unlike = [one for one in job.stuck if len(one.sides) > 1]
+    if not unlike:
+        return None
+    one = min(unlike, key=lambda each: (each.steps or (NONE, NONE), each.instance))
+    sides = one.sides
+    right = sides[0][1] if len(sides[0][1]) > THRESHOLDS.majority_share * len(one.entered) else ()
+    alike = {(each.name, each.num_bytes) for each in _read_alike(job, one)}
+    if not right and len(alike) == 1:
+        agree = (each for each in one.entered if (each.name, each.num_bytes) in alike)
+        right = tuple(each.rank for each in agree)
+    odd = {each.rank for each in one.entered} - set(right) if right else set()
+    texts = [
+        f"{format_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} in {name}"
+        for name, ranks in reversed([*sides[:1], *sides[1:][-MAX_ODD:]])
+    ]
+    group = f"group {one.group_name or f'{one.instance.group_id:016x}'}"
+    text = f"{' and '.join(texts)} of {group}, which all its ranks must call alike"
+    return job.finding(
+        odd, text + ("" if odd else "; which of them is wrong is unknown"), steps=one.steps
+    )
+
+
+def _read_alike(job: _Job, one: _Stuck) -> Iterable[Entry]:
+    """Return what ranks of other groups of the same kind and size entered under the same number."""
+    alike = {
+        Instance(group.group_id, one.instance.seq)
+        for group in job.epoch.groups
+        if len(group.members) == len(one.members) and not set(group.members) & set(one.members)
+        if any(group.kind == each.kind for each in one.inside) and not one.inside[0].is_p2p
+    }
+    return _read_entered(job.epoch.epoch, job.spans, alike) if alike else ()
+
+
+def _not_entered(job: _Job) -> Finding | None:
+    """Return the hang in communications that some members have not entered, or none has left."""
+    last_ranks, last_instances = _follow_waits(job.stuck)
+    silent = last_ranks - job.blocked
+    ends = [one for one in job.stuck if one.instance in last_instances]
+    if not silent and (endless := _entered_by_all(job, ends)):
+        return endless
+    traced = {info.rank for info in job.epoch.ranks} - _without_capture(job)
     if silent and not silent & traced:
         return insufficient(
-            f"ranks are blocked in {stuck[0]}, and the communication of"
+            f"ranks are blocked in {job.stuck[0]}, and the communication of"
             f" {format_ranks(tuple(sorted(silent)))} was not recorded, so it is unknown which rank"
             " is missing: trace every rank"
         )
-    behind = _least_advanced(epoch, silent & traced, spans)
-    culprits = tuple(sorted(behind - reporting or behind or last_ranks & traced))
-    work = {rank: {str(entry.get("kind", "")) for entry in opened.get(rank, ())} for rank in silent}
-    shown = next((one for one in stuck if one.missing & set(culprits)), None)
-    if shown is None or any(SpanKind.CHECKPOINT in kinds for kinds in work.values()):
+    behind = _least_advanced(job.epoch, silent & traced, job.spans)
+    culprits = behind - job.reporting or behind or _odd_of_circle(ends) or last_ranks & traced
+    shown = next((one for one in job.stuck if one.missing & culprits), None)
+    opened = (entry for rank in silent for entry in job.opened.get(rank, ()))
+    if shown is None or any(entry.get("kind") == SpanKind.CHECKPOINT for entry in opened):
         return None
-    if {one.ended.rank for one in failures if one.reason is ExitClass.LOST} & set(culprits):
+    if silent and (extra := _one_too_many(job, shown)):
+        return extra
+    certainty = 1.0
+    if {each.ended.rank for each in job.failures if each.reason is ExitClass.LOST} & culprits:
         certainty *= THRESHOLDS.doubt_factor
-    num_others = len(shown.members) - len(shown.missing & set(culprits))
-    certainty *= THRESHOLDS.ended_confidence * len(shown.inside) / max(num_others, 1)
-    evidence = _evidence(stuck, shown, culprits, last_step=_last_step(culprits, steps))
-    kinds = sorted({kind for rank in culprits for kind in work.get(rank, ()) if kind})
-    evidence += f"; it was inside {', '.join(kinds)}" if kinds else ""
-    evidence += "; it had already ended without an error" if ended & set(culprits) else ""
-    return Finding(
-        cause=CAUSE.name,
-        ranks=culprits,
-        steps=_steps_of(shown),
-        confidence=certainty if silent else min(certainty, THRESHOLDS.undecided_certainty),
-        evidence=evidence,
-    )
+    num_others = len(shown.members) - len(shown.missing & culprits)
+    certainty *= len(shown.inside) / max(num_others, 1)
+    if not silent and not _odd_of_circle(ends):
+        certainty = min(certainty, THRESHOLDS.undecided_certainty / THRESHOLDS.ended_confidence)
+    text = _evidence(job, shown, culprits)
+    return job.finding(culprits, text, steps=shown.steps, certainty=certainty)
 
 
 def _follow_waits(stuck: Iterable[_Stuck]) -> tuple[set[int], set[Instance]]:
@@ -216,102 +414,85 @@ def _follow_waits(stuck: Iterable[_Stuck]) -> tuple[set[int], set[Instance]]:
     return ranks, {end for end in ends if not isinstance(end, int)}
 
 
-def _find_endless(
-    entered: Iterable[_Stuck], epoch: EpochInfo, failures: Iterable[Failure], context: RunContext
-) -> _Stuck | None:
-    """Return the first communication that all members have entered and that does not end.
+def _odd_of_circle(ends: Iterable[_Stuck]) -> frozenset[int]:
+    """Return those that are missing where most members are, if all others there wait for these."""
+    ends = tuple(ends)
+    for one in ends:
+        inside = {each.rank for each in one.inside}
+        others = (each for each in ends if each is not one)
+        if len(inside) > THRESHOLDS.majority_share * len(one.members) > 0 and all(
+            inside <= each.missing for each in others
+        ):
+            return one.missing
+    return frozenset()
+
+
+def _one_too_many(job: _Job, shown: _Stuck) -> Finding | None:
+    """Return the hang in a communication that its missing members never had to enter.
+
+    They ended without an error, or finished the step from which the others are blocked. If more
+    ranks of the job did than are blocked, those inside are named; of as many, none is.
+    """
+    since = max(each.step for each in shown.inside)
+    rows = (job.steps.epoch == job.epoch.epoch) & (job.steps.step >= max(since, 0))
+    passed = (job.ended | set(job.steps.rank[rows].tolist())) - job.blocked
+    if not shown.missing <= passed or len(job.blocked) > len(passed):
+        return None
+    inside = tuple(sorted(each.rank for each in shown.inside))
+    did = "ended without an error" if shown.missing <= job.ended else "went on"
+    text = f"{format_ranks(inside)} {'is' if len(inside) == 1 else 'are'} blocked in {shown}, and"
+    text += f" {format_ranks(tuple(sorted(shown.missing)))} {did} and never entered it: {TOO_MANY}"
+    if len(job.blocked) == len(passed):
+        text += " here or too few there; which of them is wrong is unknown"
+        inside = ()
+    return job.finding(inside, text, steps=shown.steps)
+
+
+def _entered_by_all(job: _Job, ends: Iterable[_Stuck]) -> Finding | None:
+    """Return the hang in the first communication that all members have entered.
 
     That they are inside is normal for a moment, and a hang if one of them was stalled there or
-    timed out.
+    timed out, or if the job was stopped after it had been silent. The transfer itself does not end
+    then, or a process is frozen. A frozen one does not report that its step lasts long. If members
+    have left, those that have not are named.
     """
-    timed_out = {each.ended.rank for each in failures if each.reason is ExitClass.TIMEOUT}
-    stalled = {
-        (event.rank, event.data.get("step"))
-        for event in context.events
-        if event.epoch == epoch.epoch and event.kind == "stalled"
-    }
-    for one in sorted(entered, key=lambda each: each.instance.seq):
-        is_silent = any(
-            each.rank in timed_out or (each.rank, each.step) in stalled for each in one.inside
-        )
-        if is_silent and len(one.members) > 1:
-            return one
-    return None
-
-
-def _entered_by_all(one: _Stuck, reporting: frozenset[int], certainty: float) -> Finding:
-    """Return the hang in a communication that all members have entered.
-
-    The transfer itself does not end then, or a process is frozen. A frozen one does not report that
-    its step lasts long. If members have left, those that have not are named.
-
-    Args:
-        one: The communication.
-        reporting: Ranks that report their long step.
-        certainty: Factor of the confidence.
-    """
+    timed_out = {each.ended.rank for each in job.failures if each.reason is ExitClass.TIMEOUT}
+    stalled = {(each.rank, each.data.get("step")) for each in job.events if each.kind == "stalled"}
+    endless = [
+        one
+        for one in sorted(ends, key=lambda each: each.instance.seq)
+        if not one.missing and len(one.members) > 1
+        if job.silent_ns
+        or any(each.rank in timed_out or (each.rank, each.step) in stalled for each in one.inside)
+    ]
+    if not endless:
+        return None
+    one, reporting = endless[0], job.reporting
     inside = {each.rank for each in one.inside}
-    frozen = tuple(sorted(inside - reporting)) if reporting else ()
-    named = frozen or tuple(sorted(inside if len(inside) < len(one.members) else ()))
-    verb = "is" if len(named) == 1 else "are"
+    frozen = inside - reporting if reporting else set()
+    named = tuple(sorted(frozen or (inside if len(inside) < len(one.members) else ())))
+    names = f"{format_ranks(named)} {'is' if len(named) == 1 else 'are'}" if named else ""
     text = f"all {len(one.members):,} members have entered {one}, which does not end: "
     if frozen:
-        others = f"the other {len(reporting):,} sent"
-        text += f"{format_ranks(frozen)} {verb} frozen in it, without the reports of a long step"
-        text += f" that {others}"
+        text += f"{names} frozen in it, without the reports of a long step that the other"
+        text += f" {len(reporting):,} sent"
     else:
-        text += f"only {format_ranks(named)} {verb} still in it; " if named else ""
+        text += f"only {names} still in it; " if named else ""
         text += "a link, an adapter or a device of theirs, or a frozen process"
-    return Finding(
-        cause=CAUSE.name,
-        ranks=named,
-        steps=_steps_of(one),
-        confidence=THRESHOLDS.ended_confidence * certainty,
-        evidence=text,
-    )
+    return job.finding(named, text, steps=one.steps)
 
 
-def _reporting_ranks(epoch: EpochInfo, context: RunContext, *, since: int) -> frozenset[int]:
-    """Return the ranks whose process reports that its own step lasts long (event ``stack``).
-
-    A process that is frozen sends none. Empty if no more than half of the ranks do, or all: then
-    that says nothing about the others.
-
-    Args:
-        epoch: The epoch.
-        context: Events of the run.
-        since: Step from which on a report counts.
-    """
-    found = frozenset(
-        event.rank
-        for event in context.events
-        if event.epoch == epoch.epoch
-        and event.kind == "stack"
-        and event.data.get("step", NONE) >= since
-    )
-    num = len(epoch.ranks)
-    return found if num > len(found) > THRESHOLDS.majority_share * num else frozenset()
-
-
-def _steps_of(one: _Stuck) -> tuple[int, int] | None:
-    """Return the first and the last step from which members are blocked; None if unknown."""
-    steps = [each.step for each in one.inside if each.step >= 0]
-    return (min(steps), max(steps)) if steps else None
-
-
-def _without_capture(epoch: int, steps: StepTable, blocked: Iterable[Blocked]) -> set[int]:
+def _without_capture(job: _Job) -> set[int]:
     """Return the ranks whose capture of communication had failed in their last step.
 
     A rank that leaves communication out by request still reports where it is blocked, and then the
     others that leave it out do so as well.
     """
-    rows = np.flatnonzero(steps.epoch == epoch)
-    rows = rows[np.lexsort((steps.step[rows], steps.rank[rows]))]
-    rank = steps.rank[rows]
-    is_last = np.append(rank[1:] != rank[:-1], np.ones(min(len(rank), 1), dtype=np.bool_))
-    is_left_out = is_last & ((steps.left_out[rows] & COMMUNICATION_BITS) != 0)
-    found = set(rank[is_left_out].tolist())
-    return set() if any(one.rank in found for one in blocked) else found
+    steps = job.steps
+    rows = steps.epoch == job.epoch.epoch
+    last = dict(zip(steps.rank[rows].tolist(), steps.left_out[rows].tolist(), strict=True))
+    found = {rank for rank, left_out in last.items() if left_out & COMMUNICATION_BITS}
+    return set() if job.blocked & found else found
 
 
 def _least_advanced(
@@ -324,10 +505,9 @@ def _least_advanced(
     """
     places = {info.rank: (info.coords.pp, info.coords.dp, info.coords.cp) for info in epoch.ranks}
     rows = np.isin(spans.rank, list(silent)) & (spans.epoch == epoch.epoch)
+    counts = Counter(zip(spans.step[rows].tolist(), spans.rank[rows].tolist(), strict=True))
     progress = dict.fromkeys(silent, (NONE, 0))
-    for step in np.unique(spans.step[rows])[-2:].tolist():
-        ranks, counts = np.unique(spans.rank[rows & (spans.step == step)], return_counts=True)
-        progress.update(zip(ranks.tolist(), ((step, num) for num in counts.tolist()), strict=True))
+    progress |= {rank: (step, num) for (step, rank), num in sorted(counts.items())}
     least: dict[tuple[int, int, int], tuple[int, int]] = {}
     for rank, done in progress.items():
         least[places[rank]] = min(done, least.get(places[rank], done))
@@ -335,163 +515,179 @@ def _least_advanced(
 
 
 def _find_stuck(
-    epoch: EpochInfo, blocked: Iterable[Blocked], entered: Mapping[Instance, set[int]]
+    epoch: EpochInfo, spans: SpanTable, blocked: Iterable[Entry], failed: Iterable[Entry]
 ) -> tuple[_Stuck, ...]:
-    """Return the communications with blocked members, those with most of them first."""
+    """Return the communications with blocked members, those with most of them first.
+
+    A collective that all have entered is left out if a member waits in another one, which not all
+    have entered: on a device it has ended, and its end was not recorded yet.
+
+    Args:
+        epoch: The epoch.
+        spans: Its spans.
+        blocked: The blocked ranks.
+        failed: The last communications of ranks that failed. A library may record one as ended that
+            timed out; without all members, or with unlike ones, it can't have ended.
+    """
     groups = {group.group_id: group for group in epoch.groups}
-    by_instance: dict[Instance, list[Blocked]] = defaultdict(list)
-    for one in blocked:
-        by_instance[one.instance].append(one)
+    inside: dict[Instance, dict[int, Entry]] = defaultdict(dict)
+    for each in blocked:
+        inside[each.instance][each.rank] = each
+    certain = frozenset(inside)
+    for each in failed:
+        inside[each.instance].setdefault(each.rank, each)
+    entered = {instance: dict(ranks) for instance, ranks in inside.items()}
+    for each in _read_entered(epoch.epoch, spans, inside):
+        entered[each.instance].setdefault(each.rank, each)
     found = []
-    for instance, inside in by_instance.items():
+    for instance, ranks in inside.items():
         group = groups.get(instance.group_id)
         members = () if group is None else group.members
-        if inside[0].is_p2p:
+        if any(one.is_p2p for one in ranks.values()):
             members = () if NONE in instance[2:] else instance[2:]
-        found.append(
-            _Stuck(
-                instance=instance,
-                inside=tuple(inside),
-                missing=frozenset(members) - {one.rank for one in inside} - entered[instance],
-                members=members,
-                group_name="" if group is None else group.name,
-            )
+        one = _Stuck(
+            instance=instance,
+            inside=tuple(ranks.values()),
+            entered=tuple(entered[instance].values()),
+            members=members,
+            group_name="" if group is None else group.name,
         )
-    return tuple(sorted(found, key=lambda one: (-len(one.inside), one.instance)))
+        if instance in certain or one.missing or len(one.sides) > 1:
+            found.append(one)
+    waiting = {each.rank for one in found if one.missing for each in one.inside}
+    kept = (
+        one
+        for one in found
+        if one.missing
+        or one.inside[0].is_p2p
+        or len(one.sides) > 1
+        or waiting.isdisjoint(each.rank for each in one.entered)
+    )
+    return tuple(sorted(kept, key=lambda one: (-len(one.inside), one.instance)))
 
 
-def _evidence(
-    stuck: Iterable[_Stuck], shown: _Stuck, culprits: tuple[int, ...], *, last_step: str
-) -> str:
+def _evidence(job: _Job, shown: _Stuck, culprits: Iterable[int]) -> str:
     """Return where ranks are blocked and why the culprits are named."""
-    missing = format_ranks(tuple(sorted(shown.missing & set(culprits))))
+    named = set(culprits)
+    missing = format_ranks(tuple(sorted(shown.missing & named)))
     inside = tuple(sorted(one.rank for one in shown.inside))
     there = f"{format_ranks(inside)} {'is' if len(inside) == 1 else 'are'} blocked"
-    elsewhere = [each for each in stuck if {one.rank for one in each.inside} & set(culprits)]
+    elsewhere = [each for each in job.stuck if {one.rank for one in each.inside} & named]
     if elsewhere:
         reason = "the order of collectives differs between ranks"
         if not all(each.members for each in elsewhere):
             reason = "the other side of that is unknown"
-        text = f"no rank is silent: {there} in {shown}, which {missing} has not entered"
-        text += f", because it is blocked in another communication; {reason}"
+        text = f"no rank is silent: {there} in {shown}, which {missing} has not entered, because it"
+        text += f" is blocked in another communication, {elsewhere[0]}; {reason}"
     else:
-        text = f"{missing} never entered {shown}, in which {there}{last_step}"
-    num_more = sum(bool(each.missing) for each in stuck) - 1
+        text = f"{missing} never entered {shown}, in which {there}"
+        last = job.last_step(named)
+        text += "" if last is None else f"; the last step that it finished is {last}"
+    group_id = shown.instance.group_id
+    num_more = sum(bool(each.missing) for each in job.stuck if each.instance.group_id != group_id)
     if num_more:
         text += f"; members are missing in {format_count(num_more, 'other communication')}"
     return text
 
 
-def _last_step(culprits: tuple[int, ...], steps: StepTable) -> str:
-    rows = np.isin(steps.rank, culprits)
-    if not rows.any():
-        return ""
-    return f"; the last step that it finished is {int(steps.step[rows].max())}"
-
-
-def find_blocked_ranks(
-    epoch: EpochInfo, spans: SpanTable, steps: StepTable, opened: Mapping[int, list[dict[str, Any]]]
-) -> tuple[Blocked, ...]:
-    """Return each communication that a rank has entered and not left.
-
-    Args:
-        epoch: The epoch and its groups.
-        spans: Spans of the steps that are analysed.
-        steps: The same steps.
-        opened: Open spans that a rank's last event reported.
-    """
-    found = {(one.rank, one.instance): one for one in _read_spans(epoch.epoch, spans)}
-    rows = steps.epoch == epoch.epoch
-    finished = dict(zip(steps.rank[rows].tolist(), steps.step[rows].tolist(), strict=True))
+def _find_blocked(
+    epoch: EpochInfo, spans: SpanTable, opened: Mapping[int, list[dict[str, Any]]]
+) -> Iterable[Entry]:
+    """Return each communication that a rank has entered and not left, by spans and events."""
+    unfinished = _entries(epoch.epoch, spans, (spans.flags & UNFINISHED) != 0)
+    found = {(one.rank, one.instance): one for one in unfinished}
     members = {group.group_id: group.members for group in epoch.groups}
     for rank, entries in opened.items():
-        for one in _read_entries(rank, entries, members):
-            if one.step > finished.get(rank, NONE):
-                found.setdefault((rank, one.instance), one)
-    return tuple(found.values())
+        for one in _read_open(rank, entries, members):
+            found.setdefault((rank, one.instance), one)
+    return found.values()
 
 
-def _open_spans(epoch: int, context: RunContext) -> dict[int, list[dict[str, Any]]]:
-    """Return, by rank, the open spans in its last event that reports some."""
+def _last_entries(
+    epoch: int, spans: SpanTable, steps: StepTable, ranks: list[int]
+) -> Iterable[Entry]:
+    """Return the communications of these ranks in the steps that they have not finished."""
+    rows = steps.epoch == epoch
+    last = dict(zip(steps.rank[rows].tolist(), steps.step[rows].tolist(), strict=True))
+    finished = {rank: last.get(rank, NONE) for rank in ranks}
+    known = sorted_unique(spans.rank)
+    limit = np.array([finished.get(rank, MAX_STEP) for rank in known.tolist()], dtype=np.int64)
+    return _entries(epoch, spans, spans.step > limit[np.searchsorted(known, spans.rank)])
+
+
+def _read_entered(epoch: int, spans: SpanTable, wanted: Iterable[Instance]) -> Iterable[Entry]:
+    """Return the spans of these communications."""
+    wanted = frozenset(wanted)
+    groups = np.array([instance.group_id for instance in wanted], dtype=np.uint64)
+    seqs = np.array([instance.seq for instance in wanted], dtype=np.int64)
+    chosen = np.isin(spans.seq, seqs) & np.isin(spans.group_id, groups)
+    return (one for one in _entries(epoch, spans, chosen) if one.instance in wanted)
+
+
+def _entries(epoch: int, spans: SpanTable, chosen: NDArray[np.bool_]) -> Iterable[Entry]:
+    """Yield the communications of an epoch among the chosen spans."""
+    is_wait = spans.kind == KIND_CODES[SpanKind.WAIT]
+    chosen = chosen & (spans.epoch == epoch) & (spans.group_id != 0) & ~is_wait
+    pair = is_p2p(spans)
+    for row in np.flatnonzero(chosen).tolist():
+        sides = (spans.src_rank[row], spans.dst_rank[row]) if pair[row] else (NONE, NONE)
+        yield Entry(
+            rank=int(spans.rank[row]),
+            step=int(spans.step[row]),
+            instance=Instance(int(spans.group_id[row]), int(spans.seq[row]), *map(int, sides)),
+            kind=KINDS[spans.kind[row]].value,
+            name=spans.names[spans.name[row]],
+            num_bytes=int(spans.num_bytes[row]),
+        )
+
+
+def _open_spans(
+    epoch: int, events: Iterable[EventRecord], steps: StepTable
+) -> dict[int, list[dict[str, Any]]]:
+    """Return, by rank, the open spans in its last event that reports some and is not stale."""
+    rows = steps.epoch == epoch
+    ended_ns = dict(zip(steps.rank[rows].tolist(), steps.end_ns[rows].tolist(), strict=True))
     found = {}
-    for event in context.events:
-        if event.epoch == epoch and event.kind in ("stalled", "lost"):
+    for event in events:
+        # A stalled rank that goes on finishes steps `STALL_NS` later at the earliest.
+        has_gone_on = ended_ns.get(event.rank, 0) > event.at_ns + STALL_NS // 2
+        if event.kind == "lost" or (event.kind == "stalled" and not has_gone_on):
             entries: Any = event.data.get("open")
             known = entries if isinstance(entries, list) else []
             found[event.rank] = [entry for entry in known if isinstance(entry, dict)]
     return found
 
 
-def _read_spans(epoch: int, spans: SpanTable) -> Iterable[Blocked]:
-    unfinished = (spans.flags & UNFINISHED) != 0
-    is_wait = spans.kind == KIND_CODES[SpanKind.WAIT]
-    chosen = (spans.epoch == epoch) & (spans.group_id != 0) & unfinished & ~is_wait
-    rows = np.flatnonzero(chosen)
-    for row, instance in zip(rows.tolist(), _instances(spans, rows), strict=True):
-        yield Blocked(
-            rank=int(spans.rank[row]),
-            step=int(spans.step[row]),
-            instance=instance,
-            kind=KINDS[spans.kind[row]].value,
-            name=spans.names[spans.name[row]],
-        )
-
-
-def _instances(spans: SpanTable, rows: NDArray[np.int64]) -> list[Instance]:
-    """Return the communication of each of these rows."""
-    pair = is_p2p(spans)[rows]
-    columns = (
-        spans.group_id[rows],
-        spans.seq[rows],
-        np.where(pair, spans.src_rank[rows], NONE),
-        np.where(pair, spans.dst_rank[rows], NONE),
-    )
-    return [Instance(*values) for values in zip(*(each.tolist() for each in columns), strict=True)]
-
-
-def _read_entries(
+def _read_open(
     rank: int, entries: Iterable[dict[str, Any]], members: Mapping[int, tuple[int, ...]]
-) -> Iterable[Blocked]:
+) -> Iterable[Entry]:
     """Yield the communications among a rank's open spans; malformed entries are skipped.
 
     Args:
         rank: The rank.
-        entries: Its open spans. They name no sides of a p2p; in a group of two they are known.
+        entries: Its open spans. In a group of two, the sides of a p2p are known if they lack them.
         members: Members of each group.
     """
     for entry in entries:
         try:
             group_id, seq, step = int(entry["group_id"], 16), int(entry["seq"]), int(entry["step"])
+            num_bytes = int(entry.get("num_bytes", 0))
+            sides = tuple(map(int, entry.get("sides") or ()))
         except (KeyError, TypeError, ValueError):
             continue
         if not group_id or seq < 0:
             continue
-        one = Blocked(
+        one = Entry(
             rank=rank,
             step=step,
             instance=Instance(group_id, seq),
             kind=str(entry.get("kind", "")),
             name=str(entry.get("name", "")),
+            num_bytes=num_bytes,
         )
         others = [each for each in members.get(group_id, ()) if each != rank]
-        if one.is_p2p and len(others) == 1:
+        if not sides and one.is_p2p and len(others) == 1:  # of an older tracer
             is_send = one.kind == SpanKind.PP_SEND or one.name == "send"
             sides = (rank, others[0]) if is_send else (others[0], rank)
-            one = replace(one, instance=Instance(group_id, seq, *sides))
+        one = one._replace(instance=Instance(group_id, seq, *sides[:2]))
         yield one
-
-
-def _entered_ranks(
-    epoch: int, spans: SpanTable, blocked: Iterable[Blocked]
-) -> Mapping[Instance, set[int]]:
-    """Return, by communication with blocked ranks, all ranks with a span of it."""
-    wanted = {one.instance for one in blocked}
-    groups = np.array(sorted({instance.group_id for instance in wanted}), dtype=np.uint64)
-    seqs = np.array(sorted({instance.seq for instance in wanted}), dtype=np.int64)
-    is_wait = spans.kind == KIND_CODES[SpanKind.WAIT]
-    chosen = (spans.epoch == epoch) & np.isin(spans.seq, seqs) & np.isin(spans.group_id, groups)
-    rows = np.flatnonzero(chosen & ~is_wait)
-    found: dict[Instance, set[int]] = defaultdict(set)
-    for instance, rank in zip(_instances(spans, rows), spans.rank[rows].tolist(), strict=True):
-        found[instance].add(rank)
-    return found

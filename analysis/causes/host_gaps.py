@@ -190,10 +190,19 @@ def find_common_pauses(gaps: HostGaps, saves: NDArray[np.int64] = _NO_SAVES) -> 
     is_saved |= np.isin(gaps.profile.steps[columns], saves)
     planned = is_saved | in_evaluation | (median_of_ranks(after) > median_of_ranks(before))
     in_data = median_of_ranks(_above_median(data)) > median_of_ranks(lost) / 2
-    for chosen in _split_by_length(median_of_ranks(lost), ~planned & ~in_data):
-        planned[chosen] = _is_regular(columns[chosen])
+    is_alone = len(lost) == 1  # It can only pause on its own, unless that is planned.
+    kept = is_saved | in_evaluation | (not is_alone)
+    for chosen in _split_by_length(median_of_ranks(lost), (~planned | is_alone) & ~in_data):
+        is_series = len(chosen) >= THRESHOLDS.min_lasting_steps or not is_alone
+        planned[chosen] = _is_regular(columns[chosen]) and is_series
+        kept[chosen] |= planned[chosen]
+    columns, planned, is_saved, in_evaluation = (
+        each[kept] for each in (columns, planned, is_saved, in_evaluation)
+    )
     whole = _above_median(before + after + inside + evaluating)
     other_steps = ~is_common(whole) | (len(columns) == 0)
+    if is_alone:
+        other_steps = ~np.isin(np.arange(lost.shape[1]), columns)
     places = _find_places(gaps, other_steps)
     return CommonPauses(
         columns=columns,
@@ -349,7 +358,7 @@ def _late_candidate(
         evidence=(
             f"{format_ranks(ranks)} {'lose' if several else 'loses'} {lost} per step"
             f" {loss.activity} ({share} of the compute) {when}"
-            f"{'' if several else '; its peers lose none'}"
+            f"{'; its peers lose none' if len(rows) == 1 < len(profile.ranks) else ''}"
         ),
         on_host=True,
         fixed_ns=gaps.fixed_ns(chosen, expected),

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..arrays.group_stats import medians_by_kind, row_medians
 from ..replay.model import Place
-from ..statistics.phases import find_phases
+from ..statistics.phases import find_rank_phases
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import explained_gaps, merge_hosts
 from .detector import Cause
@@ -61,7 +61,7 @@ def find_host_stalls(
     excess[:, ~steps] = np.nan
     single = [
         phase
-        for phase in find_phases(excess, has_few_peers=~enough)
+        for phase in find_rank_phases(excess, has_few_peers=~enough)
         if _is_persistent(excess[phase.row], phase)
     ]
     # A host that launches late is late for the first launch of a step as well. If it loses more

@@ -1,4 +1,4 @@
-"""Ranks that compute slower than their peers.
+"""Ranks that compute slowly: slower than their peers, or than they did before.
 
 The same search finds throttled devices (`clock_throttle`) and stages with more work
 (`stage_imbalance`).
@@ -14,7 +14,7 @@ import numpy as np
 
 from ..report.text import format_count, format_steps
 from ..statistics.peers import Basis
-from ..statistics.phases import find_phases
+from ..statistics.phases import find_rank_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import clock_throttle, stage_imbalance
 from .candidate import Candidate, in_shown_steps, merge_equal, merge_hosts, rows_of_ranks
@@ -37,8 +37,8 @@ EQUALIZED = "; all times as if micro-batches had equal lengths"
 
 CAUSE = Cause(
     name="slow-compute",
-    one="computes slower than its peers",
-    several="compute slower than their peers",
+    one="computes slowly",
+    several="compute slowly",
     has_place=True,
 )
 
@@ -69,7 +69,7 @@ def find_slow_compute(case: Case, profile: ComputeProfile) -> tuple[Candidate, .
     numbers = {worker: number for number, worker in enumerate(partners)}
     number = np.array([numbers[workers[rank]] for rank in profile.ranks.tolist()])
     clearest: dict[tuple[int, ...], Phase] = {}
-    for phase in find_phases(
+    for phase in find_rank_phases(
         profile.excess_ratio, has_few_peers=few, partners=number, may_recur=True
     ):
         if profile.basis[phase.row] is Basis.STAGES and phase.row in in_slow_stage:
@@ -131,7 +131,7 @@ def _rank_candidate(
             Basis.PEERS: f"for the {num_peers:,} other ranks of its stage",
             Basis.FEW_PEERS: "for the others of its stage; the ranks of other stages agree",
             Basis.STAGES: "for ranks of stages of equal work",
-            Basis.EARLIER: "in its own first steps",
+            Basis.EARLIER: "in its own first steady steps",
             Basis.NOTHING: "",
         }[profile.basis[row]],
     )

@@ -21,6 +21,8 @@ from ..replay.model import COMPUTE_KINDS, has_kind
 from ..replay.program import Change
 from ..replay.what_if import ratio, recoverable_ratio
 from ..report.report import Finding
+from ..report.text import format_seconds
+from ..report.tracked_findings import NO_PROBLEM
 from ..statistics.baseline import common_step_ratio
 from ..statistics.noise import lower_half_deviation, median_change_deviation
 from ..statistics.thresholds import THRESHOLDS
@@ -86,7 +88,8 @@ def price_candidates(
         recoverable_ratio = (T - T_without_X) / (T - T_ideal)
         saved_s           = T - T_without_X
 
-    All are None if the replay has no operation of X.
+    All are None if the replay has no operation of X. What is planned, such as a checkpoint, has a
+    price, and no share that could be recovered.
 
     Args:
         candidates: All candidates.
@@ -105,7 +108,7 @@ def price_candidates(
     unblamed = Times(remove_partner_waits(model, workers), model.ideal_gap_ns)
     ideal = Times(ideal_outside(model, candidates, unblamed.duration_ns), model.ideal_gap_ns)
     stage_ratio = _stage_ratio(model, candidates, ideal, unblamed)
-    fixes = _fixes(candidates, ideal, stage_ratio, unblamed, model)
+    fixes = _fixes(candidates, ideal, stage_ratio, model)
     in_fixed_stage = _in_fixed_stage(fixes, model)
     fixed = _fix_all(fixes, unblamed, ideal, in_fixed_stage)
     num_sharing = (
@@ -154,23 +157,24 @@ def price_candidates(
         column[rows] = own[rows]
     faulty_ns = faulty.mean_step_ns(replayer)
     without_ns = _mean_step_with_each(replayer, faulty, fixes, without)
+    ideal_ns = min(ideal_ns, *without_ns)  # A fix reaches no step that is shorter than the ideal.
     tokens = [tokens_by_step.get(step, 0) for step in model.operations.steps]
     noise_s = noise_of_steps(usual_ns, np.array(tokens)) / NS_PER_S
-    findings = []
-    for fix, base_ns, with_ns, rest_ns in zip(
-        fixes, fixed_ns, with_fault_ns, without_ns, strict=True
-    ):
-        finding = _finding(fix.candidate)
-        if len(fix.rows):
-            finding = replace(
-                finding,
-                slowdown=ratio(with_ns, base_ns),
-                recoverable_ratio=recoverable_ratio(faulty_ns, rest_ns, ideal_ns),
-                saved_s=(faulty_ns - rest_ns) / NS_PER_S,
-                noise_s=noise_s,
-            )
-        findings.append(finding)
-    return tuple(findings)
+    return tuple(
+        _finding(fix)
+        if not len(fix.rows)
+        else replace(
+            _finding(fix, saved_s=(faulty_ns - rest_ns) / NS_PER_S),
+            slowdown=ratio(with_ns, base_ns),
+            recoverable_ratio=recoverable_ratio(faulty_ns, rest_ns, ideal_ns)
+            if fix.candidate.cause.is_alarm
+            else None,
+            noise_s=noise_s,
+        )
+        for fix, base_ns, with_ns, rest_ns in zip(
+            fixes, fixed_ns, with_fault_ns, without_ns, strict=True
+        )
+    )
 
 
 def noise_of_steps(times_ns: NDArray[np.float64], tokens: NDArray[np.int64]) -> float:
@@ -228,7 +232,6 @@ def _fixes(
     candidates: Sequence[Candidate],
     ideal: Times,
     stage_ratio: NDArray[np.float64],
-    unblamed: Times,
     model: ReplayModel,
 ) -> list[Fix]:
     parts = _own_parts([_recorded_part(each, model) for each in candidates], model)
@@ -239,41 +242,9 @@ def _fixes(
             of_stage = np.where(
                 model.on_device[part], stage_ratio[model.kind[part], model.stage[part]], 1
             )
-            own_ns = _as_measured(each, own.duration_ns * of_stage, unblamed, part, model)
-            own = Times(own_ns, own.gap_ns)
+            own = Times(own.duration_ns * of_stage, own.gap_ns)
         fixes.append(Fix(each, part, _fixed_times(each, part, own, model)))
     return fixes
-
-
-def _as_measured(
-    slow: Candidate,
-    ideal_ns: NDArray[np.float64],
-    unblamed: Times,
-    part: NDArray[np.int64],
-    model: ReplayModel,
-) -> NDArray[np.float64]:
-    """Return the ideal durations of a slow rank, or if its compute is longer then, its baseline.
-
-    The ideal is a mean outside all parts. If that is only the start of the job, which warms up,
-    the fault itself is faster. Then what the rank was measured against is all that is known.
-
-    Args:
-        slow: A rank that is slow.
-        ideal_ns: Shape (rows,), ns.
-        unblamed: The run, without waits for partners in compute.
-        part: Shape (rows,): its operations.
-        model: The operations.
-
-    Returns:
-        Shape (rows,), ns.
-    """
-    compute = np.flatnonzero((has_kind(model, COMPUTE_KINDS) & model.on_device)[part])
-    took_ns = unblamed.duration_ns[part[compute]]
-    if ideal_ns[compute].sum() <= took_ns.sum():
-        return ideal_ns
-    measured_ns = ideal_ns.copy()
-    measured_ns[compute] = took_ns / (1.0 + slow.excess_ratio)
-    return measured_ns
 
 
 def _stage_ratio(
@@ -453,14 +424,20 @@ def _shorten_alike_gaps(ideal: Times, part: NDArray[np.int64], model: ReplayMode
     ideal.duration_ns[alike] = shorter
 
 
-def _finding(candidate: Candidate) -> Finding:
-    """Return a candidate as a finding without a price."""
+def _finding(fix: Fix, *, saved_s: float | None = None) -> Finding:
+    """Return a candidate as a finding. One that is planned says what it costs."""
+    found = fix.candidate
+    is_cost = (
+        saved_s is not None and not found.cause.is_alarm and found.cause.name not in NO_PROBLEM
+    )
     return Finding(
-        cause=candidate.cause.name,
-        ranks=candidate.ranks,
-        steps=candidate.steps,
-        confidence=confidence(candidate.excess_ratio, candidate.threshold) * candidate.certainty,
-        evidence=candidate.evidence,
+        cause=found.cause.name,
+        ranks=found.ranks,
+        steps=found.steps,
+        saved_s=saved_s,
+        confidence=confidence(found.excess_ratio, found.threshold) * found.certainty,
+        evidence=found.evidence
+        + (f"; it costs {format_seconds(saved_s)} per step" if is_cost else ""),
     )
 
 

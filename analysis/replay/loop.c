@@ -1,7 +1,7 @@
 /* The replay loop: operations in topological order, with any durations; and other passes over the
    operations of a run that visit each once.
 
-   The Python counterparts in python_loop.py say what each function computes, and do the same. All arrays
+   The oracle in tests/support/analysis/replay_oracle.py says what each function computes. All arrays
    are contiguous; their lengths are checked here, their values (row numbers) by the caller. */
 
 #define PY_SSIZE_T_CLEAN
@@ -1146,14 +1146,14 @@ fill(PyObject *Py_UNUSED(self), PyObject *args)
 /* -- module ------------------------------------------------------------------------------- */
 
 static PyMethodDef functions[] = {
-    {"attribute", attribute, METH_VARARGS, "See python_loop.attribute."},
-    {"compare_replicas", compare_replicas, METH_VARARGS, "See python_loop.compare_replicas."},
-    {"fill", fill, METH_VARARGS, "See python_loop.fill."},
-    {"last_members", last_members, METH_VARARGS, "See python_loop.last_members."},
-    {"sort", sort, METH_VARARGS, "See python_loop.sort."},
-    {"replay", replay, METH_VARARGS, "See python_loop.replay."},
-    {"replay_parts", replay_parts, METH_VARARGS, "See python_loop.replay_parts."},
-    {"replay_variants", replay_variants, METH_VARARGS, "See python_loop.replay_variants."},
+    {"attribute", attribute, METH_VARARGS, "See replay_oracle.attribute of the tests."},
+    {"compare_replicas", compare_replicas, METH_VARARGS, "See replay_oracle.compare_replicas of the tests."},
+    {"fill", fill, METH_VARARGS, "See replay_oracle.fill of the tests."},
+    {"last_members", last_members, METH_VARARGS, "See replay_oracle.last_members of the tests."},
+    {"sort", sort, METH_VARARGS, "See replay_oracle.sort of the tests."},
+    {"replay", replay, METH_VARARGS, "See replay_oracle.replay of the tests."},
+    {"replay_parts", replay_parts, METH_VARARGS, "See replay_oracle.replay_parts of the tests."},
+    {"replay_variants", replay_variants, METH_VARARGS, "See replay_oracle.replay_variants of the tests."},
     {NULL, NULL, 0, NULL},
 };
 

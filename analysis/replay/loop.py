@@ -1,30 +1,24 @@
 """The replay loop: rows in topological order, with any durations; and other passes over all rows.
 
-``loop.c`` is compiled into ``_loop`` at installation and replays a million rows in 10 ms. Without a
-C compiler `python_loop` does the same, some hundred times slower.
+``loop.c`` is compiled into ``_loop`` at installation and replays a million rows in 10 ms.
+The same in Python is an oracle of the tests.
 """
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, NamedTuple
+
+try:
+    from . import _loop as functions
+except ImportError as error:
+    raise ImportError(
+        "the compiled part of the analysis is missing: install a C compiler (gcc), then rankscope"
+        " again"
+    ) from error
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from . import python_loop as functions
-else:
-    try:
-        from . import _loop as functions
-    except ImportError:
-        from . import python_loop as functions
-
-        warnings.warn(
-            "rankscope was installed without a C compiler: its analysis takes some hundred times"
-            " as long. Install one (gcc), then rankscope again.",
-            stacklevel=2,
-        )
 
 __all__ = ["MAX_WIDTH", "Graph", "Intervals", "functions"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -128,6 +128,12 @@ class Reading:
 
     left_out: dict[int, str]
     """Steps that cannot be replayed, and why."""
+
+    startup_ns: dict[int, int] = field(default_factory=dict)
+    """Duration of each step in which the job started up; none of them is in ``steps``."""
+
+    ending_ns: dict[int, int] = field(default_factory=dict)
+    """The same of a last step that is longer than all before: the job ended in it."""
 
     warnings: tuple[str, ...]
     bounds_ns: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None

@@ -47,6 +47,10 @@ def to_document(report: RunReport) -> dict[str, Any]:
         if report.mfu is None
         else {**asdict(report.mfu), "by_step": _text_keys(report.mfu.by_step)},
         "mfu_shape": None if report.mfu_shape is None else asdict(report.mfu_shape),
+        "startup": {
+            "num_steps": len(report.startup_s_by_step),
+            "time_s": sum(report.startup_s_by_step.values()),
+        },
         "planned_steps": list(report.planned_steps),
         "quality": _quality(report.quality),
         "paced": report.paced,

@@ -88,6 +88,30 @@ def format_part(part: str) -> str:
     return part.replace("_", " ")
 
 
+class _Ends(Protocol):
+    @property
+    def startup_s_by_step(self) -> Mapping[int, float]: ...
+    @property
+    def ending_s_by_step(self) -> Mapping[int, float]: ...
+
+
+def format_excluded(report: _Ends) -> list[tuple[str, str]]:
+    """Return the steps in no number, by what they are: ("Start-up", "2 steps (0, 1), 4.10 s")."""
+    by_name = {"Start-up": report.startup_s_by_step, "End of the job": report.ending_s_by_step}
+    return [
+        (
+            name,
+            ", ".join((_which_steps(sorted(by_step)), format_seconds(sum(by_step.values())))),
+        )
+        for name, by_step in by_name.items()
+        if by_step
+    ]
+
+
+def _which_steps(steps: Sequence[int]) -> str:
+    return f"{format_count(len(steps), 'step')} ({format_ranges(steps)})"
+
+
 class _Finding(Protocol):
     @property
     def slowdown(self) -> float | None: ...

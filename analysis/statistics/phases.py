@@ -8,7 +8,7 @@ shows.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -233,6 +233,32 @@ def _peer_peaks(excess: NDArray[np.float64], number: NDArray[np.int64]) -> NDArr
     return THRESHOLDS.peer_peak_factor * others[number]
 
 
+def find_rank_phases(
+    excess: NDArray[np.float64],
+    *,
+    has_few_peers: NDArray[np.bool_],
+    **options: Any,  # noqa: ANN401
+) -> tuple[Phase, ...]:
+    """Find the ranks that are above the noise; see `find_phases`.
+
+    Nothing is compared with a rank that is alone: what is around the job makes single steps longer
+    too, and its level drifts. So its phase has `min_lasting_steps` consecutive steps, or as many at
+    one distance, is significant, and leaves `min_persistent_steps` others to compare with.
+    """
+    phases = find_phases(excess, has_few_peers=has_few_peers, **options)
+    if len(excess) > 1 or not phases:
+        return phases
+    (phase,) = phases
+    columns = phase.columns or range(phase.first, phase.last + 1)
+    is_shown = (
+        len(columns) >= THRESHOLDS.min_lasting_steps
+        and len(set(np.diff(columns).tolist())) == 1
+        and int((~np.isnan(excess)).sum()) - len(columns) >= THRESHOLDS.min_persistent_steps
+        and is_significant(excess[0], phase, num_series=1)
+    )
+    return phases if is_shown else ()
+
+
 def is_significant(series: NDArray[np.float64], phase: Phase, *, num_series: int) -> bool:
     """Return whether a phase is slower than the other steps of its series, beyond chance.
 
@@ -251,7 +277,8 @@ def is_significant(series: NDArray[np.float64], phase: Phase, *, num_series: int
     Source:
         Student (1908); Bonferroni correction over ``num_series`` x steps tests.
     """
-    tested, baseline = series[phase.inside], np.delete(series, phase.inside)
+    columns = phase.inside if phase.columns is None else list(phase.columns)
+    tested, baseline = series[columns], np.delete(series, columns)
     tested, baseline = tested[~np.isnan(tested)], baseline[~np.isnan(baseline)]
     if len(baseline) < THRESHOLDS.min_several:
         return False

@@ -72,6 +72,9 @@ class EventRecord:
     kind: str
     text: str
     data: Mapping[str, Any] = field(default_factory=dict)
+    place: str = ""
+    """Line of the job's own code at which its main thread was, "train.py:70 main"; "" if unknown.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +99,22 @@ class RankExit:
     at_ns: int | None
     """Unix time; None if unknown."""
 
+    at_error_ns: int = 0
+    """It may be as much later: a process that was lost was last known to run at that time."""
+
     exception: str = ""
     """Type of the exception that ended it, "" if there was none."""
 
     message: str = ""
+    origin: str = ""
+    """The exception in whose handler that one was raised, "ValueError: ..."; "" if there is none.
+    """
+
     step: int | None = None
     """Step in which it ended; None if unknown."""
+
+    recorded_ns: int | None = None
+    """Unix time of its last record, if its process was lost; None if unknown."""
 
 
 def empty_microbatches() -> MicrobatchTable:

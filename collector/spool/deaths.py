@@ -52,7 +52,12 @@ class DeathWatch:
         return pidfd
 
     def died_ns(self, pidfd: int) -> int | None:
-        """Return when a process ended, in monotonic time of this host; None if it runs."""
+        """Return when a process ended, in monotonic time of this host; None if it runs.
+
+        On a busy machine the thread may not have seen an end yet that the caller has noticed.
+        """
+        if pidfd not in self._died_ns and select.select([pidfd], [], [], 0)[0]:
+            return self._died_ns.setdefault(pidfd, time.monotonic_ns())
         return self._died_ns.get(pidfd)
 
     def leave(self, pidfd: int) -> None:
@@ -90,5 +95,5 @@ class DeathWatch:
                 return
             # On a busy machine several at once; the kernel lists them in the order of their ends.
             for place, descriptor in enumerate(found):
-                self._died_ns[descriptor] = now_ns + place
+                self._died_ns.setdefault(descriptor, now_ns + place)
                 epoll.unregister(descriptor)

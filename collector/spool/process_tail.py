@@ -57,6 +57,9 @@ MAX_READERS = 64
 """Segments of a process that are open at once: more than it has lanes. A process of short threads
 leaves thousands of small ones."""
 
+COUNTS_PERIOD_NS = 1_000_000_000
+"""A running process writes its counters so often: it may have ended so much after the last ones."""
+
 MAX_OPEN_SPANS = 256
 MAX_SKIPPED_LOGGED = 8
 
@@ -162,6 +165,8 @@ class ProcessTail:
         budget = budget or LineBudget()
         files = self.files
         self._now_ns = now_ns
+        if self._progress_ns is None:
+            self._progress_ns = now_ns
         files.refresh_derived()
         if self._exit_record is None:
             self._exit_record = self._read_exit()
@@ -171,7 +176,7 @@ class ProcessTail:
         self._find_segments()
         new = NewDescriptions(
             groups=group_rows(files, files.groups.read(budget)),
-            events=event_rows(files, files.events.read(budget)) + self._stalled_event(now_ns),
+            events=event_rows(files, files.events.read(budget)),
         )
         self._report_long_lines()
         return new
@@ -208,7 +213,7 @@ class ProcessTail:
                 self._finish(reader)
         read_before = self._end_rows.get(cut.key.segment, 0)
         self._end_rows[cut.key.segment] = max(read_before, cut.key.end_row)
-        self._progress_ns = None
+        self._progress_ns, self._reported_stall = self._now_ns, []
         self._note_progress(cut)
 
     def end(self) -> list[Row]:
@@ -219,15 +224,30 @@ class ProcessTail:
             return []
         if self._exit_record is None:
             self.state = LOST
-            open_spans = self._open_spans()
-            self.exit_ns = self._last_sign_ns(open_spans) or None
+            event = self._lost_event()
+            self.exit_ns = event["at_ns"] or None
             if not self._numbers and not self._unreadable and self._has_stored_rows():
                 return []  # an earlier reader stored the event, and then deleted the segments
-            return [self._lost_event(open_spans)]
+            return [event]
         row = exit_event(self.files, self._exit_record)
         self.state = exit_state(self._exit_record)
         self.exit_ns = row["at_ns"] or None
         return [row]
+
+    def stalled_event(self, *, least_ns: int = STALL_NS) -> list[Row]:
+        """Return the event of a process that has recorded nothing for ``least_ns``.
+
+        It comes once for each set of open spans.
+        """
+        silent_ns = self._now_ns - (self._progress_ns or self._now_ns)
+        if self._has_ended or self.state != RUNNING or silent_ns < least_ns:
+            return []
+        open_spans = self._open_spans()
+        if not open_spans or open_spans == self._reported_stall:
+            return []
+        self._reported_stall = open_spans
+        at_ns = self._recorded_ns(open_spans)
+        return [self._open_event("stalled", STALLED_LINE, open_spans, at_ns=at_ns)]
 
     def changed_row(self) -> Row | None:
         """Return the row of table ``ranks`` if it changed since the last call."""
@@ -386,33 +406,33 @@ class ProcessTail:
             end_ns = to_numpy(spans["start_ns"]) + to_numpy(spans["duration_ns"])
             self.last_end_ns = max(self.last_end_ns, int(end_ns.max()))
 
-    def _stalled_event(self, now_ns: int) -> list[Row]:
-        """Return the event of a stalled process, once for each set of open spans."""
-        if self._progress_ns is None:
-            self._progress_ns, self._reported_stall = now_ns, []
-        if self._has_ended or now_ns - self._progress_ns < STALL_NS:
-            return []
+    def _lost_event(self) -> Row:
+        """Return the event of a process that ended without an exit record.
+
+        Its time is that of the end, or else the last at which the process is known to have run.
+        """
         open_spans = self._open_spans()
-        if not open_spans or open_spans == self._reported_stall:
-            return []
-        self._reported_stall = open_spans
-        at_ns = self._last_sign_ns(open_spans)
-        return [self._open_event("stalled", STALLED_LINE, open_spans, at_ns)]
+        recorded_ns = self._recorded_ns(open_spans)
+        at_ns = None if self._pidfd is None else self._deaths.died_ns(self._pidfd)
+        error_ns = 0 if at_ns is not None else COUNTS_PERIOD_NS
+        if at_ns is None and self._counts is not None:
+            at_ns = self._counts.at_ns
+        ran_ns = self._clock.unix_at(at_ns) if at_ns else 0
+        return self._open_event(
+            "lost",
+            LOST_LINE,
+            open_spans,
+            at_ns=max(ran_ns, recorded_ns) or self.files.identity.anchor_unix_ns,
+            at_error_ns=error_ns,
+            recorded_ns=recorded_ns,
+        )
 
-    def _lost_event(self, open_spans: list[dict[str, Any]]) -> Row:
-        """Return the event of a process that ended without an exit record."""
-        at_ns = self._last_sign_ns(open_spans) or self.files.identity.anchor_unix_ns
-        return self._open_event("lost", LOST_LINE, open_spans, at_ns)
-
-    def _last_sign_ns(self, open_spans: list[dict[str, Any]]) -> int:
-        """Return when the process ended, or else when it last began or ended a span."""
-        died_ns = None if self._pidfd is None else self._deaths.died_ns(self._pidfd)
-        if died_ns is not None:
-            return self._clock.unix_at(died_ns)
+    def _recorded_ns(self, open_spans: list[dict[str, Any]]) -> int:
+        """Return when the process last began or ended a span; 0 if that is unknown."""
         return max([self.last_end_ns, *(int(span["start_ns"]) for span in open_spans)])
 
     def _open_event(
-        self, kind: str, line: int, open_spans: list[dict[str, Any]], at_ns: int
+        self, kind: str, line: int, open_spans: list[dict[str, Any]], *, at_ns: int, **more: int
     ) -> Row:
         step = max([self.last_step, *(span["step"] for span in open_spans)])
         names = ", ".join(span["name"] for span in open_spans) or "none"
@@ -422,27 +442,29 @@ class ProcessTail:
             at_ns=at_ns,
             kind=kind,
             text=f"{kind} at step {step}, open span = {names}",
-            data={"step": step, "open": open_spans},
+            data={"step": step, "open": open_spans, **more},
         )
 
     def _open_spans(self) -> list[dict[str, Any]]:
         """Return the open spans of all segments, as the data of an event."""
         files = self.files
-        paths: list[Path] = []
         with suppress(OSError):  # the folder was removed
-            paths = segment_paths(files.folder)
-        spans = (span for path in paths[-MAX_OPEN_SPANS:] for span in read_open_spans(path))
-        return [
-            {
-                "name": storable_name(files.texts([span.name_id])[0]),
-                "kind": str(KINDS[span.kind]) if span.kind < len(KINDS) else "other",
-                "step": span.step,
-                "start_ns": self._clock.unix_at(span.start_ns),
-                "group_id": f"{span.group_id:016x}",
-                "seq": span.seq,
-            }
-            for span in islice(spans, MAX_OPEN_SPANS)
-        ]
+            paths = segment_paths(files.folder)[-MAX_OPEN_SPANS:]
+            spans = (span for path in paths for span in read_open_spans(path))
+            return [
+                {
+                    "name": storable_name(files.texts([span.name_id])[0]),
+                    "kind": str(KINDS[span.kind]) if span.kind < len(KINDS) else "other",
+                    "step": span.step,
+                    "start_ns": self._clock.unix_at(span.start_ns),
+                    "group_id": f"{span.group_id:016x}",
+                    "seq": span.seq,
+                    **({"num_bytes": span.num_bytes} if span.num_bytes > 0 else {}),
+                    **({"sides": span.sides} if span.sides else {}),
+                }
+                for span in islice(spans, MAX_OPEN_SPANS)
+            ]
+        return []
 
     def _find_segments(self) -> None:
         known = self._readers.keys() | self._finished.keys() | self._unreadable

@@ -12,6 +12,8 @@ import numpy as np
 from rankscope.tracer.spool import (
     HEADER_BYTES,
     OPEN_CAPACITY,
+    OPEN_COMM,
+    OPEN_COMM_OFFSET,
     OPEN_ENTRY,
     OPEN_ENTRY_BYTES,
     OPEN_TABLE_OFFSET,
@@ -86,6 +88,11 @@ class OpenSpan:
     name_id: int
     step: int
     kind: int
+    num_bytes: int
+    """0: none, or unknown."""
+
+    sides: tuple[int, int] | None
+    """Source and destination of a p2p; None: of none, or unknown."""
 
 
 class SegmentReader:
@@ -300,7 +307,9 @@ def read_open_spans(path: Path) -> list[OpenSpan]:
         return []
     found = []
     for slot in range(OPEN_CAPACITY):
-        entry = OPEN_ENTRY.unpack_from(header, OPEN_TABLE_OFFSET + slot * OPEN_ENTRY_BYTES)
+        at = OPEN_TABLE_OFFSET + slot * OPEN_ENTRY_BYTES
+        num_bytes, *sides = OPEN_COMM.unpack_from(header, at + OPEN_COMM_OFFSET)
+        entry = OPEN_ENTRY.unpack_from(header, at)
         start_ns, group_id, seq, name_id, step, kind, _depth, check = entry
         if start_ns and check == start_ns:
             found.append(
@@ -311,6 +320,8 @@ def read_open_spans(path: Path) -> list[OpenSpan]:
                     name_id=name_id,
                     step=step,
                     kind=kind,
+                    num_bytes=num_bytes,
+                    sides=None if sides[0] == sides[1] else (sides[0], sides[1]),
                 )
             )
     return found

@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankscope.tracer.spool import PROCESS_FILE
+from rankscope.tracer.spool import PROCESS_FILE, STALL_NS
 
 from ..clock.map import AnchorClocks
 from .deaths import DeathWatch
@@ -349,6 +349,8 @@ class SpoolTail:
             self._unreadable |= tail.unreadable
             self._problems += tail.problems
             tail.problems.clear()
+        for epoch in self._epochs.values():
+            events += _stalled_events(epoch)
         self._upsert("groups", groups)
         self._upsert("events", events)
 
@@ -464,6 +466,18 @@ class SpoolTail:
 
 def _whole_facts(files: ProcessFiles) -> ProcessFacts:
     return files.facts(first_step=read_first_step(files.folder), has_ended=files.has_ended())
+
+
+def _stalled_events(epoch: _Epoch) -> list[Row]:
+    """Return the events of stalled processes, of all that are silent once one has been for long.
+
+    One alone would look like the only one that is blocked, and the others as if they were not.
+    """
+    events = [row for tail in epoch.processes for row in tail.stalled_event()]
+    if events:
+        for tail in epoch.processes:
+            events += tail.stalled_event(least_ns=STALL_NS // 2)
+    return events
 
 
 def _changed(epoch: _Epoch) -> list[Row]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -40,6 +41,9 @@ GROUP BY run_id, epoch, segment, row
 """
 
 WRITER_BYTES = 8
+
+SIGNS = frozenset({"stalled", "lost", "exit"})
+"""Kinds of events that say of a process that it does not go on."""
 
 UNKNOWN_HASH = ""
 """Hash of a range of a cut: the cut's own hash covers other bytes, so it must not make exactly
@@ -108,6 +112,8 @@ class StoreWriter:
         self.owners = Owners(store, unix_ns=unix_ns)
         # New at each start: attempts of this process before a restart are another writer's.
         self._writer = secrets.token_hex(WRITER_BYTES)
+        self.num_signs: Counter[str] = Counter()
+        """Events of `SIGNS` that were stored, by run."""
 
     def place(
         self,
@@ -138,6 +144,8 @@ class StoreWriter:
     def upsert(self, table: str, rows: Sequence[Row]) -> None:
         """Store descriptions; a row replaces the one with the same identity."""
         self._store.insert_rows(table, rows)
+        if table == "events":
+            self.num_signs.update(row["run_id"] for row in rows if row["kind"] in SIGNS)
 
     def ingest(self, cuts: Sequence[Cut]) -> None:
         """Store the rows of cuts with one insert per table."""

@@ -19,6 +19,7 @@ from rankscope.analysis.report.text import (
     format_age,
     format_count,
     format_duration,
+    format_excluded,
     format_finding,
     format_most_dropped,
     format_percent,
@@ -396,9 +397,7 @@ def _notices(report: RunReport) -> list[str]:
             f"Part of the run: verdict, ideal and findings cover the {last_steps(report)}, to"
             " limit the time of an analysis. MFU covers all steps."
         )
-    if report.warmup_steps:
-        steps = format_range((min(report.warmup_steps), max(report.warmup_steps)))
-        notices.append(f"Warm-up (step {steps}) is shown, but not part of the diagnosis.")
+    notices += [f"{name}: {steps}, in no other number." for name, steps in format_excluded(report)]
     return notices
 
 

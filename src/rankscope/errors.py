@@ -41,6 +41,7 @@ EXIT_CODES: tuple[tuple[type[Exception], int], ...] = (
     (SpoolError, BAD_INPUT),
     (ConfigError, BAD_INPUT),
     (OSError, FAILED),
+    (ImportError, FAILED),
 )
 """The exit status of an error is that of the first row whose type matches."""
 

@@ -55,7 +55,7 @@ def test_a_smaller_batch_is_neither_a_drop_of_the_mfu_nor_a_rise_of_the_step_tim
     tokens = {step: round(4096 * size) for step, size in enumerate(batch)}
     by_step = {step: 0.5 * batch[step] / seconds[step] for step in seconds}
     mfu = Mfu(convention="", mean=0.5, by_step=by_step, tokens_by_step=tokens)
-    base = replace(report(run="job"), warmup_steps=(), actual_s_by_step=seconds, findings=())
+    base = replace(report(run="job"), startup_s_by_step={}, actual_s_by_step=seconds, findings=())
     known = replace(base, mfu=mfu)
     unknown = replace(base, mfu=None, tokens_by_step=tokens)
 
@@ -95,7 +95,7 @@ def test_a_drop_lasts_five_seconds_or_a_fifth_of_one_with_a_finding_that_explain
     made = replace(
         report(run="job"),
         mfu=None,
-        warmup_steps=(),
+        startup_s_by_step={},
         steps=tuple(seconds),
         actual_s_by_step=seconds,
         findings=(finding,),

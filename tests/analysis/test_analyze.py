@@ -64,7 +64,7 @@ def test_the_slow_rank_is_named_and_its_tensor_parallel_partner_is_not() -> None
     assert report.top_finding.steps == (3, 7)
     assert report.top_finding.recoverable_ratio == pytest.approx(1.0, abs=0.1)
     assert verdict_sentence(report).startswith(
-        "Rank 5 (dp 0, stage 1, tp 1) computes slower than its peers in steps 3 to 7"
+        "Rank 5 (dp 0, stage 1, tp 1) computes slowly in steps 3 to 7"
         " (slow-compute). 7 ranks are held up by it;"
     )
 

@@ -32,7 +32,7 @@ def diagnosed(cause: str, ranks: tuple[int, ...], *, waiting: tuple[int, ...] = 
 
 def test_one_rank_is_held_up_by_another_and_a_fix_saves_time() -> None:
     assert verdict_sentence(diagnosed("slow-compute", (5,))) == (
-        "Rank 5 (dp 0, stage 1, tp 1) computes slower than its peers (slow-compute)."
+        "Rank 5 (dp 0, stage 1, tp 1) computes slowly (slow-compute)."
         " Rank 0 is held up by it (10 % of each step)."
         " Fixing it would save 500 ms per step (25 %)."
     )

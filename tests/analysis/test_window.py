@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.trace.context import MicrobatchTable, RankExit, RunContext, SampleTable
+from rankscope.analysis.trace.context import (
+    EventRecord,
+    MicrobatchTable,
+    RankExit,
+    RunContext,
+    SampleTable,
+)
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
 from rankscope.analysis.trace.rows import concatenate, select_rows
 from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo, StepTable
@@ -49,6 +55,24 @@ def test_steps_read_one_by_one_equal_those_read_at_once(whole: Source) -> None:
     assert same_spans(window.spans("tiny"), whole.span_table)
     assert window.steps("tiny").start_ns.tolist() == whole.step_table.start_ns.tolist()
     assert window.last == NUM_STEPS - 1
+
+
+def test_a_job_that_stalls_before_its_first_complete_step_is_read_once(whole: Source) -> None:
+    # GIVEN step 0, which rank 1 has not ended
+    steps = select_rows(whole.step_table, whole.step_table.rank == 0)
+    stalled = EventRecord(epoch=0, rank=0, at_ns=1, kind="stalled", text="")
+    hung = replace(whole, step_table=steps)
+    source = Training(hung, newest=0)
+    window = RunWindow(source, "tiny", max_spans=10**6)
+    assert window.advance() == 0
+
+    source.whole = replace(hung, around=RunContext(events=(stalled,)))
+
+    assert (window.advance(), len(window.spans("tiny")) > 0) == (1, True)
+    assert (window.last, window.num_earlier_steps) == (None, 0)
+    assert window.advance() == 0
+    source.whole = replace(whole, around=RunContext(events=(stalled,)))
+    assert (window.advance(), window.last) == (1, 0)
 
 
 def test_advancing_reads_the_new_steps_and_the_few_that_may_be_incomplete(whole: Source) -> None:

@@ -53,7 +53,7 @@ def test_both_pages_show_a_run_without_errors_or_foreign_requests(
         visit.page.get_by_label("Token").fill(server.token)
         visit.page.get_by_role("button", name="Sign in").click()
 
-        visit.page.get_by_text("computes slower than its peers").first.wait_for(timeout=TIMEOUT_MS)
+        visit.page.get_by_text("computes slowly").first.wait_for(timeout=TIMEOUT_MS)
         assert visit.page.url == f"{server.url}/run/AR"
         visit.page.locator(".js-plotly-plot").first.wait_for(timeout=TIMEOUT_MS)
 

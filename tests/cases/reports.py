@@ -23,7 +23,7 @@ CASES = Path(__file__).parent
 def analyze_job(folder: Path, script: str, *arguments: str, run: str) -> RunReport:
     """Run a script of `jobs/`, whose first argument is the spool, and analyse a run of it."""
     spool = folder / "spool"
-    command = [sys.executable, CASES / "jobs" / script, spool, *arguments]
+    command = [sys.executable, str(CASES / "jobs" / script), str(spool), *arguments]
     subprocess.run(command, check=True)
     return analyze_spool(folder, spool, run)
 

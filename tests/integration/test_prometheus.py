@@ -147,7 +147,7 @@ def test_an_alert_stays_active_while_it_is_repeated_and_ends_when_it_is_resolved
     drop = replace(
         report(run="job", slow_rank=5),
         mfu=Mfu(convention="", mean=0.4, by_step=dict(enumerate([0.5] * 10 + [0.4] * 5))),
-        warmup_steps=(),
+        startup_s_by_step={},
     )
     with alertmanager(tmp_path, hook) as manager:
         webhook = Webhook(f"http://{address_of(manager)}/api/v2/alerts")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pytest
 
 PACKAGES = ("analysis", "collector", "dashboard", "tracer", "trainer")
-WITHOUT_PRODUCT_FOLDER = {"browser", "faults", "integration", "lint", "support"}
+WITHOUT_PRODUCT_FOLDER = {"browser", "cases", "faults", "integration", "lint", "support"}
 """Folders of tests that run several packages together, or that serve the tests."""
 
 TEST_FILES = sorted(TESTS.rglob("test_*.py"))

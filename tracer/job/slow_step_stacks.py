@@ -22,6 +22,9 @@ REMEMBERED_STEPS = 64
 MIN_STEPS = 8
 """With fewer steps the typical duration is unknown."""
 
+FIRST_LIMIT_NS = 30 * NS_PER_S
+"""Limit until then: a job often hangs in its first steps. Half of the silence that is a stall."""
+
 MIN_EXCESS_RATIO = 0.1
 ROBUST_DEVIATIONS = 4.0
 DEVIATION_PER_MAD = 1.4826
@@ -93,25 +96,23 @@ class SlowStepWatch:
         """Record the stacks if the running step is slow and a dump is due."""
         start_ns, step = self._recorder.step_start_ns, self._recorder.step_number
         durations_ns = list(self._durations_ns)
-        if start_ns is None or not durations_ns or not self._dumps_left:
+        if start_ns is None or not self._dumps_left:
             return
         now_ns = self._now_ns()
         # The common case: no limit is below the shortest step, and the limit is expensive to
         # compute.
-        if now_ns - start_ns <= min(durations_ns):
+        if now_ns - start_ns <= min(durations_ns, default=FIRST_LIMIT_NS):
             return
-        limit_ns = slow_after_ns(durations_ns)
-        if limit_ns is None:
-            return
+        limit_ns = slow_after_ns(durations_ns) or FIRST_LIMIT_NS
         if not self._should_dump(start_ns, now_ns, limit_ns) or start_ns != self._start_ns:
             return
         self._dumps_left -= 1
         self._last_dump_ns = now_ns
-        typical_ns = round(median(durations_ns))
+        typical_ns = round(median(durations_ns)) if durations_ns else None
+        usually = "" if typical_ns is None else f", usually {typical_ns / NS_PER_S:.1f} s"
         self._recorder.event(
             "stack",
-            f"step {step} has lasted {(now_ns - start_ns) / NS_PER_S:.1f} s,"
-            f" usually {typical_ns / NS_PER_S:.1f} s",
+            f"step {step} has lasted {(now_ns - start_ns) / NS_PER_S:.1f} s{usually}",
             {
                 "step": step,
                 "elapsed_ns": now_ns - start_ns,
@@ -127,7 +128,8 @@ class SlowStepWatch:
         dumped = self._dumps_of_step if is_same else 0
         if dumped >= MAX_DUMPS_A_STEP or now_ns - start_ns <= limit_ns << dumped:
             return False
-        if not is_same and self._last_dump_ns is not None and not self._has_paused(now_ns):
+        is_long = now_ns - start_ns > limit_ns << MAX_DUMPS_A_STEP  # a hang does not wait
+        if not (is_same or is_long or self._has_paused(now_ns)):
             return False
         self._dumped_start_ns, self._dumps_of_step = start_ns, dumped + 1
         return True

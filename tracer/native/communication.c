@@ -209,8 +209,7 @@ static PyObject *
 launch_show(HostLaunch *self, PyObject *Py_UNUSED(ignored))
 {
     if (!self->is_lost) {
-        PyObject *entry = open_entry(self->lane, self->start_ns, self->head, self->comm.group_id,
-                                     self->comm.seq);
+        PyObject *entry = open_entry(self->lane, self->start_ns, self->head, &self->comm);
         if (entry == NULL) {
             return NULL;
         }

@@ -136,7 +136,8 @@ class HostLaunch:
     def show(self) -> None:
         """Enter the communication into the open table."""
         if not self.is_lost:
-            comm = (self.group.group_id, self.seq)
+            group_id, seq, src_rank, dst_rank, num_bytes, _ = COMM.unpack(self.second)
+            comm = group_id, seq, num_bytes, src_rank, dst_rank
             self._entry = self.recorder.comm_lane.open(self.start_ns, self.head, comm)
 
     def hide(self) -> None:

@@ -176,17 +176,17 @@ typedef struct {
 } OpenEntry;
 
 extern PyTypeObject LaneStateType, OpenEntryType;
+extern const Comm NO_COMM; /* of a span that is no communication */
 
 int count_drop(PyObject *pool, PyObject *spares);
 int put_record(LaneState *lane, uint64_t head, const char *place, int64_t start_ns, int64_t end_ns,
                long depth, int64_t launch_ns, const void *second);
 int append_record(LaneState *lane, uint64_t head, const char *place, int64_t start_ns,
                   int64_t end_ns, long depth, int64_t launch_ns, const void *second);
-PyObject *open_entry(LaneState *lane, int64_t start_ns, uint64_t head, uint64_t group_id,
-                     int64_t seq);
+PyObject *open_entry(LaneState *lane, int64_t start_ns, uint64_t head, const Comm *comm);
 int close_entry(OpenEntry *self);
 void write_open_entry(LaneState *lane, int64_t offset, int64_t start_ns, uint64_t head,
-                      uint64_t group_id, int64_t seq);
+                      const Comm *comm);
 int set_place(LaneState *self, int32_t step, int32_t microbatch, int32_t chunk);
 int read_number(PyObject *number, int32_t *into);
 

@@ -11,7 +11,7 @@
 
 #include "hot.h"
 
-/* `tracer.spool.OPEN_ENTRY`. */
+/* `tracer.spool.OPEN_ENTRY`, and `OPEN_COMM` behind it. */
 typedef struct {
     int64_t start_ns;
     uint64_t group_id;
@@ -22,7 +22,12 @@ typedef struct {
     uint8_t depth;
     uint8_t unused[6];
     int64_t check;
+    int64_t num_bytes;
+    int32_t src_rank;
+    int32_t dst_rank;
 } OpenTableEntry;
+
+const Comm NO_COMM = {.seq = NONE};
 
 /* -- records ------------------------------------------------------------------------------ */
 
@@ -254,15 +259,20 @@ take_slot(PyObject *segment)
 /* Write an entry into the open table of the lane's segment. */
 void
 write_open_entry(LaneState *lane, int64_t offset, int64_t start_ns, uint64_t head,
-                 uint64_t group_id, int64_t seq)
+                 const Comm *comm)
 {
     OpenTableEntry entry = {.start_ns = start_ns,
-                            .group_id = group_id,
-                            .seq = seq,
+                            .group_id = comm->group_id,
+                            .seq = comm->seq,
+                            .num_bytes = comm->num_bytes,
+                            .src_rank = comm->src_rank,
+                            .dst_rank = comm->dst_rank,
                             .name_id = (uint32_t)(head >> 32),
                             .step = lane->fields.step,
                             .kind = (uint8_t)(head >> 8)};
     char *to = (char *)lane->buffer.buf + offset;
+    memcpy(to + offsetof(OpenTableEntry, num_bytes), &entry.num_bytes,
+           sizeof(entry) - offsetof(OpenTableEntry, num_bytes));
     memcpy(to, &entry, offsetof(OpenTableEntry, check));
     store_last(to + offsetof(OpenTableEntry, check), start_ns);
 }
@@ -270,7 +280,7 @@ write_open_entry(LaneState *lane, int64_t offset, int64_t start_ns, uint64_t hea
 /* Enter a span that has begun into the open table: its `OpenEntry`; None if the table is full;
    NULL is an error. */
 PyObject *
-open_entry(LaneState *lane, int64_t start_ns, uint64_t head, uint64_t group_id, int64_t seq)
+open_entry(LaneState *lane, int64_t start_ns, uint64_t head, const Comm *comm)
 {
     if (lane->segment == NULL) { /* cleared by the garbage collector */
         Py_RETURN_NONE;
@@ -278,8 +288,10 @@ open_entry(LaneState *lane, int64_t start_ns, uint64_t head, uint64_t group_id, 
     PyObject *slot = take_slot(lane->segment);
     if (slot == NULL) { /* the table is full, or the lane has no segment yet */
         return PyErr_Occurred() ? NULL
-                                : PyObject_CallMethod((PyObject *)lane, "open_in_first", "LK(KL)",
-                                                      start_ns, head, group_id, seq);
+                                : PyObject_CallMethod((PyObject *)lane, "open_in_first",
+                                                      "LK(KLLii)", start_ns, head, comm->group_id,
+                                                      comm->seq, comm->num_bytes, comm->src_rank,
+                                                      comm->dst_rank);
     }
     int64_t offset = PyLong_AsLongLong(slot);
     OpenEntry *entry = NULL;
@@ -293,30 +305,34 @@ open_entry(LaneState *lane, int64_t start_ns, uint64_t head, uint64_t group_id, 
     entry->segment = Py_NewRef(lane->segment);
     entry->slot = slot;
     entry->offset = offset;
-    write_open_entry(lane, offset, start_ns, head, group_id, seq);
+    write_open_entry(lane, offset, start_ns, head, comm);
     return (PyObject *)entry;
 }
 
 static PyObject *
 lane_open(LaneState *self, PyObject *const *args, Py_ssize_t num_args)
 {
-    uint64_t group_id = 0;
-    int64_t seq = NONE;
+    Comm comm = NO_COMM;
     if (num_args != 2 && num_args != 3) {
-        PyErr_SetString(PyExc_TypeError, "open takes start, head and optionally (group, seq)");
+        PyErr_SetString(PyExc_TypeError, "open takes start, head and optionally a communication");
         return NULL;
     }
     int64_t start_ns = PyLong_AsLongLong(args[0]);
     uint64_t head = PyLong_AsUnsignedLongLong(args[1]);
     if (num_args == 3) {
-        if (!PyTuple_Check(args[2]) || PyTuple_GET_SIZE(args[2]) != 2) {
-            PyErr_SetString(PyExc_TypeError, "a communication must be a tuple (group, seq)");
+        long long seq = NONE, num_bytes = 0;
+        if (!PyTuple_Check(args[2])) {
+            PyErr_SetString(PyExc_TypeError, "a communication must be a tuple");
             return NULL;
         }
-        group_id = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(args[2], 0));
-        seq = PyLong_AsLongLong(PyTuple_GET_ITEM(args[2], 1));
+        if (!PyArg_ParseTuple(args[2], "KL|Lii", &comm.group_id, &seq, &num_bytes, &comm.src_rank,
+                              &comm.dst_rank)) {
+            return NULL;
+        }
+        comm.seq = seq;
+        comm.num_bytes = num_bytes;
     }
-    return PyErr_Occurred() ? NULL : open_entry(self, start_ns, head, group_id, seq);
+    return PyErr_Occurred() ? NULL : open_entry(self, start_ns, head, &comm);
 }
 
 /* -- LaneState ---------------------------------------------------------------------------- */

@@ -11,7 +11,17 @@ from operator import length_hint
 from typing import TYPE_CHECKING, Protocol
 
 from ..span import NONE, SpanFlag
-from ..spool import COMM_OFFSET, LAUNCH, LAUNCH_OFFSET, OPEN_ENTRY, RECORD_BYTES, WORD, RecordType
+from ..spool import (
+    COMM_OFFSET,
+    LAUNCH,
+    LAUNCH_OFFSET,
+    OPEN_COMM,
+    OPEN_COMM_OFFSET,
+    OPEN_ENTRY,
+    RECORD_BYTES,
+    WORD,
+    RecordType,
+)
 
 if TYPE_CHECKING:
     import mmap
@@ -136,7 +146,7 @@ class LaneState:
     pool: SparePool
     sampling: SpanFilter
     write_in_next_segment: Callable[[int, int, int, bytes, int, int, bytes | None], None]
-    open_in_first: Callable[[int, int, tuple[int, int]], OpenEntry | None]
+    open_in_first: Callable[[int, int, tuple[int, ...]], OpenEntry | None]
     leave_slowly: Callable[..., None]
     place_of: Callable[..., bytes]
     swallow: Callable[[BaseException], None]
@@ -217,14 +227,15 @@ class LaneState:
         )
 
     def open(
-        self, start_ns: int, head: int, comm: tuple[int, int] = (0, NONE), /
+        self, start_ns: int, head: int, comm: tuple[int, ...] = (0, NONE), /
     ) -> OpenEntry | None:
         """Enter a span that has begun into the open table, for readers outside the process.
 
         Args:
             start_ns: Start, monotonic.
             head: `tracer.record.lane.head_word` of the span.
-            comm: Group id and seq; ``(0, NONE)`` if the span is not communication.
+            comm: Group id and seq; ``(0, NONE)`` if the span is not communication. May be followed
+                by `OPEN_COMM`.
 
         Returns:
             The entry, which remains in this segment if the lane moves on; None if the table is
@@ -235,9 +246,10 @@ class LaneState:
             slot = segment.open_slots.pop()
         except IndexError:
             return self.open_in_first(start_ns, head, comm)
-        group_id, seq = comm
+        group_id, seq, *sides = comm
         kind = (head >> 8) & 0xFF
         name_id, depth = head >> 32, 0
+        OPEN_COMM.pack_into(segment.buffer, slot + OPEN_COMM_OFFSET, *(sides or (0, 0, 0)))
         OPEN_ENTRY.pack_into(
             segment.buffer,
             slot,

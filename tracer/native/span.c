@@ -318,10 +318,10 @@ show(ComputeSpan *self)
     if (spare != NULL) { /* the entry of the previous compute span: nothing to look up */
         lane->spare_entry = NULL;
         self->entry = (PyObject *)spare;
-        write_open_entry(lane, spare->offset, self->start_ns, self->head, 0, NONE);
+        write_open_entry(lane, spare->offset, self->start_ns, self->head, &NO_COMM);
         return 0;
     }
-    self->entry = open_entry(lane, self->start_ns, self->head, 0, NONE);
+    self->entry = open_entry(lane, self->start_ns, self->head, &NO_COMM);
     return self->entry == NULL ? -1 : 0;
 }
 

@@ -18,6 +18,9 @@ MAX_MESSAGE = 4_000
 """Characters of the message, half of them of its causes."""
 
 MAX_CAUSES = 8
+MAX_CONTEXT = 500
+"""Characters of the message of each exception in whose handler another one was raised."""
+
 MAX_TRACEBACK = 64_000
 MAX_FRAMES = 200
 RESERVED_BYTES = 1 << 16
@@ -38,6 +41,7 @@ def failed_record(exc: BaseException, at_ns: int) -> dict[str, object]:
         "exception": {
             "type": _qualified_name(exc),
             "message": _message_with_causes(exc),
+            "contexts": _contexts(exc),
             "traceback": _traceback(exc),
         },
     }
@@ -120,6 +124,25 @@ def _message_with_causes(exc: BaseException) -> str:
         cause = cause.__cause__
     text = "".join(causes)[-MAX_MESSAGE // 2 :]
     return _message(exc)[: MAX_MESSAGE - len(text)] + text
+
+
+def _contexts(exc: BaseException) -> list[dict[str, str]]:
+    """Return type and message of each exception in whose handler the next one was raised.
+
+    A rank that waits for the others in the handler of an error ends with their timeout, and only
+    this says that it failed first.
+    """
+    found: list[dict[str, str]] = []
+    current: BaseException | None = exc if issubclass(type(exc), BaseException) else None
+    for _ in range(MAX_CAUSES):
+        if current is None:
+            break
+        cause, hides = current.__cause__, current.__suppress_context__
+        current = cause if cause is not None or hides else current.__context__
+        if current is not None and cause is None:
+            message = _message(current)[:MAX_CONTEXT]
+            found.append({"type": _qualified_name(current), "message": message})
+    return found
 
 
 def _message(exc: BaseException) -> str:

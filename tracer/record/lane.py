@@ -132,7 +132,7 @@ class Lane(LaneState):
         else:
             self.pool.drops.add()
 
-    def open_in_first(self, start_ns: int, head: int, comm: tuple[int, int]) -> OpenEntry | None:
+    def open_in_first(self, start_ns: int, head: int, comm: tuple[int, ...]) -> OpenEntry | None:
         """Enter a span into the open table of the first segment, if the lane has none yet."""
         segment = self.segment
         if segment is NO_SEGMENT:

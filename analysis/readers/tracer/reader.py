@@ -23,6 +23,7 @@ from .device_steps import measure_steps
 from .evidence import find_gaps, find_transfers
 from .graph import build_model
 from .incomplete_steps import RANK_COMPUTE_BITS, drop_incomplete
+from .job_ends import find_job_ends
 from .matched_waits import MatchedWaits, match_waits
 from .pieces import EVALUATION, cut_pieces, number_parts_by_span
 
@@ -38,25 +39,32 @@ NEEDED_KINDS = COMM_KINDS | {SpanKind.WAIT} | {KINDS[code] for code in COMPUTE_C
 them is unknown, not empty."""
 
 
-def read_traced(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
+def read_traced(
+    run: RunInfo, spans: SpanTable, steps: StepTable, *, num_earlier_steps: int = 0
+) -> Reading:
     """Build the operations of a traced run.
 
-    Steps with a missing rank, a rank without a description, a missing member of a communication or
-    a transfer negative beyond the clock error are left out and named.
+    Steps at the ends of an epoch, in which the job only starts up or ends, are excluded
+    (`job_ends`). Steps with a missing rank, a rank without a description, a missing member of a
+    communication or a transfer negative beyond the clock error are left out and named.
 
     Args:
         run: Layout, ranks, groups and clock error.
         spans: Spans of the requested steps, of any epochs; of a step that is in several epochs,
             the latest is used.
         steps: The steps' rows.
+        num_earlier_steps: Steps of the run before these.
     """
     steps, spans, num_repeated = _select_latest_epochs(steps, spans)
     steps, spans, undescribed = _drop_undescribed(run, steps, spans)
     split = split_traced_waits(run, spans)
     left_out = undescribed | _find_unusable(run, spans, steps, split)
-    numbers = np.array(
-        sorted(set(sorted_unique(steps.step).tolist()) - set(left_out)), dtype=np.int32
+    startup_ns, ending_ns = find_job_ends(
+        run, spans, steps, split, num_earlier_steps=num_earlier_steps
     )
+    ends = startup_ns.keys() | ending_ns.keys()
+    excluded = left_out.keys() | ends
+    numbers = np.array(sorted(set(sorted_unique(steps.step).tolist()) - excluded), dtype=np.int32)
     all_steps, steps = steps, select_rows(steps, np.isin(steps.step, numbers))
     matched, warnings = match_waits(spans, steps, numbers, split)
     pieces = cut_pieces(
@@ -118,7 +126,9 @@ def read_traced(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
         items=complete.items,
         steps=step_numbers,
         actual_ns=job_steps.duration_ns[at],
-        left_out=left_out,
+        left_out={step: why for step, why in left_out.items() if step not in ends},
+        startup_ns=startup_ns,
+        ending_ns=ending_ns,
         waits=waits,
         gaps=complete.gaps,
         transfers=transfers.result(),

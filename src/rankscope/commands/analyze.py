@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -146,9 +146,11 @@ def watch_stored(options: AnalyzeOptions) -> None:
 
 
 def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progress) -> str:
+    from rankscope.analysis.diagnose import ends_run
     from rankscope.analysis.report.document import to_document
 
     from ..sources.finding_history import FindingHistory, format_recurrence, recurrence_document
+    from ..sources.rank_states import read_rank_states
     from ..sources.store_source import StoreSource
     from ..terminal.report_text import View
 
@@ -165,16 +167,20 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
     report = find_or_analyze(store, run, steps=steps, is_fresh=options.is_fresh, show=show)
     show("comparing with earlier runs")
     recurrences = FindingHistory(store).follow_report(report, run)
+    has_ended = ends_run(report.top_finding)
+    states = read_rank_states(store, run, report, rank=options.rank) if has_ended else ()
     if options.as_json:
         document = to_document(report)
         for finding, recurrence in zip(document["findings"], recurrences, strict=True):
             finding["follows"] = recurrence_document(recurrence)
+        document["rank_states"] = [asdict(state) for state in states]
         return json.dumps(document, allow_nan=False)
     view = View(
         top=options.top,
         rank=options.rank,
         has_details=options.has_details,
         table_width=table_width(),
+        states=states,
     )
     return _format_report(report, tuple(map(format_recurrence, recurrences)), view)
 

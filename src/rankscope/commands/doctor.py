@@ -116,7 +116,7 @@ def _check_packages() -> Iterator[Check]:
 def _check_extensions(environment: Mapping[str, str]) -> Iterator[Check]:
     for name, module, effect in (
         ("tracer", "rankscope.tracer.native._hot", "a traced span takes seven times as long"),
-        ("replay", "rankscope.analysis.replay._loop", "the analysis takes many times as long"),
+        ("replay", "rankscope.analysis.replay._loop", "the analysis does not start"),
     ):
         is_built = find_spec(module) is not None
         yield Check(

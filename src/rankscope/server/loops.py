@@ -9,6 +9,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.trace.errors import AnalysisError
@@ -20,7 +21,7 @@ from ..memory import release_memory
 from ..terminal import lines as terminal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rankscope.analysis.trace.tables import RunSummary, SpanSource
     from rankscope.collector.agent.buffer import RowBuffer
@@ -51,10 +52,16 @@ PAUSE_GROWTH = 1.1
 """Pauses between two analyses of a running job, and their growth while it makes no progress. They
 reach about a tenth of that time, by which a hang is found late."""
 
+SETTLE_NS = 2_000_000_000
+"""Time in which the events of a stalled job arrive from all of its hosts."""
+
 MAX_UNREPORTED = 100
 """Runs that ended before the start of the server and get a report unasked, the newest."""
 
 JOIN_S = 10.0
+
+
+NO_SIGNS: Mapping[str, int] = MappingProxyType({})
 
 
 class Loop:
@@ -155,10 +162,11 @@ class LiveAnalysis:
     Args:
         before: The runs of the store when the server started, without those whose alerts an earlier
             server may not have raised or resolved (`Alerting.unsettled_runs`).
+        num_signs: Events of processes that stalled or ended, by run; grows.
         monotonic_ns: Clock for the pauses.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what it works with
         self,
         source: SpanSource,
         reports: Reports,
@@ -166,9 +174,14 @@ class LiveAnalysis:
         findings: LiveFindings,
         *,
         before: Iterable[RunSummary],
+        num_signs: Mapping[str, int] = NO_SIGNS,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._source = source
+        self._num_signs = num_signs
+        self._signs: dict[str, tuple[int, int]] = {}
+        """Number of signs of each run, and when it was first seen."""
+
         self._troubles: dict[str, str] = {}
         self._reports = reports
         self._alerting = alerting
@@ -210,9 +223,17 @@ class LiveAnalysis:
             return has_grown
         if run.state != self._seen[run.run_id][0]:
             return True  # the run has ended
+        now_ns = self._monotonic_ns()
+        num = self._num_signs.get(run.run_id, 0)
+        known, since_ns = self._signs.setdefault(run.run_id, (num, now_ns - SETTLE_NS))
+        if num != known:
+            self._signs[run.run_id] = num, now_ns
+        if num != known or now_ns - since_ns < SETTLE_NS:
+            return False  # those of other hosts follow: in part, they would name other ranks
         # A rank may end or stall without a new step, so a run without one is analysed too.
-        pause_ns = MIN_PAUSE_NS if has_grown else last.pause_ns
-        return self._monotonic_ns() - last.ended_ns >= max(pause_ns, last.duration_ns)
+        is_soon = has_grown or since_ns > last.ended_ns
+        pause_ns = MIN_PAUSE_NS if is_soon else last.pause_ns
+        return now_ns - last.ended_ns >= max(pause_ns, last.duration_ns)
 
     def _try_analysis(self, run: RunSummary, *, has_grown: bool) -> None:
         """Analyse a run. An error in its data is logged and does not stop the others."""

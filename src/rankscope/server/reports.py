@@ -262,16 +262,12 @@ class Reports:
             entry.unfinished_size = size
             num_new += int(entry.window.read_unfinished())
         if num_new:
-            report = analyze_run(entry.window, run_id)
+            report = analyze_run(
+                entry.window, run_id, num_earlier_steps=entry.window.num_earlier_steps
+            )
             if entry.report is not None:
                 report = _with_earlier_steps(report, entry.report)
-            entry.report = self._track(
-                replace(
-                    with_mfu(report, entry.window.mfu),
-                    num_earlier_steps=entry.window.num_earlier_steps,
-                ),
-                is_over=False,
-            )
+            entry.report = self._track(with_mfu(report, entry.window.mfu), is_over=False)
             entry.revision += 1
         return num_new
 
@@ -299,10 +295,7 @@ class Reports:
             return None
         if first is None:
             return report
-        report = replace(
-            with_mfu(report, compute_mfu(self._source.run_info(summary.run_id), steps)),
-            num_earlier_steps=len(np.unique(steps.step[steps.step < first])),
-        )
+        report = with_mfu(report, compute_mfu(self._source.run_info(summary.run_id), steps))
         return self._track(report, is_over=True)
 
     def _analyze_from(self, summary: RunSummary, first: int | None) -> RunReport:
@@ -331,6 +324,7 @@ def _with_earlier_steps(report: RunReport, before: RunReport) -> RunReport:
             *report.planned_steps,
         ),
         squares_by_step=earlier(before.squares_by_step) | report.squares_by_step,
+        startup_s_by_step=before.startup_s_by_step | report.startup_s_by_step,
         tokens_by_step=earlier(before.tokens_by_step) | report.tokens_by_step,
         actual_s_by_step=earlier(before.actual_s_by_step) | report.actual_s_by_step,
     )

@@ -32,7 +32,7 @@ from .topology import PlacedSink, Topology, place_ranks, read_topology
 from .upkeep import PartChecks, open_upkeep, part_check_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from rankscope.analysis.trace.tables import RunSummary
@@ -172,6 +172,7 @@ def serve_store(options: ServeOptions) -> None:
             receivers=receivers,
             alert_config=config,
             before=before if options.only is not Part.COLLECTOR else None,
+            num_signs=writer.num_signs,
             analyze_elsewhere=partial(analyze_elsewhere, options.store_url or default_store_url()),
             loops=loops,
             ingest=_open_ingest(store, writer, deletions, topology, stack) if has_ingest else None,
@@ -210,6 +211,7 @@ def serve_opened(  # noqa: PLR0913, PLR0915  # the parts of a server
     receivers: Sequence[Receiver] = (),
     alert_config: AlertConfig | None = None,
     before: Iterable[RunSummary] | None,
+    num_signs: Mapping[str, int] | None = None,
     analyze_elsewhere: AnalyzeElsewhere | None = None,
     loops: Iterable[Loop] = (),
     ingest: IngestService | None = None,
@@ -227,6 +229,7 @@ def serve_opened(  # noqa: PLR0913, PLR0915  # the parts of a server
         alert_config: Rules of alerts. None: the default rules.
         before: The runs at the start, which raise no alerts if they ended long ago. None: no run
             is analysed here, and there are no pages.
+        num_signs: Events of processes that stalled or ended, by run. None: they are not counted.
         analyze_elsewhere: Analyses large runs outside this process. None: they are analysed here.
         loops: Further loops.
         ingest: Service for agents. None: agents are not served.
@@ -256,7 +259,10 @@ def serve_opened(  # noqa: PLR0913, PLR0915  # the parts of a server
         alerting = _alerting(store, source, receivers, alert_config, url=endpoint.url)
         unsettled = alerting.unsettled_runs()
         before = [run for run in before if run.run_id not in unsettled]
-        live = LiveAnalysis(source, reports, alerting, LiveFindings(store), before=before)
+        findings = LiveFindings(store)
+        live = LiveAnalysis(
+            source, reports, alerting, findings, before=before, num_signs=num_signs or {}
+        )
         analysis = analysis_loop(live)
         watch = AlertWatch(store, source, reports, alerting, checks=[analysis.why_stopped])
         all_loops += [analysis, alert_loop(watch)]

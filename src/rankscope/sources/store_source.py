@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ from rankscope.tracer.spool import KEPT_REASONS, drop_name
 from rankscope.tracer.topology import Coords, Layout
 
 from .arrow_tables import microbatch_table, sample_table, span_table, step_table
+from .frames import find_own_frame, read_frames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,6 +53,9 @@ if TYPE_CHECKING:
     from rankscope.collector.identity import Row
     from rankscope.collector.read.runs import RunRows
     from rankscope.collector.store.store import Store
+
+CONTEXT_LINE = "\nDuring handling of the above exception, another exception occurred:\n"
+"""Of Python, in a traceback."""
 
 KEPT = frozenset(map(drop_name, KEPT_REASONS))
 DIED = frozenset({"failed", "lost"})
@@ -334,13 +339,15 @@ def _samples(store: Store, run_id: str, *, first: int | None, last: int | None) 
 
 def to_event(row: Row) -> EventRecord:
     """Return the event of a row of table ``events``."""
+    data = _document(row["data"])
     return EventRecord(
         epoch=row["epoch"],
         rank=row["rank"],
         at_ns=row["at_ns"],
         kind=row["kind"],
         text=row["text"],
-        data=_document(row["data"]),
+        data=data,
+        place=find_own_frame(read_frames(row["kind"], data)),
     )
 
 
@@ -374,10 +381,28 @@ def to_exit(row: Row, last_step: int | None) -> RankExit:
         rank=row["rank"],
         state=row["exit_state"],
         at_ns=row["exit_ns"],
+        at_error_ns=_whole(data.get("at_error_ns")),
         exception=str(exception.get("type") or ""),
         message=str(exception.get("message") or ""),
+        origin=_origin(exception),
         step=step if isinstance(step, int) and step >= 0 else None,
+        recorded_ns=_whole(data.get("recorded_ns")) or None,
     )
+
+
+def _whole(value: object) -> int:
+    """Return a number of an event's data; 0 if it is missing or malformed."""
+    return value if isinstance(value, int) else 0
+
+
+def _origin(exception: Row) -> str:
+    """Return the first exception in whose handler a later one was raised; "" if there is none."""
+    contexts = exception.get("contexts")
+    if isinstance(contexts, list) and contexts and isinstance(contexts[-1], dict):
+        return f"{contexts[-1].get('type', '')}: {contexts[-1].get('message', '')}"
+    # Other writers have the traceback alone. Behind its frames, which are indented, is the text.
+    first, found, _ = str(exception.get("traceback") or "").partition(CONTEXT_LINE)
+    return re.split(r"(?m)^  .*\n", first)[-1].strip() if found else ""
 
 
 def _document(text: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from rankscope.analysis.report.text import (
     format_bytes,
     format_count,
     format_duration,
+    format_excluded,
     format_finding,
     format_most_dropped,
     format_part,
@@ -23,9 +24,10 @@ from rankscope.analysis.report.text import (
     format_ranges,
     format_seconds,
     format_slowdown,
+    format_time,
 )
 
-from .lines import DEFAULT_TOP, format_rows, format_table, wrap_text
+from .lines import DEFAULT_TOP, format_rows, format_table, printable, wrap_text
 
 if TYPE_CHECKING:
     from rankscope.analysis.report.report import (
@@ -36,10 +38,15 @@ if TYPE_CHECKING:
         WaterfallSummary,
     )
 
+    from .rank_states import RankState
+
 INDENT = "  "
 LABEL_WIDTH = 13
 MIN_BANDWIDTH_BYTES = 100_000
 """The time of smaller transfers is mostly latency, so their bandwidth means nothing."""
+
+MAX_OPEN = 2
+"""Open spans of a rank in a table, the innermost ones."""
 
 MAX_WAITS_ON = 3
 MIN_RATIO = 0.0005
@@ -72,6 +79,9 @@ class View:
     table_width: int | None = None
     """Columns that a table may take; None: any."""
 
+    states: tuple[RankState, ...] = ()
+    """What ranks were doing at the end of a run that hung or crashed."""
+
 
 DEFAULT_VIEW = View()
 
@@ -98,9 +108,11 @@ def report_text(
     follows = follows or ("",) * len(report.findings)
     if view.rank is not None:
         blocks += [wrap_text(_format_run(report), width), _format_rank(report, view.rank, width)]
+        blocks += [_format_state(state) for state in view.states if state.rank == view.rank]
     else:
         blocks += [
             _format_findings(report.findings, follows, width, view),
+            _format_states(view),
             wrap_text(_format_run(report), width),
             _format_times(report, width, view),
         ]
@@ -112,6 +124,34 @@ def report_text(
         blocks += [_format_bandwidth(report.bandwidth, view), _legend(width)]
     blocks.append(_format_quality(report, width))
     return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _format_states(view: View) -> list[str]:
+    """Return in what the ranks were at the end, those alike in one row."""
+    alike: dict[tuple[str, str], list[int]] = {}
+    for state in view.states:
+        inside = ", ".join(map(str, state.open[-MAX_OPEN:])) or "nothing recorded"
+        alike.setdefault((inside, state.place or UNKNOWN), []).append(state.rank)
+    if not alike:
+        return []
+    rows = [
+        (format_ranges(ranks, max_ranges=MAX_NAMED), inside, printable(place))
+        for (inside, place), ranks in sorted(alike.items(), key=lambda entry: len(entry[1]))
+    ]
+    header = ("ranks at the end", "inside", "at")
+    lines = format_table(header, rows[: view.top], width=view.table_width)
+    return [*lines, *_count_rest(len(rows), view.top)]
+
+
+def _format_state(state: RankState) -> list[str]:
+    """Return the open spans and the stack of one rank at the end."""
+    lines = ["inside at the end, the outermost first"] if state.open else []
+    lines += [
+        f"{INDENT}{span}, step {span.step}, since {format_time(span.start_ns or None)} UTC"
+        for span in state.open
+    ]
+    lines += ["stack at the end, the innermost first"] if state.frames else []
+    return [*lines, *(f"{INDENT}{printable(frame)}" for frame in state.frames)]
 
 
 def _format_shape(report: RunReport) -> str:
@@ -189,8 +229,7 @@ def _format_run(report: RunReport) -> str:
         parts.append(f"{len(report.epochs)} epochs")
     if report.paced:
         parts.append("paced: compute padded to set times")
-    if report.warmup_steps:
-        parts.append(f"without warm-up steps {format_ranges(sorted(report.warmup_steps))}")
+    parts += [f"{name.lower()}: {steps}" for name, steps in format_excluded(report)]
     return "; ".join(parts)
 
 
@@ -198,12 +237,13 @@ def _format_times(report: RunReport, width: int, view: View) -> list[str]:
     times, mfu = report.step_time_s, report.mfu
     ideal_s = report.reachable_step_s
     whole = times.actual / ideal_s if times.actual and ideal_s else None
+    usual = "if every rank ran like the median"
+    lost = "" if whole is None else f": {_format_percent(1 - 1 / whole)} of the step time is lost"
+    if len(report.coords) == 1:
+        usual, lost = "in its faster steps", " of these"
     rows = {
-        "step time": f"{format_seconds(times.actual)}; {format_seconds(ideal_s)} if every rank"
-        " ran like the median",
-        "slowdown": UNKNOWN
-        if whole is None
-        else f"{format_slowdown(whole)}: {_format_percent(1 - 1 / whole)} of the step time is lost",
+        "step time": f"{format_seconds(times.actual)}; {format_seconds(ideal_s)} {usual}",
+        "slowdown": UNKNOWN if whole is None else f"{format_slowdown(whole)}{lost}",
         "MFU": f"{UNKNOWN}: {report.missing_mfu}"
         if mfu is None
         else f"{_format_percent(mfu.mean)} ({mfu.convention}){_format_shape(report)}",

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rankscope.analysis.causes.crash import ExitClass, classify_exit, find_crashes
 from rankscope.analysis.trace.context import RankExit, RunContext
 from tests.support.analysis.exit_builders import (
+    NO_STEPS,
     context_of,
     cut_off,
     event,
@@ -29,7 +30,7 @@ def test_the_first_failure_is_named_and_those_that_followed_are_not() -> None:
         failed(5, 10.0, *CUDA_OOM), *(cut_off(rank, 10.5 + rank) for rank in range(8) if rank != 5)
     )
 
-    (finding,) = find_crashes(run_of(), context)
+    (finding,) = find_crashes(run_of(), context, NO_STEPS)
 
     assert (finding.cause, finding.ranks, finding.steps) == ("crash", (5,), (41, 41))
     assert finding.confidence == pytest.approx(0.95)
@@ -44,7 +45,7 @@ def test_the_first_failure_is_named_and_those_that_followed_are_not() -> None:
 def test_a_lost_connection_follows_a_failure_even_if_it_is_recorded_before_it() -> None:
     context = context_of(cut_off(0, 9.0), failed(5, 10.0, "ValueError", "bad token"))
 
-    (finding,) = find_crashes(run_of(), context)
+    (finding,) = find_crashes(run_of(), context, NO_STEPS)
 
     assert finding.ranks == (5,)
     assert "exception (ValueError: bad token)" in finding.evidence
@@ -55,7 +56,7 @@ def test_an_exception_raised_from_a_lost_connection_is_one() -> None:
     cut_off_in_stage = failed(0, 9.0, "RuntimeError", message.format("Connection closed by peer"))
     out_of_memory = failed(5, 10.0, "RuntimeError", message.format("CUDA out of memory.\nmore"))
 
-    (finding,) = find_crashes(run_of(), context_of(cut_off_in_stage, out_of_memory))
+    (finding,) = find_crashes(run_of(), context_of(cut_off_in_stage, out_of_memory), NO_STEPS)
 
     assert finding.ranks == (5,)
     assert "CUDA out of memory (RuntimeError: CUDA out of memory.)" in finding.evidence
@@ -67,18 +68,20 @@ def test_failures_that_the_clocks_cannot_order_are_all_named() -> None:
     far = context_of(failed(1, 10.00, *CUDA_OOM), failed(6, 10.06, "ValueError", "x"))
     on_one_host = context_of(failed(1, 10.00, *CUDA_OOM), failed(2, 10.04, "ValueError", "x"))
 
-    assert find_crashes(run, near)[0].ranks == (1, 6)
-    assert find_crashes(run, near)[0].confidence == pytest.approx(0.95 * 0.8)
-    assert "the clocks cannot order rank 6 against it" in find_crashes(run, near)[0].evidence
-    assert find_crashes(run, far)[0].ranks == (1,)
-    assert find_crashes(run, on_one_host)[0].ranks == (1,)
-    assert find_crashes(run_of(clock_error_ns=None), far)[0].ranks == (1, 6)
+    assert find_crashes(run, near, NO_STEPS)[0].ranks == (1, 6)
+    assert find_crashes(run, near, NO_STEPS)[0].confidence == pytest.approx(0.95 * 0.8)
+    assert (
+        "the clocks cannot order rank 6 against it" in find_crashes(run, near, NO_STEPS)[0].evidence
+    )
+    assert find_crashes(run, far, NO_STEPS)[0].ranks == (1,)
+    assert find_crashes(run, on_one_host, NO_STEPS)[0].ranks == (1,)
+    assert find_crashes(run_of(clock_error_ns=None), far, NO_STEPS)[0].ranks == (1, 6)
 
 
 def test_a_rank_without_an_exit_record_is_named_with_less_confidence() -> None:
     context = context_of(lost(3), *(cut_off(rank) for rank in (0, 1, 2)))
 
-    (finding,) = find_crashes(run_of(), context)
+    (finding,) = find_crashes(run_of(), context, NO_STEPS)
 
     assert finding.ranks == (3,)
     assert finding.confidence == pytest.approx(0.95 * 0.8)
@@ -88,7 +91,7 @@ def test_a_rank_without_an_exit_record_is_named_with_less_confidence() -> None:
 def test_ranks_that_ended_one_after_the_other_have_no_first_one() -> None:
     stopped = [lost(rank, 10.0 + 0.002 * rank) for rank in range(4)]
 
-    (finding,) = find_crashes(run_of(), context_of(*stopped))
+    (finding,) = find_crashes(run_of(), context_of(*stopped), NO_STEPS)
     assert finding.ranks == (0, 1, 2, 3)
     assert (
         "ranks 1 to 3 of its host ended within 6.00 ms of it, as if the job had been stopped"
@@ -96,26 +99,60 @@ def test_ranks_that_ended_one_after_the_other_have_no_first_one() -> None:
     )
 
     killed = [lost(2, 9.94), *(each for each in stopped if each.rank != 2)]
-    assert find_crashes(run_of(), context_of(*killed))[0].ranks == (2,)
+    assert find_crashes(run_of(), context_of(*killed), NO_STEPS)[0].ranks == (2,)
     noticed = context_of(*stopped[:3], cut_off(3, 10.0))
-    assert find_crashes(run_of(), noticed)[0].ranks == (0,)
-    assert find_crashes(run_of(), context_of(lost(1, 10.0), lost(2, 10.05)))[0].ranks == (1, 2)
+    assert find_crashes(run_of(), noticed, NO_STEPS)[0].ranks == (0,)
+    assert find_crashes(run_of(), context_of(lost(1, 10.0), lost(2, 10.05)), NO_STEPS)[0].ranks == (
+        1,
+        2,
+    )
+
+
+def test_ends_whose_time_is_not_exact_have_no_first_one() -> None:
+    ends = [lost(0, 9.4), lost(1, 10.0), lost(2, 10.1), lost(3, 10.0)]
+    about = [replace(each, at_error_ns=10**9) for each in ends]
+
+    assert find_crashes(run_of(), context_of(*ends), NO_STEPS)[0].ranks == (0,)
+    assert find_crashes(run_of(), context_of(*about), NO_STEPS)[0].ranks == (0, 1, 2, 3)
 
 
 def test_a_rank_that_was_lost_after_the_others_timed_out_is_no_crash() -> None:
-    assert find_crashes(run_of(), context_of(lost(3), timed_out(0), timed_out(1))) == ()
+    assert find_crashes(run_of(), context_of(lost(3), timed_out(0), timed_out(1)), NO_STEPS) == ()
+
+
+def test_a_lost_connection_after_the_first_timeout_does_not_make_the_silent_rank_crash() -> None:
+    # GIVEN gloo: rank 0 times out and ends, which rank 1 notices; rank 3 is killed by the launcher
+    exits = (timed_out(0, 30.0), cut_off(1, 30.1), lost(3, 30.2))
+
+    assert find_crashes(run_of(), context_of(*exits), NO_STEPS) == ()
+    died_before = context_of(*exits[:2], lost(3, 29.0))
+    assert find_crashes(run_of(), died_before, NO_STEPS)[0].ranks == (3,)
+
+
+def test_of_several_timeouts_the_one_in_the_handler_of_another_exception_is_first() -> None:
+    origin = "ValueError: bad sample 4711 in shard 17"
+    others = [timed_out(rank) for rank in (0, 2, 3)]
+    exits = (replace(timed_out(1), origin=origin), *others)
+
+    (finding,) = find_crashes(run_of(4), context_of(*exits), NO_STEPS)
+
+    assert finding.ranks == (1,)
+    assert "failed first in step 41: exception (ValueError: bad sample 4711" in finding.evidence
+    # All have it: that is how a library waits.
+    alike = context_of(*(replace(each, origin="queue.Empty: ") for each in exits))
+    assert find_crashes(run_of(4), alike, NO_STEPS) == ()
 
 
 def test_if_all_ranks_only_followed_there_is_no_crash() -> None:
-    assert find_crashes(run_of(), context_of(timed_out(0), cut_off(1), cut_off(2))) == ()
-    assert find_crashes(run_of(), RunContext()) == ()
+    assert find_crashes(run_of(), context_of(timed_out(0), cut_off(1), cut_off(2)), NO_STEPS) == ()
+    assert find_crashes(run_of(), RunContext(), NO_STEPS) == ()
 
 
 def test_the_same_crash_in_several_epochs_is_one_finding() -> None:
     first, second = failed(5, 10.0, *CUDA_OOM), failed(5, 90.0, *CUDA_OOM, step=60)
     context = context_of(first, replace(second, epoch=1), replace(cut_off(1, 91.0), epoch=1))
 
-    (finding,) = find_crashes(run_of(num_epochs=2), context)
+    (finding,) = find_crashes(run_of(num_epochs=2), context, NO_STEPS)
 
     assert (finding.ranks, finding.steps) == ((5,), (60, 60))
     assert finding.evidence.endswith("; the same in 2 epochs (0, 1)")
@@ -183,6 +220,6 @@ def test_the_named_rank_depends_neither_on_the_order_of_exits_nor_on_the_date(
     exits.append(failed(2, 13.0, "ValueError", "later"))
     moved = [replace(exits[k], at_ns=(exits[k].at_ns or 0) + shift_s * 10**9) for k in order]
 
-    assert find_crashes(run_of(), RunContext(exits=tuple(moved))) == find_crashes(
-        run_of(), context_of(*exits)
+    assert find_crashes(run_of(), RunContext(exits=tuple(moved)), NO_STEPS) == find_crashes(
+        run_of(), context_of(*exits), NO_STEPS
     )

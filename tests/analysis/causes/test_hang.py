@@ -9,7 +9,7 @@ import pytest
 from rankscope.analysis.causes.crash import find_crashes
 from rankscope.analysis.causes.hang import find_hangs
 from rankscope.analysis.trace.context import RankExit, RunContext
-from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, SpanTable, StepTable
+from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, SpanTable
 from rankscope.tracer.span import KIND_CODES, NONE, Span, SpanFlag, SpanKind, UnixNs
 from rankscope.tracer.topology import Coords
 from tests.support.analysis.cluster import dropping
@@ -21,6 +21,7 @@ from tests.support.analysis.exit_builders import (
     failed,
     lost,
     run_of,
+    steps_of,
     timed_out,
 )
 from tests.support.dashboard.builders import span_table
@@ -69,23 +70,7 @@ def comm(
     )
 
 
-def finished(*rows: tuple[int, int]) -> StepTable:
-    """Return finished steps: rows of (step, rank) in epoch 0."""
-    step, rank = (np.array(column, dtype=np.int32) for column in zip(*rows, strict=True))
-    none = np.zeros(len(rows), dtype=np.int64)
-    return StepTable(
-        epoch=np.zeros(len(rows), dtype=np.int32),
-        step=step,
-        rank=rank,
-        start_ns=none,
-        end_ns=none + 1,
-        num_tokens=none,
-        loss=none.astype(float),
-        left_out=np.zeros(len(none), np.uint32),
-    )
-
-
-UP_TO_16 = finished(*((16, rank) for rank in range(8)))
+UP_TO_16 = steps_of(*((16, rank) for rank in range(8)))
 
 
 def table(spans: Iterable[Span]) -> SpanTable:
@@ -201,7 +186,7 @@ def test_open_spans_are_also_read_from_events_unless_the_rank_went_on() -> None:
     (finding,) = find_hangs(job(), nothing, UP_TO_16, context)
     assert finding.ranks == (5,)
 
-    gone_on = finished(*((17, rank) for rank in range(8)))
+    gone_on = steps_of(*((17, rank) for rank in range(8)))
     assert find_hangs(job(), nothing, gone_on, context) == ()
 
 
@@ -386,21 +371,76 @@ def test_members_that_are_inside_when_the_job_is_killed_do_not_hang() -> None:
     assert find_hangs(job(), table([]), UP_TO_16, earlier) == ()
 
 
-def test_a_hung_job_that_is_stopped_has_hung_and_not_crashed() -> None:
-    since_ns = 100 * SECOND
-    waiting = [replace(stalled(rank), at_ns=since_ns) for rank in range(8) if rank != 5]
-    stopped = context_of(*(lost(rank, 170.0, step=17) for rank in range(8)), events=waiting)
+def stopped(rank: int, at_s: float, *, recorded_s: float, step: int = 17) -> RankExit:
+    """Return a process that is lost, with times in s after the begin of step 17."""
+    return lost(rank, 17 * 60 + at_s, step=step, recorded_s=17 * 60 + recorded_s)
 
-    (finding,) = find_hangs(job(), table([]), UP_TO_16, stopped)
+
+def test_a_hung_job_that_is_stopped_has_hung_and_not_crashed() -> None:
+    # GIVEN steps of a minute, and nothing recorded in the last 70 s, which no step lasts
+    waiting = [stalled(rank) for rank in range(8) if rank != 5]
+    hung = [stopped(rank, 71.0, recorded_s=1.0) for rank in range(8)]
+
+    (finding,) = find_hangs(job(), table([]), UP_TO_16, context_of(*hung, events=waiting))
     assert finding.ranks == (5,)
-    assert find_crashes(job(), stopped) == ()
+    assert find_crashes(job(), context_of(*hung, events=waiting), UP_TO_16) == ()
 
     # The others have waited only since rank 5 died, or they went on after they had waited.
-    died = context_of(lost(5, 101.0, step=17), *stopped.exits[:5], events=waiting)
-    went_on = context_of(*(lost(rank, 170.0, step=30) for rank in range(8)), events=waiting)
+    died = context_of(stopped(5, 2.0, recorded_s=1.5), *hung[:5], *hung[6:], events=waiting)
+    later = (stopped(rank, 800.0, recorded_s=799.0, step=30) for rank in range(8))
+    went_on = context_of(*later, events=waiting)
     assert find_hangs(job(), table([]), UP_TO_16, died) == ()
-    assert find_crashes(job(), died)[0].ranks == (5,)
-    assert len(find_crashes(job(), went_on)) == 1
+    assert find_crashes(job(), died, UP_TO_16)[0].ranks == (5,)
+    assert len(find_crashes(job(), went_on, UP_TO_16)) == 1
+
+
+@pytest.mark.parametrize(("silent_s", "cause"), [(12.0, "hang"), (3.0, "crash")])
+def test_a_job_that_is_stopped_hung_if_it_was_silent_for_many_usual_steps(
+    silent_s: float, cause: str
+) -> None:
+    # GIVEN steps of one second
+    steps = replace(UP_TO_16, start_ns=UP_TO_16.end_ns - SECOND)
+    blocked = [replace(stalled(rank), kind="lost") for rank in range(8) if rank != 5]
+    ends = [stopped(rank, silent_s, recorded_s=0.0) for rank in range(8)]
+    context = context_of(*ends, events=blocked)
+
+    found = (*find_hangs(job(), table([]), steps, context), *find_crashes(job(), context, steps))
+
+    assert [finding.cause for finding in found] == [cause]
+
+
+def test_a_job_that_is_killed_while_a_rank_saves_a_checkpoint_did_not_hang() -> None:
+    saving = event(0, "lost", step=17, open=[{"name": "save", "kind": "checkpoint"}])
+    ends = [stopped(rank, 71.0, recorded_s=1.0) for rank in range(8)]
+
+    (finding,) = find_crashes(job(), context_of(*ends, events=[saving]), UP_TO_16)
+
+    assert finding.cause == "crash"
+    assert find_hangs(job(), table([]), UP_TO_16, context_of(*ends, events=[saving])) == ()
+
+
+def test_a_process_without_signs_of_life_may_have_been_frozen() -> None:
+    # GIVEN rank 5, whose last sign is that of its last record, and others that lived 70 s longer
+    blocked = [replace(stalled(rank), kind="lost") for rank in range(8) if rank != 5]
+    ends = [stopped(rank, 1.0 if rank == 5 else 71.0, recorded_s=1.0) for rank in range(8)]
+    not_watched = [replace(each, at_error_ns=SECOND) for each in ends]
+
+    (hang,) = find_hangs(job(), table([]), UP_TO_16, context_of(*not_watched, events=blocked))
+    (crash,) = find_crashes(job(), context_of(*ends, events=blocked), UP_TO_16)
+
+    assert (hang.ranks, crash.ranks) == ((5,), (5,))
+
+
+def test_a_hung_job_whose_communication_was_not_recorded_names_no_rank() -> None:
+    hung = context_of(*(stopped(rank, 71.0, recorded_s=1.0) for rank in range(8)))
+
+    (finding,) = find_hangs(job(), table([]), UP_TO_16, hung)
+
+    assert (finding.ranks, finding.steps) == ((), (17, 17))
+    assert finding.evidence == (
+        "what the ranks were doing is unknown; all were silent for 70.0 s before the job was"
+        " stopped"
+    )
 
 
 def test_a_silent_rank_that_was_lost_in_the_end_is_named_with_less_confidence() -> None:
@@ -438,7 +478,7 @@ def test_if_the_missing_rank_was_not_traced_the_evidence_is_insufficient() -> No
 def test_a_rank_whose_capture_of_communication_failed_is_not_named(
     unrecorded: tuple[int, ...], ranks: tuple[int, ...]
 ) -> None:
-    steps = finished(*((step, rank) for step in (15, 16) for rank in range(8)))
+    steps = steps_of(*((step, rank) for step in (15, 16) for rank in range(8)))
     masks = np.where(np.isin(steps.rank, unrecorded) & (steps.step == 16), DP_BIT, 0)
     with_masks = replace(steps, left_out=masks.astype(np.uint32))
     inside = span_table([comm(rank) for rank in range(8) if rank != 3])
@@ -453,3 +493,129 @@ def test_a_run_without_blocked_ranks_has_no_hang() -> None:
     done = table(comm(rank, flags=SpanFlag.NOTHING) for rank in range(8))
 
     assert find_hangs(job(), done, UP_TO_16, context_of(timed_out(0))) == ()
+
+
+def entered(
+    rank: int, name: str, num_bytes: int = 4, *, group: int = DP, flags: SpanFlag = SpanFlag.ERROR
+) -> Span:
+    return replace(comm(rank, group, flags=flags), name=name, num_bytes=num_bytes)
+
+
+def test_the_rank_in_another_operation_of_the_same_number_is_named() -> None:
+    others = [entered(rank, "all_reduce", 1 << 26) for rank in range(8) if rank != 1]
+
+    (finding,) = find_hangs(job(), table([entered(1, "barrier"), *others]), UP_TO_16, RunContext())
+
+    assert finding.ranks == (1,)
+    assert finding.confidence == pytest.approx(0.95)
+    assert finding.evidence == (
+        "rank 1 is in barrier 41 and ranks 0 and 2 to 7 are in all_reduce 41 of group dp, which all"
+        " its ranks must call alike"
+    )
+
+
+def test_the_rank_with_another_size_is_named_also_if_it_has_left() -> None:
+    others = [entered(rank, "broadcast", 4096) for rank in range(1, 8)]
+    source = entered(0, "broadcast", 4, flags=SpanFlag.NOTHING)
+
+    (finding,) = find_hangs(job(), table([source, *others]), UP_TO_16, RunContext())
+
+    assert finding.ranks == (0,)
+    assert finding.evidence.startswith(
+        "rank 0 is in broadcast 41 of 4 bytes and ranks 1 to 7 are in broadcast 41 of 4,096 bytes"
+    )
+
+
+def test_of_unlike_operations_on_as_many_ranks_none_is_named() -> None:
+    ops = [entered(rank, "barrier" if rank % 2 else "all_reduce") for rank in range(8)]
+
+    (finding,) = find_hangs(job(), table(ops), UP_TO_16, RunContext())
+
+    assert finding.ranks == ()
+    assert finding.evidence == (
+        "ranks 1, 3, 5 and 7 are in barrier 41 and ranks 0, 2, 4 and 6 are in all_reduce 41 of"
+        " group dp, which all its ranks must call alike; which of them is wrong is unknown"
+    )
+
+
+def test_of_two_unlike_ranks_the_one_that_differs_from_alike_groups_is_named() -> None:
+    # GIVEN ranks 4 and 5 in unlike operations 41, and ranks 0 and 1 of the other group in an alike
+    ops = [entered(5, "all_gather", group=TP_HIGH), entered(4, "all_reduce", group=TP_HIGH)]
+    others = [entered(r, "all_reduce", group=TP_LOW, flags=SpanFlag.NOTHING) for r in (0, 1)]
+    as_tp = [replace(each, kind=SpanKind.TP_COMM) for each in (*ops, *others)]
+
+    (finding,) = find_hangs(job(), table(as_tp), UP_TO_16, RunContext())
+    (unknown,) = find_hangs(job(), table(as_tp[:2]), UP_TO_16, RunContext())
+
+    assert (finding.ranks, unknown.ranks) == ((5,), ())
+
+
+def test_uneven_exchanges_of_all_to_all_are_alike() -> None:
+    ops = [entered(rank, "all_to_all_single", 100 + rank) for rank in range(8) if rank != 2]
+
+    (finding,) = find_hangs(job(), table(ops), UP_TO_16, RunContext())
+
+    assert finding.ranks == (2,)
+    assert "never entered" in finding.evidence
+
+
+def test_a_rank_that_enters_a_collective_after_all_others_have_ended_is_the_odd_one() -> None:
+    gone = [RankExit(epoch=0, rank=rank, state="ended", at_ns=9) for rank in range(8) if rank != 1]
+    spans = table([entered(1, "barrier")])
+
+    (finding,) = find_hangs(job(), spans, UP_TO_16, context_of(*gone, timed_out(1)))
+
+    assert finding.ranks == (1,)
+    assert finding.evidence == (
+        "rank 1 is blocked in barrier 41 (dp-comm) of group dp with 8 ranks, and ranks 0 and 2 to 7"
+        " ended without an error and never entered it: a collective too many"
+    )
+
+
+def test_of_one_rank_that_ended_and_one_that_waits_none_is_named() -> None:
+    gone = RankExit(epoch=0, rank=0, state="ended", at_ns=9)
+
+    (finding,) = find_hangs(job(), table([comm(1, TP_LOW)]), UP_TO_16, context_of(gone))
+
+    assert finding.ranks == ()
+    assert finding.evidence.endswith("which of them is wrong is unknown")
+
+
+def test_of_a_circle_over_two_groups_of_the_same_ranks_the_odd_one_is_named() -> None:
+    # GIVEN a barrier of another group with the same members, in which rank 3 alone is
+    world = GroupInfo(group_id=6, kind="other", name="world", members=tuple(range(8)))
+    run = run_of(groups=(*GROUPS, world))
+    spans = table([entered(3, "barrier", group=6), *(comm(r) for r in range(8) if r != 3)])
+
+    (finding,) = find_hangs(run, spans, UP_TO_16, RunContext())
+
+    assert finding.ranks == (3,)
+    assert finding.confidence == pytest.approx(0.95)
+
+
+def test_a_collective_that_others_have_passed_does_not_hold_the_rank_that_launched_it() -> None:
+    # GIVEN rank 2, which launched 41 on its device, and nothing since
+    spans = [comm(rank) for rank in range(8)] + [comm(r, seq=42) for r in range(8) if r != 2]
+
+    (finding,) = find_hangs(job(), table(spans), UP_TO_16, RunContext())
+
+    assert finding.ranks == (2,)
+    assert "never entered all_reduce 42" in finding.evidence
+
+    # Nor does one of another group.
+    pair = [comm(rank, TP_HIGH, seq=3) for rank in (4, 5)]
+    others = [comm(rank) for rank in range(8) if rank != 5]
+    (across,) = find_hangs(job(), table([*pair, *others]), UP_TO_16, RunContext())
+    assert across.ranks == (5,)
+
+
+def test_the_line_of_code_of_the_named_rank_is_that_of_its_last_stack() -> None:
+    spans = table(comm(rank) for rank in range(8) if rank != 5)
+    stacks = [
+        replace(event(5, "stack", step=17), place="train.py:70 main"),
+        replace(event(5, "stack", step=12), place="train.py:3 f"),
+    ]
+
+    (finding,) = find_hangs(job(), spans, UP_TO_16, RunContext(events=tuple(stacks)))
+
+    assert finding.evidence.endswith("; rank 5 is at train.py:70 main")

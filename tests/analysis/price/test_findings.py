@@ -217,7 +217,8 @@ def test_a_slow_rank_does_not_pay_for_the_checkpoints_that_it_writes() -> None:
     assert slow.recoverable_ratio == pytest.approx(120 / 1120)
     assert (checkpoint.cause, checkpoint.ranks) == ("checkpoint", (0, 1, 2, 3))
     assert checkpoint.slowdown == pytest.approx((305 + 1000) / 305)
-    assert checkpoint.recoverable_ratio == pytest.approx(1000 / 1120)
+    assert checkpoint.recoverable_ratio is None
+    assert checkpoint.evidence.endswith("; it costs 100 ms per step")
 
 
 def slow_first_stage(rank: int, step: int) -> Iterator[Action]:
@@ -234,10 +235,8 @@ def slow_first_stage(rank: int, step: int) -> Iterator[Action]:
     yield ALL_REDUCE
 
 
-def test_fixing_a_rank_makes_it_no_slower_although_all_steps_outside_warm_up() -> None:
+def test_a_rank_that_is_slow_in_all_steps_but_the_start_up_has_no_baseline() -> None:
     found = findings_of(slow_first_stage, num_steps=16, layout=Layout(pp=2))
 
-    (slow,) = (each for each in found if each.cause == "slow-compute")
-    assert (slow.ranks, slow.steps) == ((0,), (3, 15))
-    assert slow.slowdown is not None
-    assert slow.slowdown >= 1.0
+    # Its only other steps warm up, and a stage alone has no peers.
+    assert "slow-compute" not in {each.cause for each in found}

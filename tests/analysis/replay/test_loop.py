@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.analysis.arrays.grouping import NO_GROUP
-from rankscope.analysis.replay import loop, python_loop
+from rankscope.analysis.replay import loop
 from rankscope.analysis.replay.program import sort_graph, try_to_sort
 from rankscope.analysis.trace.errors import CycleError
+from tests.support.analysis import replay_oracle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _loop = importlib.import_module("rankscope.analysis.replay._loop")
-BOTH = pytest.mark.parametrize("functions", [_loop, python_loop], ids=["compiled", "python"])
+BOTH = pytest.mark.parametrize("functions", [_loop, replay_oracle], ids=["compiled", "python"])
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def test_the_replay_is_that_of_its_rules(rows: Rows) -> None:
     expected_arrivals, expected_ends = expected_times(rows)
     num = len(rows.group)
     graphs = []
-    for functions in (_loop, python_loop):
+    for functions in (_loop, replay_oracle):
         graph = sorted_by(functions, rows)
         arrivals, ends = np.full((2, num), np.nan)
         duration, gap = np.array(rows.duration), np.array(rows.gap)
@@ -138,7 +139,7 @@ def test_replicas_alone_are_those_of_a_replay_for_each(
     size = len(ideal)
     parts = np.array(masks[:num] * num_replicas, dtype=np.uint32)
     closes = np.ones(size, dtype=np.bool_)
-    for functions in (_loop, python_loop):
+    for functions in (_loop, replay_oracle):
         # WHEN two parts of each are put back alone, all at once
         found = np.empty((9, num_replicas))
         functions.replay_parts(
@@ -169,7 +170,7 @@ def test_variants_are_those_of_a_replay_for_each(rows: Rows, data: st.DataObject
     first[1:] = np.cumsum(np.bincount([row for row, _ in listed], minlength=num))
     variant = np.array([number for _, number in listed], dtype=np.int32)
     new = np.array([changes[number][row] for row, number in listed]).reshape(-1, 2).T.copy()
-    for functions in (_loop, python_loop):
+    for functions in (_loop, replay_oracle):
         graph = sorted_by(functions, rows)
         duration, gap, ends = np.array(rows.duration), np.array(rows.gap), np.empty(num)
         functions.replay(graph, 0, num, duration, gap, None, ends)
@@ -200,7 +201,7 @@ def test_parts_are_those_of_a_replay_for_each(rows: Rows, data: st.DataObject) -
     ideal = np.arange(num, dtype=np.float64)
     masks = data.draw(st.lists(st.integers(0, 2**width - 1), min_size=num, max_size=num))
     closes = np.array(data.draw(st.lists(st.booleans(), min_size=num, max_size=num)))
-    for functions in (_loop, python_loop):
+    for functions in (_loop, replay_oracle):
         # WHEN all are replayed at once
         latest, parts = np.empty(width), np.array(masks, dtype=np.uint32)
         functions.replay_parts(
@@ -280,7 +281,7 @@ def test_the_last_member_is_that_of_a_search(data: st.DataObject) -> None:
     start, rank = (np.array(data.draw(numbers)) for _ in range(2))
     group = np.array(data.draw(numbers), dtype=np.int32) - 1
 
-    for functions in (_loop, python_loop):
+    for functions in (_loop, replay_oracle):
         last = np.empty(num, dtype=np.int32)
         functions.last_members(num, 3, group, start, rank.astype(np.int32), last)
 
@@ -309,7 +310,7 @@ def test_waits_are_attributed_alike_in_c_and_python(data: st.DataObject) -> None
     until = begin + np.array(draw(time, num_waits), dtype=np.int64)
     room = data.draw(st.integers(4, 30))
     found = []
-    for functions in (_loop, python_loop):
+    for functions in (_loop, replay_oracle):
         # WHEN all are attributed, in as many parts as the room for their shares needs
         wait, shares = 0, list[tuple[int, ...]]()
         while wait < num_waits:
@@ -353,7 +354,7 @@ def test_steps_are_filled_alike_in_c_and_python(data: st.DataObject) -> None:
         listed(order[kind[order] == 2], operations), listed(order, operations),
     )  # fmt: skip
     found = []
-    for functions in (_loop, python_loop):
+    for functions in (_loop, replay_oracle):
         filled, waiting = np.zeros((2, num_steps, 6), np.int64), np.zeros(num_waits, np.int64)
         of_compute, of_wait = np.full(num, -1, np.int32), np.full(num_waits, -1, np.int32)
         functions.fill(

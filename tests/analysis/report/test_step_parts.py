@@ -55,12 +55,12 @@ def test_what_is_no_problem_is_no_part() -> None:
     assert [part.name for part in made.step_parts] == ["ideal", "other"]
 
 
-def test_the_ideal_is_never_above_what_steps_with_as_much_work_took() -> None:
+def test_the_ideal_is_never_above_what_a_quarter_of_the_steps_with_as_much_work_took() -> None:
     # Steps 0 and 1 are healthy. Most steps are slow, and so the ideal of all is 0.6 s.
     alike = dict.fromkeys(range(5), 0.6)
     slow = timed({0: 0.5, 1: 0.52, 2: 0.9, 3: 0.9, 4: 0.9}, alike)
-    assert slow.reachable_step_s == pytest.approx(0.5)
-    assert slow.reachable_s_by_step == dict.fromkeys(range(5), 0.5)
+    assert slow.reachable_step_s == pytest.approx(0.52)
+    assert slow.reachable_s_by_step == dict.fromkeys(range(5), 0.52)
     # Step 0 has half the work of step 1: its time says nothing of step 1.
     assert timed({0: 0.31, 1: 0.9}, {0: 0.3, 1: 0.6}).reachable_step_s == pytest.approx(0.45)
 

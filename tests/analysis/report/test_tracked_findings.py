@@ -264,7 +264,8 @@ def test_an_open_finding_that_an_analysis_misses_is_in_its_report() -> None:
 
     assert tracker.update(healthy, at_ns=2) == ()
     assert [each.cause for each in tracker.merged(healthy).findings] == ["slow-compute"]
-    assert [change for change, _ in tracker.update(window(0, 30), at_ns=3)] == [Change.CLOSED]
+    later = window(0, 30, replace(slow(0, 30), cause="healthy"))
+    assert [change for change, _ in tracker.update(later, at_ns=3)] == [Change.CLOSED]
 
 
 def test_the_report_of_the_whole_run_is_what_a_finding_ends_with() -> None:

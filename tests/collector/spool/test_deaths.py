@@ -54,6 +54,21 @@ def test_the_order_of_killed_processes_is_known_though_no_one_waits_for_them(
     watch.close()
 
 
+@pytest.mark.multiproc
+def test_an_end_is_known_at_once_to_a_caller_that_is_before_the_thread(tmp_path: Path) -> None:
+    watch = DeathWatch()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        pidfd = watch.follow(identity(tmp_path, process.pid))
+        assert pidfd is not None
+        process.kill()
+    first_ns = watch.died_ns(pidfd)
+
+    assert first_ns is not None
+    assert watch.died_ns(pidfd) == first_ns
+    watch.leave(pidfd)
+    watch.close()
+
+
 def test_what_is_gone_is_not_watched_and_no_thread_runs(tmp_path: Path) -> None:
     watch = DeathWatch()
 

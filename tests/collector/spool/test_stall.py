@@ -106,6 +106,47 @@ def test_a_process_that_continues_gets_the_whole_time_again(
 
 
 @pytest.mark.slow
+def test_all_silent_processes_are_reported_with_the_first(
+    empty_store: Store, tmp_path: Path
+) -> None:
+    # GIVEN rank 0, which is silent 20 s longer than rank 1, and rank 2, which works
+    spools = [
+        SpoolBuilder(tmp_path / "spool", run_id="r", rank=rank, world_size=3) for rank in range(3)
+    ]
+    for spool in spools:
+        spool.open_span(0, "all_reduce", start_ns=25, step=4, group_id=GROUP, seq=7)
+    clock = Clock()
+    tail = SpoolTail(tmp_path / "spool", StoreWriter(empty_store), grace_ns=0, monotonic_ns=clock)
+    settle(tail, clock)
+    clock.now_ns += 20 * SECOND
+    spools[1].span("forward", step=4, start_ns=30)
+    settle(tail, clock)
+    clock.now_ns += STALL_NS - 30 * SECOND
+    spools[2].span("forward", step=4, start_ns=30)
+    for _ in range(10):
+        settle(tail, clock)
+
+    assert [rank for rank, _, _ in stalls(empty_store)] == [0, 1]
+
+
+@pytest.mark.slow
+def test_an_open_communication_is_reported_with_its_size_and_sides(
+    empty_store: Store, tmp_path: Path
+) -> None:
+    spool = SpoolBuilder(tmp_path / "spool", run_id="r", rank=1)
+    spool.open_span(0, "recv", start_ns=25, step=4, group_id=GROUP, seq=7, comm=(4096, 0, 1))
+    clock = Clock()
+    tail = SpoolTail(tmp_path / "spool", StoreWriter(empty_store), grace_ns=0, monotonic_ns=clock)
+    settle(tail, clock)
+    clock.now_ns += STALL_NS
+    tail.poll()
+
+    ((_, _, data),) = stalls(empty_store)
+    (entry,) = data["open"]
+    assert (entry["num_bytes"], entry["sides"]) == (4096, [0, 1])
+
+
+@pytest.mark.slow
 def test_an_idle_or_ended_process_is_not_stalled(empty_store: Store, tmp_path: Path) -> None:
     SpoolBuilder(tmp_path / "spool", run_id="r", rank=0)
     ended = SpoolBuilder(tmp_path / "spool", run_id="r", rank=1)

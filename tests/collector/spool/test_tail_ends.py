@@ -15,6 +15,7 @@ from rankscope.collector.read.spans import read_spans
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
+from tests.support.analysis.exit_builders import NO_STEPS
 from tests.support.collector.spool_builder import SpoolBuilder, this_host
 from tests.support.collector.stored import names_of
 
@@ -103,6 +104,26 @@ def test_all_committed_rows_of_a_killed_process_are_stored(
     tail.close()
 
 
+def test_a_process_that_was_not_watched_ended_after_its_last_counters(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    # GIVEN a process that is gone, whose tracer wrote its counters long after the last record
+    gone = this_host() | {"pid": 2**22 + 1}
+    spool = SpoolBuilder(tmp_path, run_id=run_id, **gone)
+    spool.span("forward", start_ns=10, duration_ns=10)
+    spool.publish(produced=1, written=1, at_ns=20_000_000_020)
+
+    SpoolTail(tmp_path, StoreWriter(store)).poll()
+
+    (event,) = read_events(store, run_id)
+    data = json.loads(event["data"])
+    assert (event["kind"], event["at_ns"] - data["recorded_ns"]) == ("lost", 20_000_000_000)
+    assert data["at_error_ns"] == 1_000_000_000
+    (ended,) = StoreSource(store).context(run_id).exits
+    assert (ended.at_ns, ended.recorded_ns) == (event["at_ns"], data["recorded_ns"])
+    assert ended.at_error_ns == 1_000_000_000
+
+
 TERMINATED = """
 import signal, sys
 from rankscope import tracer
@@ -144,7 +165,7 @@ def test_a_rank_terminated_by_its_launcher_is_lost_at_the_next_poll(
     assert names_of(store, run_id) == ["work", "work", "work"]
     (event,) = [event for event in read_events(store, run_id) if event["kind"] == "lost"]
     assert event["text"] == "lost at step 3, open span = exchange"
-    (crash,) = find_crashes(info, source.context(run_id))
+    (crash,) = find_crashes(info, source.context(run_id), NO_STEPS)
     assert crash.ranks == (0,)
     assert "no exit record (ended by a signal" in crash.evidence
 

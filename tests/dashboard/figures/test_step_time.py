@@ -61,7 +61,7 @@ def test_a_line_breaks_at_steps_of_which_only_the_other_quantity_is_known() -> N
 
 
 def test_points_of_warm_up_steps_are_hollow_and_no_value_is_smoothed() -> None:
-    made = replace(report(), actual_s_by_step={0: 9.0, 1: 1.0, 2: 3.0}, warmup_steps=(0,))
+    made = replace(report(), actual_s_by_step={0: 9.0, 1: 1.0, 2: 3.0}, startup_s_by_step={0: 9.0})
 
     figure = step_time_figure(made)
     line = next(trace for trace in traces(figure) if trace.name == "step time")

@@ -40,7 +40,7 @@ def report_with(mfu: list[float] | None) -> RunReport:
     if mfu is None:
         return replace(base, mfu=None)
     by_step = dict(enumerate(mfu))
-    return replace(base, mfu=Mfu(convention="", mean=0.4, by_step=by_step), warmup_steps=())
+    return replace(base, mfu=Mfu(convention="", mean=0.4, by_step=by_step), startup_s_by_step={})
 
 
 def page_url(run_id: str, step: int | None, ranks: Sequence[int]) -> str:

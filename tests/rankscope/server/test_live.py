@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from rankscope.collector.read.alerts import read_alerts
 from rankscope.collector.read.findings import read_findings
 from rankscope.server.alerting import Alerting
 from rankscope.server.finding_tracker import LiveFindings
-from rankscope.server.loops import MIN_PAUSE_NS, LiveAnalysis
+from rankscope.server.loops import MIN_PAUSE_NS, NO_SIGNS, LiveAnalysis
 from rankscope.server.reports import Reports
 from rankscope.tracer.span import SpanFlag
 from rankscope.tracer.topology import Coords, Layout
@@ -23,6 +24,8 @@ from tests.support.analysis.cluster import MS, Source, dp_group, gpt_cluster
 from tests.support.analysis.training import Training
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from rankscope.analysis.trace.tables import RunInfo, SpanTable, StepTable
@@ -130,12 +133,20 @@ class Server:
         self.analysis.turn()
 
 
-def serve(store: Store, job: Job, *, before: tuple[RunSummary, ...] = ()) -> Server:
+def serve(
+    store: Store,
+    job: Job,
+    *,
+    before: tuple[RunSummary, ...] = (),
+    num_signs: Mapping[str, int] = NO_SIGNS,
+) -> Server:
     clock, lines = Clock(), list[str]()
     reports = Reports(job, monotonic_ns=clock)
     alerting = Alerting(store, page_url=lambda run, *_: run)
     findings = LiveFindings(store, say=lines.append, unix_ns=lambda: 1_000 + job.newest)
-    analysis = LiveAnalysis(job, reports, alerting, findings, before=before, monotonic_ns=clock)
+    analysis = LiveAnalysis(
+        job, reports, alerting, findings, before=before, num_signs=num_signs, monotonic_ns=clock
+    )
     return Server(job, reports, analysis, clock, lines)
 
 
@@ -280,6 +291,31 @@ def test_a_hang_is_found_without_a_new_step(empty_store: Store, whole: Source) -
     assert [line for line in server.lines if "hang on rank 2" in line] == [
         "tiny: hang on rank 2 since step 4 (1 new step, window of 4, analysed in 0.00 s)"
     ]
+
+
+def test_a_stalled_rank_is_looked_at_once_the_events_of_all_hosts_are_there(
+    empty_store: Store, whole: Source
+) -> None:
+    # GIVEN a job without progress, whose next look would be in 16 s
+    signs: Counter[str] = Counter()
+    server = serve(empty_store, Job(whole), num_signs=signs)
+    for newest in (3, *[4] * 40):
+        server.advance(newest)
+    looks = server.job.num_looks
+
+    def wait(seconds: int) -> int:
+        server.clock.now_ns += seconds * 1_000_000_000
+        server.analysis.turn()
+        return server.job.num_looks - looks
+
+    # WHEN the first event is stored, and another one a second later
+    signs["tiny"] += 1
+    assert wait(1) == 0
+    signs["tiny"] += 1
+    assert (wait(1), wait(1)) == (0, 0)
+
+    # THEN it is analysed two seconds after that
+    assert wait(1) > 0
 
 
 def test_a_hang_shows_in_the_open_spans_of_the_unfinished_step(

@@ -45,7 +45,7 @@ def test_a_drop_names_the_finding_of_its_steps_that_came_after_it(
         report(run="job"),
         mfu=None,
         findings=(),
-        warmup_steps=(),
+        startup_s_by_step={},
         steps=tuple(seconds),
         actual_s_by_step=seconds,
     )

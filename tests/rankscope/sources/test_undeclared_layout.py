@@ -63,9 +63,7 @@ def test_only_the_slow_rank_is_named(empty_store: Store, tmp_path: Path) -> None
     first = report.findings[0]
     assert (first.cause, first.ranks) == ("slow-compute", (SLOW,))
     assert "one worker" not in first.evidence
-    assert verdict_sentence(report).startswith(
-        f"Rank {SLOW} computes slower than its peers (slow-compute)."
-    )
+    assert verdict_sentence(report).startswith(f"Rank {SLOW} computes slowly (slow-compute).")
     assert {entry.rank for entry in report.starved} == {0, 1, 3}
     assert (report.layout, report.mfu) == (Layout(), None)
     text = report_text(report, verdict="", width=100, view=View(has_details=True))

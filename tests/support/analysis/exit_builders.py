@@ -4,15 +4,37 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rankscope.analysis.trace.context import EventRecord, RankExit, RunContext
-from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, RankInfo, RunInfo
+from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, RankInfo, RunInfo, StepTable
 from rankscope.tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SECOND = 1_000_000_000
+STEP_NS = 60 * SECOND
 RANKS_PER_HOST = 4
+
+
+def steps_of(*rows: tuple[int, int]) -> StepTable:
+    """Return finished steps of a minute: rows of (step, rank) in epoch 0."""
+    step, rank = (np.array([row[place] for row in rows], dtype=np.int32) for place in (0, 1))
+    unknown = np.full(len(rows), -1, dtype=np.int64)
+    return StepTable(
+        epoch=np.zeros(len(rows), dtype=np.int32),
+        step=step,
+        rank=rank,
+        start_ns=step * np.int64(STEP_NS),
+        end_ns=(step + 1) * np.int64(STEP_NS),
+        num_tokens=unknown,
+        loss=np.full(len(rows), np.nan),
+        left_out=np.zeros(len(rows), dtype=np.uint32),
+    )
+
+
+NO_STEPS = steps_of()
 
 
 def run_of(
@@ -58,13 +80,20 @@ def failed(
     )
 
 
-def lost(rank: int, at_s: float | None = 10.0, *, step: int | None = 41) -> RankExit:
+def lost(
+    rank: int,
+    at_s: float | None = 10.0,
+    *,
+    step: int | None = 41,
+    recorded_s: float | None = None,
+) -> RankExit:
     return RankExit(
         epoch=0,
         rank=rank,
         state="lost",
         at_ns=None if at_s is None else int(at_s * SECOND),
         step=step,
+        recorded_ns=None if recorded_s is None else int(recorded_s * SECOND),
     )
 
 
@@ -96,4 +125,7 @@ def context_of(*exits: RankExit, events: Iterable[EventRecord] = ()) -> RunConte
 
 
 def event(rank: int, kind: str, text: str = "", **data: object) -> EventRecord:
-    return EventRecord(epoch=0, rank=rank, at_ns=0, kind=kind, text=text, data=data)
+    """Return an event at the begin of its step."""
+    step = data.get("step")
+    at_ns = step * STEP_NS if isinstance(step, int) else 0
+    return EventRecord(epoch=0, rank=rank, at_ns=at_ns, kind=kind, text=text, data=data)

@@ -27,6 +27,7 @@ from rankscope.tracer.spool import (
     MICROBATCH,
     NAME_BYTES,
     NAME_LENGTH,
+    OPEN_COMM,
     OPEN_ENTRY,
     OPEN_ENTRY_BYTES,
     OPEN_TABLE_OFFSET,
@@ -215,7 +216,15 @@ class SpoolBuilder:
         return self._names[text]
 
     def open_span(
-        self, slot: int, name: str, *, start_ns: int, step: int, group_id: int = 0, seq: int = NONE
+        self,
+        slot: int,
+        name: str,
+        *,
+        start_ns: int,
+        step: int,
+        group_id: int = 0,
+        seq: int = NONE,
+        comm: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
         entry = OPEN_ENTRY.pack(
             start_ns,
@@ -226,16 +235,17 @@ class SpoolBuilder:
             KIND_CODES[SpanKind.DP_COMM],
             0,
             start_ns,
-        )
+        ) + OPEN_COMM.pack(*comm)
         self._write(self.segment.name, OPEN_TABLE_OFFSET + slot * OPEN_ENTRY_BYTES, entry)
 
     def drop(self, reason: DropReason, num: int) -> None:
         self._dropped[reason] += num
         self._write(PROCESS_FILE, DROPPED_OFFSET, DROPPED.pack(*self._dropped))
 
-    def publish(self, *, produced: int, written: int) -> None:
+    def publish(self, *, produced: int, written: int, at_ns: int | None = None) -> None:
         """Write the counters as the tracer does once a second."""
-        counts = COUNTS.pack(produced, written, time.monotonic_ns(), 0, -1)
+        at_ns = time.monotonic_ns() if at_ns is None else at_ns
+        counts = COUNTS.pack(produced, written, at_ns, 0, -1)
         self._write(PROCESS_FILE, COUNTS_OFFSET, counts)
 
     def group(self, group_id: int, *, kind: str, name: str, members: list[int]) -> None:

@@ -376,7 +376,7 @@ def report(
         excess=RankStepExcess(ranks=tuple(sorted(coords)), steps=steps, excess_ns=excess),
         missing_mfu="" if mfu else "peak of A100 at bfloat16 unknown: set RANKSCOPE_PEAK_FLOPS",
         paced=True,
-        warmup_steps=(0,) if num_steps else (),
+        startup_s_by_step={0: 0.3} if num_steps else {},
     )
 
 

@@ -15,6 +15,8 @@ from rankscope.tracer.spool import (
     HEADER_BYTES,
     KEPT_REASONS,
     OPEN_CAPACITY,
+    OPEN_COMM,
+    OPEN_COMM_OFFSET,
     OPEN_ENTRY,
     OPEN_ENTRY_BYTES,
     OPEN_TABLE_OFFSET,
@@ -121,6 +123,19 @@ def open_names(folder: Path) -> list[str]:
             entry = OPEN_ENTRY.unpack_from(data, OPEN_TABLE_OFFSET + slot * OPEN_ENTRY_BYTES)
             if entry[0] and entry[0] == entry[-1]:
                 found.append(names[entry[3]])
+    return found
+
+
+def open_comms(folder: Path) -> list[tuple[int, int, int]]:
+    """Return the bytes and sides in all entries in the open tables."""
+    found = []
+    for path in sorted(folder.glob(SEGMENT_GLOB)):
+        data = path.read_bytes()
+        for slot in range(OPEN_CAPACITY if len(data) >= HEADER_BYTES else 0):
+            at = OPEN_TABLE_OFFSET + slot * OPEN_ENTRY_BYTES
+            if OPEN_ENTRY.unpack_from(data, at)[0]:
+                num_bytes, src_rank, dst_rank = OPEN_COMM.unpack_from(data, at + OPEN_COMM_OFFSET)
+                found.append((num_bytes, src_rank, dst_rank))
     return found
 
 

@@ -84,6 +84,37 @@ def test_a_slow_step_is_dumped_at_1_2_4_and_8_times_its_limit(
     assert events[0]["text"] == "step 0 has lasted 1.2 s, usually 1.0 s"
 
 
+def test_a_first_step_is_dumped_after_30_s(recorder: Recorder, tmp_path: Path) -> None:
+    clock = Clock(0)
+    watch = SlowStepWatch(recorder, now_ns=clock)
+    recorder.begin_steps()
+    watch.step_begins()
+    start_ns = recorder.step_start_ns
+    assert start_ns is not None
+    for second in range(50):
+        clock.now_ns = start_ns + second * S
+        watch.check()
+    recorder.shutdown()
+
+    (event,) = dumps(tmp_path)
+    assert event["text"] == "step 0 has lasted 31.0 s"
+
+
+def test_a_hang_is_dumped_soon_after_another_slow_step(recorder: Recorder, tmp_path: Path) -> None:
+    watch, clock, start_ns = make_watch(recorder)
+    clock.now_ns = start_ns + 14 * S // 10
+    watch.check()
+    recorder.step_start_ns = watch._start_ns = start_ns + 2 * S
+    for second in range(2, 32):
+        clock.now_ns = start_ns + second * S
+        watch.check()
+    recorder.shutdown()
+
+    first, second_event = dumps(tmp_path)[:2]
+    assert first["text"] == "step 0 has lasted 1.4 s, usually 1.0 s"
+    assert second_event["text"] == "step 0 has lasted 18.0 s, usually 1.0 s"
+
+
 def test_slow_steps_are_dumped_once_a_minute(recorder: Recorder, tmp_path: Path) -> None:
     watch, clock, start_ns = make_watch(recorder)
     for number in range(100):  # each lasts 1.5 s and is checked after 1.4 s

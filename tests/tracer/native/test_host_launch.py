@@ -15,7 +15,13 @@ from rankscope.tracer.native.host_launch import ASYNC, BLOCKED_NS, HOST_CLOCK
 from rankscope.tracer.record.sampling import Settings
 from rankscope.tracer.span import NONE, SpanFlag, SpanKind
 from rankscope.tracer.spool import OPEN_CAPACITY, RECORD_BYTES, RecordType
-from tests.support.tracer.reading import count_dropped, dropped, open_names, read_spans
+from tests.support.tracer.reading import (
+    count_dropped,
+    dropped,
+    open_comms,
+    open_names,
+    read_spans,
+)
 from tests.support.tracer.recording import recorder_in
 
 if TYPE_CHECKING:
@@ -180,6 +186,20 @@ def test_launches_continue_in_the_next_segment_and_drops_are_counted(
     assert len(rows) + count_dropped(tmp_path) == 200
     assert len(rows) >= 16
     assert [row.seq for row in rows if row.kind != "wait"][:8] == list(range(8))
+
+
+def test_an_open_entry_has_the_size_and_the_sides_and_leaves_none_to_the_next(
+    job: Job, tmp_path: Path
+) -> None:
+    launch = job.launch((7, 3, 5, 1 << 40, 9))
+    (received,) = open_comms(tmp_path)
+    launch.end(launch.start_ns + 1)
+    entry = job.recorder.comm_lane.open(5, job.heads[0])  # takes the same place
+    assert entry is not None
+    (span,) = open_comms(tmp_path)
+
+    assert received == (1 << 40, 3, 5)
+    assert span[1] == span[2]
 
 
 def test_an_open_entry_is_freed_once(job: Job) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from rankscope.tracer.record.exit_record import MAX_MESSAGE, failed_record
+from rankscope.tracer.record.exit_record import MAX_CAUSES, MAX_CONTEXT, MAX_MESSAGE, failed_record
 from rankscope.tracer.record.plain_values import (
     MAX_ITEMS,
     MAX_TEXT,
@@ -75,6 +75,37 @@ def test_an_exit_record_has_the_messages_of_the_causes() -> None:
         "caused by RuntimeError: Connection closed by peer [10.0.0.3]:2345\n"
     )
     assert len(exception["message"]) <= MAX_MESSAGE
+
+
+def test_an_exit_record_has_the_exceptions_in_whose_handlers_the_last_one_was_raised() -> None:
+    first = ValueError("bad sample 4711" + "!" * MAX_CONTEXT)
+    wrapped, last = KeyError("shard"), RuntimeError("timed out")
+    wrapped.__cause__ = first
+    last.__context__ = wrapped
+    first.__context__ = OSError(5, "read error")
+
+    exception = failed_record(last, 5)["exception"]
+    hidden = RuntimeError("from None")
+    hidden.__context__, hidden.__suppress_context__ = first, True
+    alone = failed_record(hidden, 5)["exception"]
+
+    assert isinstance(exception, dict)
+    assert isinstance(alone, dict)
+    assert exception["contexts"] == [
+        {"type": "KeyError", "message": "'shard'"},
+        {"type": "OSError", "message": "[Errno 5] read error"},
+    ]
+    assert alone["contexts"] == []
+
+
+def test_a_cycle_of_contexts_ends() -> None:
+    one, other = ValueError("one"), ValueError("other")
+    one.__context__, other.__context__ = other, one
+
+    exception = failed_record(one, 5)["exception"]
+
+    assert isinstance(exception, dict)
+    assert len(exception["contexts"]) == MAX_CAUSES
 
 
 def test_a_recursive_or_shared_container_costs_no_more_than_any_other() -> None:

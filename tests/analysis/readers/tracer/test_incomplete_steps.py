@@ -10,6 +10,7 @@ import pytest
 
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.readers.tracer.incomplete_steps import find_missing
+from rankscope.analysis.report.report import Severity
 from rankscope.analysis.trace.rows import select_rows
 from rankscope.tracer.span import KIND_CODES, SpanKind
 from tests.support.analysis.cluster import MS, Source, dropping, source_of
@@ -92,7 +93,8 @@ def test_dropped_compute_is_not_a_pause() -> None:
 def test_same_gaps_without_dropped_records_are_pauses() -> None:
     report = analyze_run(without_a_forward(job(), (0, 1), (1, 3), (2, 5), num_dropped=0), "run")
 
-    assert [finding.cause for finding in report.findings] == ["gc-pause"]
+    assert [finding.cause for finding in report.findings] == ["healthy", "gc-pause"]
+    assert report.findings[1].severity is Severity.MINOR
 
 
 def slow_on(rank: int | None) -> Source:

@@ -1,4 +1,4 @@
-"""The functions of `loop` in Python: what they compute, and their use without a C compiler."""
+"""The functions of `analysis.replay.loop` in Python: what the compiled ones must compute."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..arrays.grouping import NO_GROUP
+from rankscope.analysis.arrays.grouping import NO_GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from .loop import Graph, Intervals
+    from rankscope.analysis.replay.loop import Graph, Intervals
 
     Int32s = NDArray[np.int32]
     Int64s = NDArray[np.int64]
@@ -80,7 +80,7 @@ def _items(group: list[int], num_groups: int) -> list[list[int]]:
     return [[row] if own == NO_GROUP else members[own] for row, own in enumerate(group)]
 
 
-def replay(  # noqa: PLR0913 - as the compiled one
+def replay(
     graph: Graph,
     low: int,
     high: int,
@@ -124,7 +124,7 @@ def replay(  # noqa: PLR0913 - as the compiled one
         at = stop
 
 
-def replay_parts(  # noqa: PLR0913 - as the compiled one
+def replay_parts(
     graph: Graph,
     low: int,
     high: int,
@@ -173,7 +173,7 @@ def replay_parts(  # noqa: PLR0913 - as the compiled one
         np.maximum.at(latest[number], replica[rows][is_closing], ends)
 
 
-def _replay_alone(  # noqa: PLR0913 - columns
+def _replay_alone(
     graph: Graph,
     low: int,
     duration: Float64s,
@@ -204,7 +204,7 @@ def _replay_alone(  # noqa: PLR0913 - columns
         at = stop
 
 
-def replay_variants(  # noqa: PLR0913 - as the compiled one
+def replay_variants(
     graph: Graph,
     low: int,
     high: int,
@@ -255,7 +255,7 @@ def replay_variants(  # noqa: PLR0913 - as the compiled one
         latest[number] = by_position[closing].max(initial=0.0)
 
 
-def compare_replicas(  # noqa: PLR0913 - as the compiled one
+def compare_replicas(
     graph: Graph,
     num_steps: int,
     num_replicas: int,
@@ -324,7 +324,7 @@ def last_members(  # as the compiled one
     last[:] = [row if own < 0 else best[own][2] for row, own in enumerate(group.tolist())]
 
 
-def attribute(  # noqa: PLR0913 - as the compiled one
+def attribute(
     num: int,
     before: Int32s,
     last: Int32s,
@@ -445,7 +445,7 @@ class _Chains:
             row = self._parent[row]
 
 
-def _share_rest(  # noqa: PLR0913 - columns
+def _share_rest(
     shares: dict[int, int],
     before: Int32s,
     last: Int32s,
@@ -478,7 +478,7 @@ def _share_rest(  # noqa: PLR0913 - columns
         stop, at = began, int(before[member])
 
 
-def fill(  # noqa: PLR0913 - as the compiled one
+def fill(
     num_steps: int,
     rank: Int32s,
     step: Int32s,
