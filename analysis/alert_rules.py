@@ -12,12 +12,12 @@ import numpy as np
 from .breakdown.drops import DropRule, Measure, find_drops
 from .diagnose import ends_run, is_of_the_work
 from .report.report import Finding, Severity
-from .report.text import format_duration, format_percent, format_seconds
+from .report.text import format_duration, format_percent, format_price, format_seconds
 from .statistics.noise import lower_half_deviation
 from .statistics.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from .breakdown.drops import Drop
     from .report.report import RunReport
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 FINDING = "finding"
 MFU_DROP = "mfu-drop"
 STEP_TIME_RISE = "step-time-rise"
+DROPS = frozenset({MFU_DROP, STEP_TIME_RISE})
 LOST_RECORDS = "lost-records"
 CLOCK_ERROR = "clock-error"
 SILENT_RANK = "silent-rank"
@@ -37,6 +38,17 @@ ANALYSIS_BEHIND = "analysis-behind"
 
 UNEXPLAINED = "no finding explains it"
 """End of the text of a drop that was seen before the finding that explains it, if there is one."""
+
+MIN_S = 0.2
+"""Time that a finding or a drop must last to alert. Source: choice: in steps of milliseconds noise
+lasts three steps, and steps of 70 ms and more still alert after three."""
+
+MIN_UNEXPLAINED_S = 5.0
+"""The same for a drop that no finding explains. Source: choice, two analyses of a running job; the
+machine's own pauses are shorter."""
+
+HOLD_S = 10.0
+"""Time for which a finding must be over before its alert is. Source: choice, several analyses."""
 
 ACTIONS = {
     MFU_DROP: "open the step on the timeline and compare it with the one before the drop; if no"
@@ -176,7 +188,10 @@ class Condition:
     """One sentence."""
 
     finding: Finding | None = None
-    """The finding that it is about, or that overlaps it; None if there is none."""
+    """The finding that it is about, or that explains it; None if there is none."""
+
+    number: int | None = None
+    """Number of that finding in the run; None if it is not tracked."""
 
     ranks: tuple[int, ...] = ()
     """Ranks at fault; empty if none is named."""
@@ -217,10 +232,10 @@ def find_conditions(
         rules: Thresholds; the defaults if None.
         is_over: Whether the run has ended: then only what ended it is active.
     """
-    rules = rules or AlertRules()
+    rules, tracked = rules or AlertRules(), tuple(tracked)
     found = [
+        *_from_values(report, tracked, rules),
         *_from_findings(report, tracked),
-        *_from_values(report, rules),
         *_from_quality(report, rules),
     ]
     if is_over:
@@ -231,6 +246,30 @@ def find_conditions(
             for each in found
         ]
     return apply_settings(found, rules)
+
+
+def find_held(report: RunReport, tracked: Iterable[TrackedFinding]) -> frozenset[int]:
+    """Return the numbers of the findings whose alerts stay active: open ones, and those of late.
+
+    A finding that noise hides for a moment, or that becomes minor while it is open, ends no alert.
+    """
+    left_s, late = HOLD_S, -1
+    for step, seconds in reversed(report.actual_s_by_step.items()):
+        left_s -= seconds
+        if left_s <= 0:
+            late = step
+            break
+    return frozenset(
+        one.number
+        for one in tracked
+        if one.closed_ns is None or (one.last_step is not None and one.last_step >= late)
+    )
+
+
+def _seconds(report: RunReport, first: int, last: int) -> list[float]:
+    """Return the times of the steps from one to another, as far as they are known."""
+    known = report.actual_s_by_step
+    return [known[step] for step in range(first, last + 1) if step in known]
 
 
 def apply_settings(found: Iterable[Condition], rules: AlertRules) -> tuple[Condition, ...]:
@@ -252,6 +291,9 @@ def _from_findings(report: RunReport, tracked: Iterable[TrackedFinding]) -> Iter
         steps = None
         if one.onset_step is not None and one.last_step is not None:
             steps = one.onset_step, one.last_step
+            is_measured = one.closed_ns is None and one.finding.saved_s is not None
+            if is_measured and sum(_seconds(report, *steps)) < MIN_S:
+                continue
         yield Condition(
             rule=FINDING,
             key=str(one.number),
@@ -260,8 +302,9 @@ def _from_findings(report: RunReport, tracked: Iterable[TrackedFinding]) -> Iter
             is_active=one.closed_ns is None,
             text=f"{one.run_id}: {one.finding.cause}: {one.finding.evidence}",
             finding=one.finding,
+            number=one.number,
             ranks=one.finding.ranks,
-            cost=_cost(one.finding.saved_s, report),
+            cost=_cost(one.finding, report),
         )
 
 
@@ -278,15 +321,17 @@ def _surely_costs(finding: Finding, report: RunReport) -> bool:
     return finding.saved_s - error_s >= THRESHOLDS.critical_share * float(seconds.mean())
 
 
-def _cost(saved_s: float | None, report: RunReport) -> str:
-    """Return what is lost in each step, in words; "" if it is unknown."""
-    actual_s = report.step_time_s.actual
-    if saved_s is None or saved_s <= 0 or not actual_s:
+def _cost(finding: Finding, report: RunReport) -> str:
+    """Return what a finding costs in each step, in words; "" if it is unknown."""
+    price = report.price(finding)
+    if price is None or price.seconds <= 0:
         return ""
-    return f"{format_seconds(saved_s)} per step ({format_percent(saved_s / actual_s)})"
+    return format_price(price.seconds, price.share, since=price.since)
 
 
-def _from_values(report: RunReport, rules: AlertRules) -> Iterator[Condition]:
+def _from_values(
+    report: RunReport, tracked: Sequence[TrackedFinding], rules: AlertRules
+) -> Iterator[Condition]:
     """Yield drops of the MFU, or of the steps per second if the MFU is unknown."""
     if report.mfu is not None:
         rule, by_step, tokens = MFU_DROP, report.mfu.by_step, report.mfu.tokens_by_step
@@ -305,10 +350,18 @@ def _from_values(report: RunReport, rules: AlertRules) -> Iterator[Condition]:
         measure=measure,
     ):
         steps = drop.first_step, drop.last_step
-        finding = _overlapping(report, steps)
-        change, numbers = _describe(report, rule, drop)
-        because = UNEXPLAINED if finding is None else f"top finding: {finding.evidence}"
-        seconds = [s for step, s in report.actual_s_by_step.items() if steps[0] <= step <= steps[1]]
+        seconds = _seconds(report, *steps)
+        lost_s = median(seconds) * drop.depth_ratio if seconds else 0.0
+        finding, number = _explaining(report, tracked, steps, lost_s)
+        if 0 < sum(seconds) < (MIN_UNEXPLAINED_S if finding is None else MIN_S):
+            continue
+        if finding is not None and finding.steps is not None and finding.steps[0] in range(*steps):
+            steps = finding.steps[0], steps[1]  # noise may have begun the drop before its cause
+        change, numbers = _describe(report, rule, drop, steps[0])
+        because, cost = UNEXPLAINED, format_price(lost_s, drop.depth_ratio) if lost_s else ""
+        if finding is not None:
+            because = f"top finding: {finding.cause}: {finding.evidence}"
+            cost = _cost(finding, report) or cost
         yield Condition(
             rule=rule,
             key=str(drop.first_step),
@@ -317,14 +370,15 @@ def _from_values(report: RunReport, rules: AlertRules) -> Iterator[Condition]:
             is_active=not drop.is_over,
             text=f"{change}; {because}",
             finding=finding,
+            number=number,
             ranks=() if finding is None else finding.ranks,
-            cost=_cost(median(seconds) * drop.depth_ratio, report) if seconds else "",
+            cost=cost,
             numbers=numbers,
         )
 
 
-def _describe(report: RunReport, rule: str, drop: Drop) -> tuple[str, dict[str, float]]:
-    """Return a drop as a clause, with the numbers behind it."""
+def _describe(report: RunReport, rule: str, drop: Drop, first: int) -> tuple[str, dict[str, float]]:
+    """Return a drop that begins in a step as a clause, with the numbers behind it."""
     if rule == MFU_DROP:
         shape = report.mfu_shape
         named = (
@@ -332,25 +386,39 @@ def _describe(report: RunReport, rule: str, drop: Drop) -> tuple[str, dict[str, 
         )
         return (
             f"MFU of {report.run} dropped by {format_percent(drop.depth_ratio)} in step"
-            f" {drop.first_step}, from {format_percent(drop.usual, digits=1)} to"
+            f" {first}, from {format_percent(drop.usual, digits=1)} to"
             f" {format_percent(drop.value, digits=1)}{named}"
         ), {"mfu": drop.value, "median": drop.usual}
     now, usual = 1 / drop.value, 1 / drop.usual
     return (
         f"the step time of {report.run} rose by {format_percent(now / usual - 1)} in step"
-        f" {drop.first_step}, from {format_seconds(usual)} to {format_seconds(now)}"
+        f" {first}, from {format_seconds(usual)} to {format_seconds(now)}"
     ), {"step_time_s": now, "median_s": usual}
 
 
-def _overlapping(report: RunReport, steps: tuple[int, int]) -> Finding | None:
-    """Return the first finding that matters and shows in these steps."""
-    first, last = steps
-    for finding in report.findings:
+def _explaining(
+    report: RunReport, tracked: Iterable[TrackedFinding], steps: tuple[int, int], lost_s: float
+) -> tuple[Finding | None, int | None]:
+    """Return the first finding that matters, shows in these steps, and costs most of the drop.
+
+    Args:
+        report: The newest diagnosis.
+        tracked: The run's findings. One that is open comes first; it may have left the window.
+        steps: First and last step of the drop.
+        lost_s: What the drop costs in each step; 0 if unknown.
+
+    Returns:
+        The finding, and its number if it is tracked; None if nothing explains the drop.
+    """
+    known = [(one.finding, one.number) for one in tracked if one.closed_ns is None]
+    for finding, number in (*known, *((each, None) for each in report.findings)):
         if finding.severity in {Severity.MINOR, Severity.NONE} or finding.steps is None:
             continue
-        if finding.steps[0] <= last and finding.steps[1] >= first:
-            return finding
-    return None
+        price = report.price(finding)
+        is_enough = price is None or price.seconds >= THRESHOLDS.majority_share * lost_s
+        if finding.steps[0] <= steps[1] and finding.steps[1] >= steps[0] and is_enough:
+            return finding, number
+    return None, None
 
 
 def _from_quality(report: RunReport, rules: AlertRules) -> Iterator[Condition]:

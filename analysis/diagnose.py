@@ -16,7 +16,7 @@ from .replay.what_if import ratio
 from .report.invariants import MATTERS
 from .report.report import Finding, Severity
 from .report.text import format_count, format_percent, format_ranks, format_slowdown
-from .report.tracked_findings import GRACE_STEPS, NO_PROBLEM
+from .report.tracked_findings import NO_PROBLEM
 from .statistics.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
@@ -78,8 +78,14 @@ def combine_findings(
 
 
 def grade_findings(report: RunReport) -> RunReport:
-    """Return a report whose findings have their severity, without `healthy` if one matters."""
-    graded = tuple(replace(each, severity=grade(report, each)) for each in report.findings)
+    """Return a report whose findings have severity and price, without `healthy` if one matters."""
+    priced = [
+        replace(each, shown_saved_s=each.saved_s * len(report.steps) / num_shown)
+        if each.saved_s is not None and (num_shown := len(report.shown_steps(each)))
+        else each
+        for each in report.findings
+    ]
+    graded = tuple(replace(each, severity=grade(report, each)) for each in priced)
     undecided = tuple(each for each in graded[1:] if each.cause in NO_PROBLEM)
     rest = tuple(each for each in graded if each not in undecided)
     if any(each.severity in MATTERS for each in graded):
@@ -139,11 +145,10 @@ def grade(report: RunReport, finding: Finding) -> Severity:
         return Severity.NONE
     if ends_run(finding):
         return Severity.CRITICAL
-    shown = _steps_that_show(report, finding)
+    shown = report.shown_steps(finding)
     if shown and _is_at_an_end(report, shown):
         return Severity.MINOR
-    is_open = bool(set(shown) & set(report.steps[-GRACE_STEPS:]))
-    counted = shown if is_open else report.steps
+    counted = shown if shown and report.is_open(finding) else report.steps
     whole_s = sum(report.actual_s_by_step[step] for step in counted)
     saved_s = finding.saved_s
     share = None if saved_s is None else ratio(saved_s * len(report.steps), whole_s)
@@ -157,13 +162,6 @@ def grade(report: RunReport, finding: Finding) -> Severity:
     if share < max(THRESHOLDS.minor_share, report.replay_error_ratio or 0.0, chance):
         return Severity.MINOR
     return Severity.CRITICAL if share >= THRESHOLDS.critical_share else Severity.WARNING
-
-
-def _steps_that_show(report: RunReport, finding: Finding) -> tuple[int, ...]:
-    if finding.steps is None:
-        return ()
-    first, last = finding.steps
-    return tuple(step for step in report.steps if first <= step <= last)
 
 
 def _is_at_an_end(report: RunReport, shown: tuple[int, ...]) -> bool:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.tracer.span import NS_PER_S
-
 from .causes import hang
 from .causes.detector import Subject
 from .causes.order import CAUSES
 from .report.report import Severity
-from .report.text import format_count, format_duration, format_percent, format_ranks, format_steps
+from .report.text import (
+    format_count,
+    format_percent,
+    format_price,
+    format_ranks,
+    format_seconds,
+    format_steps,
+)
 from .statistics.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
@@ -142,10 +147,12 @@ def _pronoun(finding: Finding) -> str:
 
 def _gain(report: RunReport, finding: Finding) -> str:
     """Return what fixing the finding would save; empty if that is unknown or next to nothing."""
-    saved_s, actual_s = finding.saved_s, report.step_time_s.actual
-    if saved_s is None or not actual_s or saved_s < THRESHOLDS.minor_share * actual_s:
+    price = report.price(finding)
+    if price is None or price.share < THRESHOLDS.minor_share:
         return ""
-    return (
-        f" Fixing {_pronoun(finding)} would save {format_duration(saved_s * NS_PER_S)} per step"
-        f" ({format_percent(saved_s / actual_s)})."
-    )
+    text = format_price(price.seconds, price.share, since=price.since)
+    saved_s, actual_s = finding.saved_s, report.step_time_s.actual
+    if saved_s is not None and actual_s and price.since in report.steps[1:]:
+        mean = f"{format_seconds(saved_s)} ({format_percent(saved_s / actual_s)})"
+        text += f", {mean} in the mean of all steps"
+    return f" Fixing {_pronoun(finding)} would save {text}."

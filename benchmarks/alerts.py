@@ -170,7 +170,7 @@ def _follow(source: SimulatedSource) -> tuple[RunReport, tuple[str, ...], tuple[
         for known in (report, _without_mfu(report)):
             for each in find_conditions(known, tracker.findings):
                 cause = each.finding.cause if each.finding is not None else ""
-                if each.is_active or each.rule != FINDING:
+                if each.is_active:  # what is over raises nothing
                     alarms.add(f"{each.rule} {cause}".strip())
                 if last == ONSET + 2 and each.is_active and (each.steps or (0, 0))[1] >= ONSET:
                     found_by.add(each.rule)

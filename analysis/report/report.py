@@ -22,6 +22,15 @@ if TYPE_CHECKING:
     from .network import CommonPause, DirectWaits, LinkSummary
 
 
+GRACE_STEPS = 3
+"""A finding is open while one of this many newest steps shows it. Source: design.md section 5, a
+verdict is due within 3 steps of the onset."""
+
+GRACE_SHARE = 0.1
+"""Share of a finding's own steps for which it is open as well: a fault of 200 steps is not over
+because noise hides it in ten. Source: choice."""
+
+
 class Severity(StrEnum):
     """Importance of a finding; `analysis.diagnose.grade_findings` decides."""
 
@@ -71,6 +80,10 @@ class Finding:
     saved_s: float | None = None
     """``T_actual - T_without`` of the same, mean seconds per step; None if it has no price."""
 
+    shown_saved_s: float | None = None
+    """The same over its own steps, from the first to the last that shows it: of a live run also
+    over those that have left the window, so it does not change as the window slides."""
+
     noise_s: float | None = None
     """Standard deviation of the step time, seconds, once all findings are fixed."""
 
@@ -85,6 +98,16 @@ class Finding:
 
     proof: Proof | None = None
     """None if no single operation shows it, or none is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """Saving of a fix, wherever it is shown: a mean per step, and its share of the step."""
+
+    seconds: float
+    share: float
+    since: int | None
+    """First of the steps; None: all that were analysed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -450,6 +473,38 @@ class RunReport:
                 parts.append(StepPart(name=each.cause, seconds=seconds, ranks=each.ranks))
                 left_s -= seconds
         return (*parts, StepPart(name="other", seconds=left_s))
+
+    def shown_steps(self, finding: Finding) -> tuple[int, ...]:
+        """Return the analysed steps from the first to the last that shows a finding."""
+        first, last = finding.steps or (0, -1)
+        return tuple(step for step in self.steps if first <= step <= last)
+
+    def is_open(self, finding: Finding) -> bool:
+        """Return whether one of the newest steps shows a finding: of a long one, of more of them.
+
+        What no step shows is open as long as it is reported.
+        """
+        if finding.steps is None:
+            return True
+        first, last = finding.steps
+        grace = max(GRACE_STEPS, GRACE_SHARE * (last - first + 1))
+        return sum(step > last for step in self.steps) < grace
+
+    def price(self, finding: Finding) -> Price | None:
+        """Return what fixing a finding saves per step: of an open one, since its onset.
+
+        That is what it will go on to cost: a mean over all steps would grow with each further one.
+        None if it is unknown.
+        """
+        shown = self.shown_steps(finding)
+        saved_s, actual_s, since = finding.saved_s, self.step_time_s.actual, None
+        if finding.steps and finding.shown_saved_s is not None and shown and self.is_open(finding):
+            saved_s, onset = finding.shown_saved_s, finding.steps[0]
+            actual_s = sum(self.actual_s_by_step.get(step, 0.0) for step in shown) / len(shown)
+            since = onset if onset > min(self.actual_s_by_step, default=onset) else None
+        if saved_s is None or not actual_s:
+            return None
+        return Price(seconds=saved_s, share=saved_s / actual_s, since=since)
 
     @property
     def longest_waits(self) -> tuple[Starved, ...]:

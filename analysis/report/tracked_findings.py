@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from .report import Severity
+from .report import GRACE_STEPS, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from .report import Finding, RunReport
 
-GRACE_STEPS = 3
-"""A finding is open while one of this many newest steps shows it. Source: design.md section 5, a
-verdict is due within 3 steps of the onset."""
+GONE_S = 3.0
+"""Time for which analyses must lack an open finding before it is closed. Source: choice, more than
+one analysis of a running job, which follow each other every 2 s."""
 
 NO_PROBLEM = frozenset({"healthy", "insufficient-evidence"})
 
@@ -58,12 +58,16 @@ class TrackedFinding:
 
 
 class FindingTracker:
-    """The findings of one run, matched between analyses by (cause, ranks).
+    """The findings of one run, matched between analyses by cause and ranks.
 
     A finding opens if it matters (`may_open`). It is open while one of the last `GRACE_STEPS` steps
     of the analysis shows it; without steps of its own, while the analysis has it. If it comes back
     within as many steps, it is the same finding and opens again. A finding that had ended before
     the first analysis is opened and closed at once.
+
+    What one analysis calls a slow device and the next one a throttled clock, or blames on one rank
+    and then on two, is one fault: a finding that shares ranks and steps with an open one that the
+    analysis lacks continues that one.
 
     Args:
         run_id: The run.
@@ -73,6 +77,8 @@ class FindingTracker:
     def __init__(self, run_id: str, known: Iterable[TrackedFinding] = ()) -> None:
         self._run_id = run_id
         self._tracked = {one.number: one for one in known}
+        self._numbers: dict[int, int] = {}
+        """Number of the tracked finding of each finding of the last report, by its place there."""
 
     @property
     def findings(self) -> tuple[TrackedFinding, ...]:
@@ -95,50 +101,72 @@ class FindingTracker:
             is_over: Whether the run has ended. A finding of the last steps is then left open: its
                 end was not observed.
         """
-        last = report.steps[-1] if report.steps else -1
+        is_whole = is_over and not report.num_earlier_steps
         changes: list[tuple[Change, TrackedFinding]] = []
-        present: set[int] = set()
-        for finding in report.findings:
-            if finding.cause in NO_PROBLEM:
+        self._numbers = self._match(report.findings)
+        for place, finding in enumerate(report.findings):
+            before = self._tracked.get(self._numbers.get(place, -1))
+            if finding.cause in NO_PROBLEM or (before is None and not may_open(finding)):
                 continue
-            before = self._match(finding)
-            if before is None and not may_open(finding):
-                continue
-            now = self._updated(finding, before, report, last=last, at_ns=at_ns)
-            present.add(now.number)
+            now = self._updated(finding, before, report, at_ns=at_ns)
+            if is_whole and now is not before:  # it knows better than the windows before it
+                onset_step = finding.steps[0] if finding.steps else None
+                now = replace(now, finding=finding, onset_step=onset_step)
+            self._numbers[place] = now.number
             change = _change(before, now)
             if change is not None:
                 changes.append((change, now))
                 self._tracked[now.number] = now
-        for one in self.open_findings:
-            is_gone = is_over or last - one.checked_step > GRACE_STEPS
-            if one.number not in present and is_gone:
-                changes.append((Change.CLOSED, self._close(one, at_ns)))
+        present = set(self._numbers.values())
+        changes += [
+            (Change.CLOSED, self._close(one, at_ns))
+            for one in self.open_findings
+            if one.number not in present and (is_over or _is_gone(one, report))
+        ]
         return tuple(changes)
 
-    def _match(self, finding: Finding) -> TrackedFinding | None:
-        """Return the tracked finding that this one continues: the open one, else the newest."""
-        matching = [
-            one
-            for one in self._tracked.values()
-            if (one.finding.cause, one.finding.ranks) == (finding.cause, finding.ranks)
-            and _is_near(one, finding)
+    def merged(self, report: RunReport) -> RunReport:
+        """Return the last report with what is known of its findings from earlier ones.
+
+        Those that are open have their onset and their price since then, and an open finding that
+        this one analysis lacks is among them.
+        """
+        opened = {one.number: one.finding for one in self.open_findings}
+        found = [
+            opened.get(self._numbers.get(place, -1), finding)
+            for place, finding in enumerate(report.findings)
         ]
-        opened = [one for one in matching if one.closed_ns is None]
-        return next(iter(opened[-1:] or matching[-1:]), None)
+        present = set(self._numbers.values())
+        missed = [finding for number, finding in opened.items() if number not in present]
+        if missed:
+            found = [each for each in found if each.cause not in NO_PROBLEM]
+        return replace(report, findings=(*found, *missed))
+
+    def _match(self, findings: tuple[Finding, ...]) -> dict[int, int]:
+        """Return the number of the tracked finding that each finding continues, by its place.
+
+        Of several that it may continue it is the open one, else the newest.
+        """
+        numbers: dict[int, int] = {}
+        for continues in (_is_near, _is_renamed):
+            for place, finding in enumerate(findings):
+                matching = [
+                    (one.closed_ns is None, one.number)
+                    for one in self._tracked.values()
+                    if one.number not in numbers.values() and continues(one, finding)
+                ]
+                if place not in numbers and matching:
+                    numbers[place] = max(matching)[1]
+        return numbers
 
     def _updated(
-        self,
-        finding: Finding,
-        before: TrackedFinding | None,
-        report: RunReport,
-        *,
-        last: int,
-        at_ns: int,
+        self, finding: Finding, before: TrackedFinding | None, report: RunReport, *, at_ns: int
     ) -> TrackedFinding:
+        checked = report.steps[-1] if report.steps else -1
+        if before is not None:
+            finding = _since_onset(finding, before, report)
+        closed_ns = None if report.is_open(finding) else at_ns
         onset, until = finding.steps or (None, None)
-        is_open = until is None or until > last - GRACE_STEPS
-        closed_ns = None if is_open else at_ns
         if before is None:
             return TrackedFinding(
                 run_id=self._run_id,
@@ -150,18 +178,18 @@ class FindingTracker:
                 updated_ns=at_ns,
                 closed_ns=closed_ns,
                 finding=finding,
-                checked_step=last,
+                checked_step=checked,
             )
         if closed_ns is not None and before.closed_ns is not None:
             return before  # It was closed by an earlier analysis.
         return replace(
             before,
-            onset_step=_min_known(before.onset_step, onset),
+            onset_step=onset,
             last_step=until,
             updated_ns=at_ns,
             closed_ns=closed_ns,
             finding=finding,
-            checked_step=last,
+            checked_step=checked,
         )
 
     def _close(self, one: TrackedFinding, at_ns: int) -> TrackedFinding:
@@ -194,14 +222,58 @@ def _change(before: TrackedFinding | None, now: TrackedFinding) -> Change | None
     return None if same else Change.UPDATED
 
 
+def _since_onset(finding: Finding, before: TrackedFinding, report: RunReport) -> Finding:
+    """Return a finding of a window with its onset and its price since then.
+
+    The steps since the onset that have left the window cost what they cost when they were in it::
+
+        price = (price before * steps before the window + lost in the window) / steps since onset
+    """
+    if finding.steps is None or before.onset_step is None:
+        return finding
+    onset, first, last = min(before.onset_step, finding.steps[0]), report.steps[0], report.steps[-1]
+    finding = replace(finding, steps=(onset, finding.steps[1]))
+    num_shown = len(report.shown_steps(finding))
+    if finding.saved_s is None or not num_shown:
+        return finding
+    # Not every step need be recorded.
+    num_before = max(first - onset, 0) * len(report.steps) / (last - first + 1)
+    if before.finding.shown_saved_s is None:
+        num_before = 0.0
+    lost_s = finding.saved_s * len(report.steps)
+    lost_s += num_before * (before.finding.shown_saved_s or 0.0)
+    price_s = lost_s / (num_before + num_shown)
+    # One price: all steps of the window show it if it began before.
+    saved_s = price_s if num_before else finding.saved_s
+    return replace(finding, shown_saved_s=price_s, saved_s=saved_s)
+
+
+def _is_gone(one: TrackedFinding, report: RunReport) -> bool:
+    """Return whether an open finding that an analysis lacks has been missing for long enough.
+
+    Noise hides a finding in one analysis now and then; the next one follows `GONE_S` later at most.
+    """
+    missing = [step for step in report.steps if step > one.checked_step]
+    missing_s = sum(report.actual_s_by_step.get(step, 0.0) for step in missing)
+    return len(missing) > GRACE_STEPS and missing_s > GONE_S
+
+
+def _is_renamed(one: TrackedFinding, finding: Finding) -> bool:
+    """Return whether a finding is an open tracked one by another cause, or of other ranks."""
+    if one.closed_ns is not None or one.last_step is None or finding.steps is None:
+        return False
+    # What has no price was not measured on steps: a crash is no slow rank.
+    is_priced = one.finding.saved_s is not None and finding.saved_s is not None
+    shares = bool({*one.finding.ranks} & {*finding.ranks})
+    overlaps = finding.steps[0] <= one.last_step and may_open(finding)
+    return is_priced and shares and overlaps
+
+
 def _is_near(one: TrackedFinding, finding: Finding) -> bool:
-    """Return whether the steps of a finding are within `GRACE_STEPS` of a tracked one's."""
+    """Return whether a finding has cause and ranks of a tracked one, and steps that are near."""
+    if (one.finding.cause, one.finding.ranks) != (finding.cause, finding.ranks):
+        return False
     if finding.steps is None or one.onset_step is None or one.last_step is None:
         return finding.steps is None and one.onset_step is None
     first, last = finding.steps
     return first <= one.last_step + GRACE_STEPS and last >= one.onset_step - GRACE_STEPS
-
-
-def _min_known(first: int | None, second: int | None) -> int | None:
-    known = [step for step in (first, second) if step is not None]
-    return min(known, default=None)

@@ -1,24 +1,27 @@
-"""Writing of a whole run into a store: directly, or through the server that holds it."""
+"""Writing of whole runs into a store: directly, or through the server that holds it."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..agent.answers import read_accepted
 from ..errors import StoreError
-from ..store.writer import StoreWriter
+from ..spool.cut import Sink
+from ..store.ledger import read_resume
+from ..store.writer import SELECT_CLOCKS, StoreWriter
 from .served_store import ServedStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa
 
     from ..identity import Row
-    from ..spool.cut import Cut
+    from ..spool.cut import Cut, Placement, ProcessFacts, Resume
     from ..store.location import ServerFile
     from ..store.store import Store
 
@@ -27,6 +30,9 @@ CUT_ROWS = 1_000_000
 
 REQUEST_CUT_ROWS = 100_000
 """Largest number of spans in one request: some 10 MB."""
+
+REQUEST_CUTS = 500
+"""Largest number of cuts in one request. Source: choice, below the 800 that a server takes."""
 
 REQUEST_ROWS = 2_000
 """Largest number of descriptions in one request."""
@@ -38,19 +44,11 @@ TIMEOUT_S = 120.0
 """Time for which a request is retried while the server is busy or its disk is full."""
 
 
-class RunWriter(Protocol):
-    """Receiver of an imported or simulated run. Each method returns when its rows are durable."""
+class RunWriter(Sink, Protocol):
+    """Receiver of an imported or simulated run, or of a spool."""
 
     cut_rows: int
     """Largest number of spans in one cut."""
-
-    def ingest(self, cuts: Sequence[Cut]) -> None:
-        """Store the rows of cuts, once each, even if a cut is passed again."""
-        ...
-
-    def upsert(self, table: str, rows: Sequence[Row]) -> None:
-        """Store descriptions; a row replaces the one with the same identity."""
-        ...
 
     def insert(self, table: str, rows: pa.Table) -> None:
         """Store columns of ``samples`` or ``events``."""
@@ -64,7 +62,7 @@ class RunWriter(Protocol):
 def run_writer(store: Store) -> RunWriter:
     """Return a writer into ``store``, which may be a served one."""
     if isinstance(store, ServedStore):
-        return ServedWriter(store.server)
+        return ServedWriter(store.server, store)
     return StoreRunWriter(store)
 
 
@@ -90,6 +88,7 @@ class ServedWriter:
 
     Args:
         server: The server.
+        store: The store, which `resume` and `clocks` read.
         pause: Waits for a number of seconds.
         monotonic_s: Clock of the timeout.
     """
@@ -97,12 +96,14 @@ class ServedWriter:
     def __init__(
         self,
         server: ServerFile,
+        store: Store,
         *,
         pause: Callable[[float], object] = time.sleep,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         from ..agent.link import Link
 
+        self._store = store
         self._url = server.url
         self._pause = pause
         self._monotonic_s = monotonic_s
@@ -112,7 +113,7 @@ class ServedWriter:
         self.cut_rows = REQUEST_CUT_ROWS
 
     def ingest(self, cuts: Sequence[Cut]) -> None:
-        """Send cuts, one request each.
+        """Send cuts, as many in a request as it may have spans.
 
         Raises:
             StoreError: The server rejects them, or stays busy.
@@ -121,11 +122,36 @@ class ServedWriter:
         from ..ingest.router import ARROW_TYPE
         from ..wire.codec import encode_cuts
 
-        for cut in cuts:
-            document = self._send("/v1/spans", encode_cuts([cut]), ARROW_TYPE)
-            (state,) = read_cut_states(document, [cut])
-            if state not in SETTLED_STATES:
-                raise self._refused(f"a cut of run {cut.key.run_id!r} is in state {state}")
+        for batch in _batches(cuts, max_rows=self.cut_rows):
+            document = self._send("/v1/spans", encode_cuts(batch), ARROW_TYPE)
+            for cut, state in zip(batch, read_cut_states(document, batch), strict=True):
+                if state not in SETTLED_STATES:
+                    raise self._refused(f"a cut of run {cut.key.run_id!r} is in state {state}")
+
+    def place(self, processes: Sequence[ProcessFacts]) -> list[Placement | None]:
+        """Ask the server where each process of a spool is stored."""
+        from ..agent.answers import read_placements
+        from ..agent.outbox import MAX_PLACEMENTS
+        from ..ingest.router import JSON_TYPE
+
+        found: list[Placement | None] = []
+        for first in range(0, len(processes), MAX_PLACEMENTS):
+            part = processes[first : first + MAX_PLACEMENTS]
+            body = json.dumps({"schema": 1, "rows": [asdict(one) for one in part]}).encode()
+            document = self._send("/v1/rows/processes", body, JSON_TYPE)
+            placements = read_placements(document, len(part))
+            if placements is None:
+                raise self._refused("it runs an older rankscope: restart it with this one")
+            found += placements
+        return found
+
+    def resume(self, run_id: str) -> Resume:
+        """Return what the store holds of a run."""
+        return read_resume(self._store, run_id)
+
+    def clocks(self) -> list[Row]:
+        """Return the first known clock of each host and boot."""
+        return self._store.rows(SELECT_CLOCKS)
 
     def upsert(self, table: str, rows: Sequence[Row]) -> None:
         """Send descriptions.
@@ -167,6 +193,19 @@ class ServedWriter:
 
     def _refused(self, reason: str) -> StoreError:
         return StoreError(f"the server {self._url} that holds the store did not store it: {reason}")
+
+
+def _batches(cuts: Sequence[Cut], *, max_rows: int) -> Iterator[Sequence[Cut]]:
+    """Yield cuts in order, in batches of few spans; a larger cut is a batch of its own."""
+    first, num_rows = 0, 0
+    for place, cut in enumerate(cuts):
+        size = cut.rows.spans.num_rows
+        if place > first and (num_rows + size > max_rows or place - first == REQUEST_CUTS):
+            yield cuts[first:place]
+            first, num_rows = place, 0
+        num_rows += size
+    if cuts:
+        yield cuts[first:]
 
 
 def _without_nan(row: Row) -> Row:

@@ -70,6 +70,12 @@ class StoredFinding:
     recoverable_ratio: float | None
     confidence: float
     evidence: str
+    severity: str = ""
+    """"" if unknown."""
+
+    saved_s: float | None = None
+    """What fixing it would save in each of its steps, seconds; None if it has no price."""
+
     opened_ns: int
     """Unix ns, as all times here."""
 

@@ -66,3 +66,42 @@ def test_a_smaller_batch_is_neither_a_drop_of_the_mfu_nor_a_rise_of_the_step_tim
     assert [each.rule for each in find_conditions(replace(base, mfu=None), ())] == [
         "step-time-rise"
     ]
+
+
+@pytest.mark.parametrize(
+    ("step_s", "saved_s", "cause"),
+    [
+        (1.5, 0.45, "slow-compute"),
+        (1.5, 0.2, None),  # less than half of the 0.5 s that each step loses
+        (0.06, 0.018, "slow-compute"),  # 10 steps of 60 ms: long enough if it is explained
+        (0.06, 0.008, "nothing"),  # and too short if not
+        (0.015, 0.0045, "nothing"),
+    ],
+)
+def test_a_drop_lasts_five_seconds_or_a_fifth_of_one_with_a_finding_that_explains_it(
+    step_s: float, saved_s: float, cause: str | None
+) -> None:
+    seconds = {step: step_s if step >= 10 else step_s / 1.5 for step in range(20)}
+    finding = Finding(
+        cause="slow-compute",
+        ranks=(5,),
+        steps=(10, 19),
+        confidence=0.9,
+        evidence="",
+        severity=Severity.WARNING,
+        saved_s=saved_s,
+        shown_saved_s=saved_s,
+    )
+    made = replace(
+        report(run="job"),
+        mfu=None,
+        startup_s_by_step={},
+        steps=tuple(seconds),
+        actual_s_by_step=seconds,
+        findings=(finding,),
+    )
+
+    rises = [each for each in find_conditions(made, ()) if each.rule == "step-time-rise"]
+
+    causes = [each.finding.cause if each.finding else None for each in rises]
+    assert causes == ([] if cause == "nothing" else [cause])

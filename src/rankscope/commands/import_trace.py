@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -121,7 +122,7 @@ def import_kineto(paths: Sequence[Path], *, run_id: str, store_url: str | None) 
     """Store the traces of `torch.profiler` of a job's ranks, which are turned into a spool first.
 
     Raises:
-        BadInputError: A path holds no trace, or a server has the store open.
+        BadInputError: A path holds no trace.
         CollectorError: See `collector.importers.kineto.read_traces`.
         StoreError: The store could not be opened or written.
     """
@@ -154,30 +155,24 @@ def import_spool(folder: Path, *, run_id: str | None, store_url: str | None) -> 
     """Store the runs of a spool whose processes have ended. The spool is not changed.
 
     Raises:
-        BadInputError: The folder holds no such run, one of its processes still runs, or a server
-            has the store open.
+        BadInputError: The folder holds no such run, or one of its processes still runs.
         StoreError: The store could not be opened or written.
     """
-    from rankscope.collector.client.served_store import ServedStore
-    from rankscope.collector.store.writer import StoreWriter
+    from rankscope.collector.client.served_writer import run_writer
 
     from ..spool_check import read_spool, say_unread
 
     if not folder.is_dir():
         raise BadInputError(f"{folder} is not a folder: give the spool, as in RANKSCOPE_TRACE")
     with open_store(store_url) as store, Progress() as progress:
-        if isinstance(store, ServedStore):
-            raise BadInputError(
-                "a server has this store open: send the spool to it with `rankscope agent --spool"
-                f" {folder}`, or stop the server"
-            )
         before = _count_spans(store)
-        reading = read_spool(
-            folder,
-            StoreWriter(store),
-            run_id=run_id,
-            show=lambda text: progress.show(f"importing {folder}: {text}"),
-        )
+        with closing(run_writer(store)) as writer:
+            reading = read_spool(
+                folder,
+                writer,
+                run_id=run_id,
+                show=lambda text: progress.show(f"importing {folder}: {text}"),
+            )
         stored = _count_spans(store)
     say_unread(reading)
     new = {run: num - before.get(run, 0) for run, num in stored.items() if num > before.get(run, 0)}

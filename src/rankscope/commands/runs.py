@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 NO_RUNS = "no runs yet: try `rankscope demo` or `rankscope simulate`, or trace a job"
 NO_FINDINGS = (
-    "no findings: `rankscope serve` records them while a job trains;"
-    " `rankscope analyze RUN` diagnoses a run that has ended"
+    "no findings: `rankscope serve` records them while a job trains,"
+    " and `rankscope analyze RUN` those of a run that has ended"
 )
 
 
@@ -61,7 +61,7 @@ def findings(
     as_json: AsJson = False,
     store: Store = None,
 ) -> None:
-    """List the findings of live runs, the newest first."""
+    """List the findings of all runs, the newest first."""
     typer.echo(list_findings(run, as_json=as_json, store_url=store))
 
 
@@ -123,7 +123,7 @@ def delete_stored(run_id: str, *, as_json: bool, store_url: str | None) -> str:
 
 
 def list_findings(run_id: str | None, *, as_json: bool, store_url: str | None) -> str:
-    """Return the findings of live runs, the newest first, as printable text.
+    """Return the findings of all runs, the newest first, as printable text.
 
     Args:
         run_id: The run. None: all runs.

@@ -15,7 +15,13 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rankscope.analysis.alert_rules import FINDING, find_conditions
+from rankscope.analysis.alert_rules import (
+    DROPS,
+    FINDING,
+    UNEXPLAINED,
+    find_conditions,
+    find_held,
+)
 from rankscope.analysis.alert_signals import find_signal_conditions
 from rankscope.analysis.report.report import Severity
 from rankscope.collector.errors import StoreError
@@ -196,15 +202,19 @@ class Alerting:
     ) -> tuple[StoredAlert, ...]:
         """Raise what is new in a run's diagnosis, resolve what is over, send; return what is new.
 
-        An alert is identified by run, rule and key, which never change: it is raised once.
+        An alert is identified by run, rule and key, which never change: it is raised once. One
+        fault is one alert: of a drop and the finding that explains it, the first raises it. If that
+        was the drop, the alert gets the cause when the finding is there, and is sent again.
 
         Args:
             report: The newest diagnosis of the run.
             tracked: The run's findings, open and closed.
             is_over: Whether the run has ended.
         """
+        tracked = tuple(tracked)
         found = find_conditions(report, tracked, rules=self._config.rules, is_over=is_over)
-        return self._update(report.run, found, source="report")
+        held = frozenset() if is_over else find_held(report, tracked)
+        return self._update(report.run, found, source="report", held=held)
 
     def evaluate_signals(self, signals: RunSignals) -> tuple[StoredAlert, ...]:
         """Do the same for what the store knows of a live run beyond its diagnosis."""
@@ -212,30 +222,104 @@ class Alerting:
         return self._update(signals.run, found, source="signals")
 
     def _update(
-        self, run_id: str, conditions: Iterable[Condition], *, source: str
+        self,
+        run_id: str,
+        conditions: Iterable[Condition],
+        *,
+        source: str,
+        held: frozenset[int] = frozenset(),
     ) -> tuple[StoredAlert, ...]:
         with self._lock:
             raised = []
-            active = {}
+            active: set[AlertId] = set()
             for condition in conditions:
                 alert_id = self._identify(run_id, condition)
-                # A finding that is over by now is history; a drop of the MFU cost time.
-                is_due = condition.is_active or condition.rule != FINDING
-                if alert_id not in self._alerts and is_due:
-                    raised.append(self._raise_alert(alert_id, condition, source=source))
-                if condition.is_active:
-                    active[alert_id] = condition
+                if not condition.is_active:
+                    continue  # what is over by now is history
+                if alert_id not in self._alerts:
+                    known = self._same_fault(run_id, condition)
+                    if known is None:
+                        raised.append(self._raise_alert(alert_id, condition, source=source))
+                    else:
+                        alert_id = known.alert_id
+                        self._extend(known, condition)
+                active.add(alert_id)
+                self._note_cost(alert_id, condition)
             for alert in self.alerts:
                 if alert.run_id != run_id or alert.resolved_ns is not None:
                     continue
                 if (alert.post or {}).get("source", source) != source:
                     continue
-                if alert.alert_id in active:
+                if alert.alert_id in active or _number(alert) in held:
                     self._gone_ns.pop(alert.alert_id, None)
                 elif self._is_over(alert):
                     self._resolve(alert)
         self.deliver()
         return tuple(raised)
+
+    def _note_cost(self, alert_id: AlertId, condition: Condition) -> None:
+        """Keep the newest price of an alert's finding, as the pages of its run show it."""
+        alert = self._alerts[alert_id]
+        post = alert.post or {}
+        if condition.finding is not None and condition.cost and post.get("cost") != condition.cost:
+            self._alerts[alert_id] = replace(alert, post=post | {"cost": condition.cost})
+
+    def _same_fault(self, run_id: str, condition: Condition) -> StoredAlert | None:
+        """Return the active alert of a drop that a finding explains, or of the finding that does.
+
+        A drop is the same fault as its finding, and as one that opens later in its steps while it
+        has none.
+        """
+        for alert in self._alerts.values():
+            if alert.run_id != run_id or alert.resolved_ns is not None or alert.steps is None:
+                continue
+            number = _number(alert)
+            if condition.rule in DROPS and alert.rule in {FINDING, *DROPS}:
+                is_same = condition.number is not None and number == condition.number
+            elif condition.rule == FINDING and alert.rule in DROPS:
+                is_later = condition.steps is not None and condition.steps[1] >= alert.steps[0]
+                is_same = number == condition.number or (not alert.cause and is_later)
+            else:
+                is_same = False
+            if is_same:
+                return alert
+        return None
+
+    def _extend(self, alert: StoredAlert, condition: Condition) -> None:
+        """Add to an alert what a further condition of the same fault says, and send it again.
+
+        It is sent to whom the condition makes it new: to all if it adds the cause.
+        """
+        finding = condition.finding
+        severity = min(alert.severity, condition.severity)  # "critical" comes before "warning"
+        receivers = self._wanting(condition.rule, severity)
+        receivers = (*alert.receivers, *(each for each in receivers if each not in alert.receivers))
+        extended = replace(alert, severity=severity, receivers=receivers)
+        post = {**(alert.post or {}), "severity": severity, "finding_number": condition.number}
+        if finding is not None and not alert.cause:
+            about = f"found later: {finding.cause}: {finding.evidence}"
+            extended = replace(
+                extended,
+                text=f"{alert.text.removesuffix(UNEXPLAINED)}{about}",
+                cause=finding.cause,
+                ranks=condition.ranks,
+                hosts=self._hosts(alert.run_id, condition),
+                deliveries={},
+                messages={},
+            )
+            url = self._page_url(alert.run_id, alert.first_step, condition.ranks)
+            post |= alert_document(extended, condition, url=url) | {"steps": post.get("steps")}
+            post["update"] = 1
+        if extended == alert and post == alert.post:
+            return
+        extended = replace(extended, post=post)
+        write_alert(self._store, extended)
+        self._alerts[alert.alert_id] = extended
+        if not extended.messages:
+            for receiver, state in alert.messages:
+                write_deliveries(
+                    self._store, [extended], receiver, state, Delivery.PENDING, message=""
+                )
 
     def _identify(self, run_id: str, condition: Condition) -> AlertId:
         """Return the identity of a condition's alert: a new one if a state has come back."""
@@ -258,10 +342,6 @@ class Alerting:
     def _raise_alert(self, alert_id: AlertId, condition: Condition, *, source: str) -> StoredAlert:
         run_id, rule, key = alert_id
         first, last = condition.steps or (None, None)
-        names = self._hosts_of(run_id) if condition.ranks else {}
-        hosts = condition.hosts or tuple(
-            sorted({names[rank] for rank in condition.ranks if names.get(rank)})
-        )
         alert = StoredAlert(
             run_id=run_id,
             at_ns=self._unix_ns(),
@@ -273,13 +353,8 @@ class Alerting:
             text=condition.text,
             cause="" if condition.finding is None else condition.finding.cause,
             ranks=condition.ranks,
-            hosts=hosts,
-            receivers=tuple(
-                name
-                for name in self._receivers
-                if name not in self._wishes
-                or self._wishes[name].wants(rule=rule, severity=condition.severity)
-            ),
+            hosts=self._hosts(run_id, condition),
+            receivers=self._wanting(rule, condition.severity),
         )
         url = self._page_url(run_id, first, condition.ranks)
         document = alert_document(alert, condition, url=url)
@@ -288,8 +363,23 @@ class Alerting:
         self._alerts = {alert.alert_id: alert, **self._alerts}
         return alert
 
+    def _hosts(self, run_id: str, condition: Condition) -> tuple[str, ...]:
+        names = self._hosts_of(run_id) if condition.ranks else {}
+        return condition.hosts or tuple(
+            sorted({names[rank] for rank in condition.ranks if names.get(rank)})
+        )
+
+    def _wanting(self, rule: str, severity: str) -> tuple[str, ...]:
+        """Return the names of the receivers that want alerts of a rule and severity."""
+        return tuple(
+            name
+            for name in self._receivers
+            if name not in self._wishes or self._wishes[name].wants(rule=rule, severity=severity)
+        )
+
     def _resolve(self, alert: StoredAlert) -> None:
         resolved = replace(alert, resolved_ns=self._unix_ns())
+        write_alert(self._store, resolved)  # with the last price
         write_resolution(self._store, resolved)
         self._alerts[alert.alert_id] = resolved
         self._gone_ns.pop(alert.alert_id, None)
@@ -539,6 +629,7 @@ def alert_document(alert: StoredAlert, condition: Condition, *, url: str) -> dic
         "cause": alert.cause,
         "ranks": list(alert.ranks),
         "hosts": list(alert.hosts),
+        "finding_number": condition.number,
         "cost": condition.cost,
         "action": condition.action,
         "finding": None
@@ -550,9 +641,21 @@ def alert_document(alert: StoredAlert, condition: Condition, *, url: str) -> dic
     }
 
 
+def _number(alert: StoredAlert) -> int | None:
+    """Return the number of the tracked finding that an alert is about; None if there is none."""
+    number: int | None = (alert.post or {}).get("finding_number")
+    return number
+
+
 def message_id(alerts: Iterable[StoredAlert], state: str) -> str:
-    """Return the id of a message: that of its alert, or a hash of those of its alerts."""
-    names = sorted(alert.name for alert in alerts)
+    """Return the id of a message: that of its alert, or a hash of those of its alerts.
+
+    An alert that got its cause later is another message.
+    """
+    names = sorted(
+        f"{alert.name}-cause" if (alert.post or {}).get("update") else alert.name
+        for alert in alerts
+    )
     if len(names) > 1:
         names = [hashlib.sha256("-".join(names).encode()).hexdigest()[:16]]
     return f"{names[0]}-{state}"
@@ -566,7 +669,11 @@ def message_document(alerts: Sequence[StoredAlert], state: str) -> dict[str, Any
     """
     documents = [
         {
-            **{k: v for k, v in (alert.post or {}).items() if k not in {"source", "hold_s"}},
+            **{
+                k: v
+                for k, v in (alert.post or {}).items()
+                if k not in {"source", "hold_s", "update"}
+            },
             "id": message_id([alert], state),
             "state": state,
             "resolved_ns": alert.resolved_ns,

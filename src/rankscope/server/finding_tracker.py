@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.report.report import Finding
 from rankscope.analysis.report.text import format_count, format_ranks
 from rankscope.analysis.report.tracked_findings import Change, FindingTracker, TrackedFinding
-from rankscope.collector.read.findings import StoredFinding, read_findings, write_findings
+from rankscope.collector.read.findings import read_findings, write_findings
 
 from ..sources.finding_history import FindingHistory, format_recurrence
+from ..sources.stored_findings import to_stored, to_tracked
 from ..terminal import lines as terminal
 
 if TYPE_CHECKING:
@@ -42,21 +42,40 @@ class LiveFindings:
         self._say = say or terminal.say
         self._unix_ns = unix_ns
         self._trackers: dict[str, FindingTracker] = {}
+        self._changes: dict[str, list[tuple[Change, TrackedFinding]]] = {}
         self._pending: dict[tuple[str, int], TrackedFinding] = {}
 
     def update(self, report: RunReport, *, is_over: bool, cost: TurnCost | None) -> None:
-        """Update the findings of a run: store changes, log those that opened or closed.
+        """Track a report, and record the changes; see `track` and `record`."""
+        self.track(report, is_over=is_over)
+        self.record(report.run, cost=cost)
+
+    def track(self, report: RunReport, *, is_over: bool) -> RunReport:
+        """Update the findings of a run, and return the report with their onsets and prices.
 
         Args:
             report: The new diagnosis.
             is_over: Whether the run has ended.
+
+        Raises:
+            StoreError: The findings of an earlier server cannot be read.
+        """
+        tracker = self._tracker(report.run)
+        changes = tracker.update(report, at_ns=self._unix_ns(), is_over=is_over)
+        self._changes.setdefault(report.run, []).extend(changes)
+        return tracker.merged(report)
+
+    def record(self, run_id: str, *, cost: TurnCost | None) -> None:
+        """Store the changes of a run's findings, and log those that opened or closed.
+
+        Args:
+            run_id: The run.
             cost: Cost of the analysis.
 
         Raises:
             StoreError: The changes could not be stored. The next call stores them too.
         """
-        tracker = self._tracker(report.run)
-        changes = tracker.update(report, at_ns=self._unix_ns(), is_over=is_over)
+        changes = self._changes.pop(run_id, [])
         for change, tracked in changes:
             self._pending[tracked.run_id, tracked.number] = tracked
             if change is not Change.UPDATED:
@@ -89,53 +108,6 @@ class LiveFindings:
             known = map(to_tracked, read_findings(self._store, run_id))
             self._trackers[run_id] = FindingTracker(run_id, known)
         return self._trackers[run_id]
-
-
-def to_stored(tracked: TrackedFinding) -> StoredFinding:
-    """Return a tracked finding as the store holds it."""
-    finding = tracked.finding
-    return StoredFinding(
-        run_id=tracked.run_id,
-        number=tracked.number,
-        epoch=tracked.epoch,
-        cause=finding.cause,
-        ranks=finding.ranks,
-        onset_step=tracked.onset_step,
-        last_step=tracked.last_step,
-        checked_step=tracked.checked_step,
-        slowdown=finding.slowdown,
-        recoverable_ratio=finding.recoverable_ratio,
-        confidence=finding.confidence,
-        evidence=finding.evidence,
-        opened_ns=tracked.opened_ns,
-        updated_ns=tracked.updated_ns,
-        closed_ns=tracked.closed_ns,
-    )
-
-
-def to_tracked(stored: StoredFinding) -> TrackedFinding:
-    """Return a stored finding as the tracker continues it."""
-    first, last = stored.onset_step, stored.last_step
-    return TrackedFinding(
-        run_id=stored.run_id,
-        number=stored.number,
-        epoch=stored.epoch,
-        onset_step=stored.onset_step,
-        last_step=stored.last_step,
-        opened_ns=stored.opened_ns,
-        updated_ns=stored.updated_ns,
-        closed_ns=stored.closed_ns,
-        checked_step=stored.checked_step,
-        finding=Finding(
-            cause=stored.cause,
-            ranks=stored.ranks,
-            steps=None if first is None or last is None else (first, last),
-            slowdown=stored.slowdown,
-            recoverable_ratio=stored.recoverable_ratio,
-            confidence=stored.confidence,
-            evidence=stored.evidence,
-        ),
-    )
 
 
 def _format_change(tracked: TrackedFinding, cost: TurnCost | None) -> str:

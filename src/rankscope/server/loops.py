@@ -186,6 +186,7 @@ class LiveAnalysis:
         self._reports = reports
         self._alerting = alerting
         self._findings = findings
+        reports.track_with(findings.track)
         self._monotonic_ns = monotonic_ns
         before = tuple(before)
         self._seen = {run.run_id: _size(run) for run in before}
@@ -260,10 +261,13 @@ class LiveAnalysis:
         revision = self._reports.revision(run.run_id)
         report = self._reports.refresh(run)
         is_new = self._reports.revision(run.run_id) != revision
-        if report is not None and is_new:
-            cost = self._reports.cost(run.run_id)
-            self._findings.update(report, is_over=run.state != RUNNING, cost=cost)
         is_live = run.state == RUNNING
+        if report is not None and (is_new or has_grown):
+            cost = self._reports.cost(run.run_id)
+            if is_live:
+                self._findings.record(run.run_id, cost=cost)
+            else:
+                self._findings.update(report, is_over=True, cost=cost)
         if report is not None and (has_grown or is_live):  # a job that hangs does not grow
             tracked = self._findings.of_run(run.run_id)
             self._alerting.evaluate(report, tracked, is_over=not is_live)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.alert_rules import FINDING, UNEXPLAINED
 from rankscope.analysis.report.alert_list import AlertList, AlertState, ShownAlert, ShownSilence
 from rankscope.analysis.report.text import format_time
 from rankscope.collector.http.gate import GRANT_KEY
@@ -15,8 +13,6 @@ from ..errors import BadInputError
 from .alert_changes import AlertChange, apply_change
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rankscope.collector.read.alerts import Silence, StoredAlert
 
     from .alerting import Alerting
@@ -30,12 +26,9 @@ NOT_ALLOWED = "this session may only read: open the URL that `rankscope serve` p
 def list_alerts(alerting: Alerting) -> AlertList:
     """Return alerts and silences, as the page shows them."""
     alerts = alerting.alerts
-    findings = [alert for alert in alerts if alert.rule == FINDING]
     now_ns = alerting.now_ns()
     return AlertList(
-        alerts=tuple(
-            _explained(_shown(alerting, alert), findings) for alert in alerts[:MAX_ALERTS]
-        ),
+        alerts=tuple(_shown(alerting, alert) for alert in alerts[:MAX_ALERTS]),
         num_left_out=max(len(alerts) - MAX_ALERTS, 0),
         silences=tuple(_silence(each) for each in alerting.silences if each.until_ns > now_ns),
         may_change=may_change(),
@@ -94,33 +87,6 @@ def _shown(alerting: Alerting, alert: StoredAlert) -> ShownAlert:
         resolved="" if alert.resolved_ns is None else format_time(alert.resolved_ns),
         acknowledged_by=alert.acknowledged_by,
         delivery=str(alert.delivery),
-    )
-
-
-def _explained(shown: ShownAlert, findings: Sequence[StoredAlert]) -> ShownAlert:
-    """Name the finding that explains a drop, if it was found only after the drop was sent."""
-    if shown.steps is None or not shown.text.endswith(UNEXPLAINED):
-        return shown
-    first, last = shown.steps
-    found = [
-        each
-        for each in findings
-        if each.run_id == shown.run
-        and each.steps is not None
-        and each.steps[0] <= last
-        and each.steps[1] >= first
-    ]
-    if not found:
-        return shown
-    finding = min(found, key=lambda each: each.at_ns)
-    about = finding.text.removeprefix(f"{shown.run}: ")
-    return replace(
-        shown,
-        text=f"{shown.text.removesuffix(UNEXPLAINED)}found later: {about}",
-        cause=finding.cause,
-        ranks=finding.ranks,
-        hosts=finding.hosts,
-        action=str((finding.post or {}).get("action", "")),
     )
 
 

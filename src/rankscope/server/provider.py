@@ -52,6 +52,7 @@ from rankscope.tracer.span import COMM_KINDS, KINDS, NS_PER_S, SpanKind
 
 from ..errors import find_exit_code, format_error
 from ..sources.store_source import to_event
+from ..sources.stored_findings import to_tracked
 from ..sources.stored_reports import MAX_RANKS, read_run_lines
 from .alert_changes import AlertChange
 from .around_runs import (
@@ -62,7 +63,6 @@ from .around_runs import (
     write_step_trace,
 )
 from .background_jobs import BackgroundJobs
-from .finding_tracker import to_tracked
 from .health import HealthReader
 from .page_alerts import change, list_alerts, silence_like
 from .pictures import LargeSteps, StepPictures, read_part

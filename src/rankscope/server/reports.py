@@ -11,7 +11,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from rankscope.analysis.breakdown.mfu_shape import with_mfu
 from rankscope.analysis.report.progress import Activity, Progress
 from rankscope.analysis.trace.account import sum_accounts
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
-from rankscope.analysis.window import RunWindow
+from rankscope.analysis.window import FIXED_SPANS, RunWindow
 from rankscope.collector.spool.descriptions import RUNNING
 from rankscope.tracer.span import NS_PER_S
 
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
     from ..sources.stored_reports import StoredReports
 
+V = TypeVar("V")
+
 MAX_SPANS = 4_000_000
 """Limit on the time and memory of one analysis. Of larger runs, the last steps are analysed."""
 
@@ -53,6 +55,10 @@ TURN_BUDGET_S = 5.0
 least `analysis.window.MIN_STEPS`."""
 
 
+MAX_EARLIER = 20_000
+"""Steps before the window whose times are kept, for curves and for the baseline of alerts."""
+
+
 class AnalyzeElsewhere(Protocol):
     """Returns the report of an ended run, without using this process for it."""
 
@@ -60,6 +66,14 @@ class AnalyzeElsewhere(Protocol):
         self, run_id: str, *, first: int | None, show: Callable[[Progress], None]
     ) -> RunReport:
         """Analyse a run from a step on (None: all of it); raise `EmptyRunError` if it is empty."""
+        ...
+
+
+class Track(Protocol):
+    """Updates the tracked findings of a run by a report, and returns it as they are then."""
+
+    def __call__(self, report: RunReport, *, is_over: bool) -> RunReport:
+        """Track a report of the newest steps, or of the last ones if the run is over."""
         ...
 
 
@@ -127,6 +141,11 @@ class Reports:
         self._unix_ns = unix_ns
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
+        self._track: Track = lambda report, **_: report
+
+    def track_with(self, track: Track) -> None:
+        """Track the findings of live runs from now on: reports show their onset and their price."""
+        self._track = track
 
     def get(self, run_id: str) -> RunReport | None:
         """Return the latest diagnosis; None if the run has no step to analyse.
@@ -163,7 +182,8 @@ class Reports:
                     seconds=(self._monotonic_ns() - begun_ns) / NS_PER_S,
                 )
                 if entry.window is not None:
-                    entry.window.fit(entry.cost.seconds, TURN_BUDGET_S)
+                    fixed_s = TURN_BUDGET_S * entry.cost.num_spans / FIXED_SPANS
+                    entry.window.fit(min(entry.cost.seconds, fixed_s), TURN_BUDGET_S)
             return entry.report
 
     def peek(self, run_id: str) -> RunReport | None:
@@ -245,20 +265,9 @@ class Reports:
             report = analyze_run(
                 entry.window, run_id, num_earlier_steps=entry.window.num_earlier_steps
             )
-            # The window limits the replay only: alerts need the MFU of all steps of the run.
-            planned = set(report.planned_steps)
-            squares, startup = report.squares_by_step, report.startup_s_by_step
-            if entry.report is not None:  # of steps that have left the window too
-                planned.update(entry.report.planned_steps)
-                squares = {**entry.report.squares_by_step, **squares}
-                startup = {**entry.report.startup_s_by_step, **startup}
-            entry.report = replace(
-                with_mfu(
-                    replace(report, squares_by_step=squares, startup_s_by_step=startup),
-                    entry.window.mfu,
-                ),
-                planned_steps=tuple(sorted(planned)),
-            )
+            if entry.report is not None:
+                report = _with_earlier_steps(report, entry.report)
+            entry.report = self._track(with_mfu(report, entry.window.mfu), is_over=False)
             entry.revision += 1
         return num_new
 
@@ -286,7 +295,8 @@ class Reports:
             return None
         if first is None:
             return report
-        return with_mfu(report, compute_mfu(self._source.run_info(summary.run_id), steps))
+        report = with_mfu(report, compute_mfu(self._source.run_info(summary.run_id), steps))
+        return self._track(report, is_over=True)
 
     def _analyze_from(self, summary: RunSummary, first: int | None) -> RunReport:
         run_id = summary.run_id
@@ -295,6 +305,29 @@ class Reports:
         return self._analyze_elsewhere(
             run_id, first=first, show=lambda progress: self._source.show(run_id, progress)
         )
+
+
+def _with_earlier_steps(report: RunReport, before: RunReport) -> RunReport:
+    """Return a report that knows of steps that have left the window what an earlier one knew.
+
+    The window limits the replay only. Alerts and curves need the values of all steps of the run.
+    """
+    first = report.steps[0] if report.steps else 0
+
+    def earlier(values: dict[int, V]) -> dict[int, V]:
+        return {step: values[step] for step in values if first - MAX_EARLIER <= step < first}
+
+    return replace(
+        report,
+        planned_steps=(
+            *(step for step in before.planned_steps if step < first),
+            *report.planned_steps,
+        ),
+        squares_by_step=earlier(before.squares_by_step) | report.squares_by_step,
+        startup_s_by_step=before.startup_s_by_step | report.startup_s_by_step,
+        tokens_by_step=earlier(before.tokens_by_step) | report.tokens_by_step,
+        actual_s_by_step=earlier(before.actual_s_by_step) | report.actual_s_by_step,
+    )
 
 
 def _first_step(max_spans: int, summary: RunSummary, steps: StepTable) -> int | None:

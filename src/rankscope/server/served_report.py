@@ -1,4 +1,4 @@
-"""The report of an ended run: made once by its server, shown by the pages and by the command."""
+"""The report of a run: made by its server, shown by the pages and by the command."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ ANSWER_S = 600
 def report_router(reports: Reports, source: SpanSource) -> APIRouter:
     """Return the route ``GET /v1/report?run_id=&version=``, for administrators.
 
-    It answers 200 with the report that the pages show, as `write_report` writes it; 404 if there is
-    no final one (the run is unknown, running, or has no spans); and 409 to another version, whose
-    reports may differ.
+    It answers 200 with the report that the pages show, as `write_report` writes it, of a running
+    job that of its newest steps; 404 if there is none (the run is unknown, or has no spans); and
+    409 to another version, whose reports may differ.
     """
     from fastapi import APIRouter, HTTPException, Response
 
@@ -46,11 +46,12 @@ def report_router(reports: Reports, source: SpanSource) -> APIRouter:
             raise HTTPException(409, "this server has another version")
         try:
             summary = find_run(source, run_id)
-            report = None if summary.state == RUNNING else reports.refresh(summary)
+            is_live = summary.state == RUNNING
+            report = reports.get(run_id) if is_live else reports.refresh(summary)
         except AnalysisError:
             report = None
         if report is None:
-            raise HTTPException(404, f"run {run_id!r} has no final report")
+            raise HTTPException(404, f"run {run_id!r} has no report")
         return Response(write_report(report), media_type="application/json")
 
     # The annotation is a name of this function, which FastAPI cannot resolve.
@@ -62,7 +63,7 @@ def report_router(reports: Reports, source: SpanSource) -> APIRouter:
 def fetch_report(server: ServerFile, run_id: str) -> RunReport | None:
     """Return the report of a run that its server shows.
 
-    None if the server has no final one, is of another version, or does not answer.
+    None if the server has none, is of another version, or does not answer.
     """
     parts = urlsplit(server.url)
     connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection

@@ -18,6 +18,7 @@ from rankscope.collector.read.steps import read_step_bounds
 from rankscope.collector.spool.descriptions import RUNNING
 
 from .store_source import StoreSource
+from .stored_findings import record_findings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +63,7 @@ class StoredReports:
             return None
 
     def keep(self, summary: RunSummary, report: RunReport) -> None:
-        """Store the report of an ended run.
+        """Store the report of an ended run, and its findings.
 
         A store that cannot be written is no failure: the report is made again next time.
         """
@@ -88,6 +89,7 @@ class StoredReports:
         }
         with suppress(StoreError):
             self._store.insert_rows("reports", [row])
+            record_findings(self._store, report)
 
     def lines(self) -> dict[str, Row]:
         """Return what a list of runs shows of each stored report, by run."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.diagnose import grade_findings
 from rankscope.analysis.report.report import Finding, Severity
 from rankscope.analysis.report.tracked_findings import Change, FindingTracker
 from rankscope.analysis.window import RunWindow
@@ -128,8 +129,9 @@ def test_a_finding_that_comes_back_soon_is_the_same_one() -> None:
     assert changes_of(tracker, with_findings(slow(3, 9), num_steps=10), 1) == [("opened", 0)]
     assert changes_of(tracker, with_findings(num_steps=12), 2) == []
     assert changes_of(tracker, with_findings(slow(3, 12), num_steps=13), 3) == [("updated", 0)]
-    assert changes_of(tracker, with_findings(num_steps=17), 4) == [("closed", 0)]
-    assert changes_of(tracker, with_findings(slow(4, 17), num_steps=18), 5) == [("opened", 0)]
+    assert changes_of(tracker, with_findings(num_steps=17), 4) == []  # noise of one analysis
+    assert changes_of(tracker, with_findings(num_steps=30), 5) == [("closed", 0)]
+    assert changes_of(tracker, with_findings(slow(4, 30), num_steps=31), 6) == [("opened", 0)]
     assert tracker.findings[0].onset_step == 3
 
 
@@ -200,3 +202,79 @@ def test_an_open_finding_that_becomes_minor_stays_the_same() -> None:
     minor = replace(slow(3, 10), severity=Severity.MINOR)
 
     assert changes_of(tracker, with_findings(minor, num_steps=11), 2) == [("updated", 0)]
+
+
+def window(first: int, last: int, *findings: Finding) -> RunReport:
+    """Return the graded report of a window of steps of one second each."""
+    made = replace(
+        built_report(),
+        steps=tuple(range(first, last + 1)),
+        actual_s_by_step=dict.fromkeys(range(first, last + 1), 1.0),
+        num_earlier_steps=first,
+        findings=findings,
+    )
+    return grade_findings(made)
+
+
+def test_the_price_is_a_mean_over_the_steps_since_the_onset_and_does_not_climb() -> None:
+    # Each step from 20 on loses 0.3 s; from step 40 on, 0.6 s.
+    windows = [
+        window(16, 25, replace(slow(20, 25), saved_s=0.18)),
+        window(21, 30, replace(slow(21, 30), saved_s=0.3)),
+        window(30, 39, replace(slow(30, 39), saved_s=0.3)),
+        window(40, 49, replace(slow(40, 49), saved_s=0.6)),
+    ]
+    tracker = FindingTracker("r")
+    shown = []
+    for at_ns, report in enumerate(windows):
+        tracker.update(report, at_ns=at_ns)
+        (finding,) = (merged := tracker.merged(report)).findings
+        shown.append((finding.steps, merged.price(finding)))
+
+    assert [(steps, round(price.seconds, 9)) for steps, price in shown if price is not None] == [
+        ((20, 25), 0.3),
+        ((20, 30), 0.3),
+        ((20, 39), 0.3),
+        ((20, 49), 0.4),  # (20 x 0.3 + 10 x 0.6) / 30
+    ]
+    (last,) = tracker.open_findings
+    assert last.finding.saved_s == last.finding.shown_saved_s
+
+
+def test_one_fault_under_another_cause_or_with_another_rank_is_one_finding() -> None:
+    tracker = FindingTracker("r")
+    first = replace(slow(3, 9), saved_s=0.2)
+    throttled = replace(first, cause="clock-throttle", steps=(3, 12))
+    both = replace(throttled, ranks=(5, 6), steps=(3, 15))
+    crash = replace(first, cause="crash", steps=(19, 19), slowdown=None, saved_s=None)
+
+    for last, finding in ((9, first), (12, throttled), (15, both)):
+        tracker.update(window(0, last, finding), at_ns=last)
+    (one,) = tracker.findings
+    tracker.update(window(0, 18, replace(both, steps=(3, 18)), crash), at_ns=20)
+
+    assert (one.finding.cause, one.finding.ranks, one.onset_step) == ("clock-throttle", (5, 6), 3)
+    assert [each.finding.cause for each in tracker.findings] == ["clock-throttle", "crash"]
+
+
+def test_an_open_finding_that_an_analysis_misses_is_in_its_report() -> None:
+    tracker = FindingTracker("r")
+    tracker.update(window(0, 9, replace(slow(3, 9), saved_s=0.2)), at_ns=1)
+    healthy = window(0, 11, replace(slow(0, 11), cause="healthy"))
+
+    assert tracker.update(healthy, at_ns=2) == ()
+    assert [each.cause for each in tracker.merged(healthy).findings] == ["slow-compute"]
+    later = window(0, 30, replace(slow(0, 30), cause="healthy"))
+    assert [change for change, _ in tracker.update(later, at_ns=3)] == [Change.CLOSED]
+
+
+def test_the_report_of_the_whole_run_is_what_a_finding_ends_with() -> None:
+    tracker = FindingTracker("r")
+    tracker.update(window(10, 29, replace(slow(10, 29), saved_s=0.2)), at_ns=1)
+
+    whole = replace(slow(12, 39), saved_s=0.14)
+    tracker.update(window(0, 39, whole), at_ns=2, is_over=True)
+
+    (one,) = tracker.findings
+    assert one.onset_step == 12
+    assert one.finding.shown_saved_s == pytest.approx(0.14 * 40 / 28)

@@ -16,12 +16,17 @@ from rankscope.commands.analyze import AnalyzeOptions, analyze_stored
 from rankscope.commands.import_trace import import_files
 from rankscope.commands.simulate import simulate_run
 from rankscope.simulation import SimulateOptions
+from tests.collector.importers.test_kineto import add_step
 from tests.integration.programs import serving
+from tests.integration.test_serve import Job
+from tests.support.collector.kineto_builder import TraceBuilder
 from tests.support.traces import TRACES, needs_traces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from rankscope.collector.store.store import Store
 
 pytestmark = pytest.mark.multiproc
 
@@ -131,11 +136,49 @@ def test_an_import_is_the_same_as_in_a_store_of_this_process(served: str, tmp_pa
         bring(served, name="ST")
 
 
-def test_the_error_names_a_server_that_has_stopped() -> None:
+def test_a_spool_and_a_profile_are_the_same_as_in_a_store_of_this_process(
+    served: str, tmp_path: Path
+) -> None:
+    spool, own = tmp_path / "spool", f"chdb://{tmp_path / 'own'}"
+    job = Job(spool, run_id="spooled")
+    job.record_steps(8)
+    job.record_steps(12, slow_ms=180)
+    job.end()
+
+    def bring(url: str, *paths: Path, name: str, run: str | None = None) -> str:
+        return import_files(paths, file_format=name, run_id=run, meta=None, store_url=url)
+
+    said = bring(served, spool, name="rankscope")
+    assert said == "imported run spooled: 80 spans. Next: rankscope analyze spooled"
+    assert bring(own, spool, name="rankscope") == said
+    assert (
+        bring(served, spool, name="rankscope") == f"{spool} is already stored: nothing was written"
+    )
+    assert analysis(served, "spooled") == analysis(own, "spooled")
+    assert num_rows(served, "spooled") == num_rows(own, "spooled")
+
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    for rank in range(2):
+        trace = TraceBuilder(rank, 2)
+        for step in range(4):
+            trace.step(step, 60 * step, 60 * step + 60)
+            add_step(trace, 60 * step + 1, reduced=60 * step + 56)
+        trace.write(folder)
+    for url in (served, own):
+        said = bring(url, folder, name="kineto", run="profiled")
+        assert said.startswith("imported run profiled")
+    assert num_rows(served, "profiled") == num_rows(own, "profiled")
+
+
+def test_the_error_names_a_server_that_has_stopped(empty_store: Store) -> None:
     now_s = [0.0]
     stopped = ServerFile(pid=1, url="http://127.0.0.1:9", token="t")
     writer = ServedWriter(
-        stopped, pause=lambda s: now_s.__setitem__(0, now_s[0] + s), monotonic_s=lambda: now_s[0]
+        stopped,
+        empty_store,
+        pause=lambda s: now_s.__setitem__(0, now_s[0] + s),
+        monotonic_s=lambda: now_s[0],
     )
 
     with pytest.raises(StoreError, match=r"http://127\.0\.0\.1:9 .* not accepted within 120 s"):

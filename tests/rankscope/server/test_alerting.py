@@ -278,6 +278,105 @@ def test_a_rise_of_the_step_time_alerts_where_the_mfu_is_unknown(empty_store: St
     )
 
 
+RISE = dict(enumerate([1.0] * 10 + [1.5] * 8))
+RISEN = Finding(
+    cause="slow-compute",
+    ranks=(5,),
+    steps=(10, 17),
+    saved_s=0.2,
+    shown_saved_s=0.45,
+    confidence=0.9,
+    evidence="rank 5 takes 1.5 x",
+    severity=Severity.WARNING,
+)
+
+
+def rise(num_steps: int) -> RunReport:
+    """Return the report of a run whose step time rises by a half in step 10."""
+    seconds = {step: RISE[step] for step in range(num_steps)}
+    return replace(steady(), steps=tuple(seconds), actual_s_by_step=seconds)
+
+
+def risen(num_steps: int) -> FindingTracker:
+    """Return the findings of that run, with the one that explains the rise."""
+    tracker = FindingTracker("job")
+    finding = replace(RISEN, steps=(10, num_steps - 1))
+    tracker.update(replace(rise(num_steps), findings=(finding,)), at_ns=1)
+    return tracker
+
+
+def test_a_drop_and_its_finding_are_one_alert(empty_store: Store) -> None:
+    alerting, tracker = Alerting(empty_store, page_url=page_url), risen(18)
+
+    for seen in range(8, 19):
+        tracker = risen(seen) if seen > 12 else FindingTracker("job")
+        alerting.evaluate(rise(seen), tracker.findings)
+
+    (alert,) = alerting.alerts
+    assert (alert.rule, alert.cause, alert.ranks) == ("step-time-rise", "slow-compute", (5,))
+    assert alert.post is not None
+    assert alert.post["cost"] == "450 ms per step since step 10 (30 %)"
+    assert alert.resolved_ns is None
+
+    # The price follows the finding's while it is open, and is stored with the end.
+    dearer = [
+        replace(one, finding=replace(one.finding, shown_saved_s=0.48)) for one in tracker.findings
+    ]
+    alerting.evaluate(rise(18), dearer)
+    alerting.evaluate(rise(18), dearer, is_over=True)
+    (ended,) = read_alerts(empty_store)
+    assert ended.resolved_ns is not None
+    assert (ended.post or {})["cost"] == "480 ms per step since step 10 (32 %)"
+
+
+def test_a_drop_that_gets_its_cause_later_is_sent_again_with_another_id(
+    empty_store: Store, receiver: Receiver
+) -> None:
+    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
+    alerting = Alerting(empty_store, receivers=[webhook], page_url=page_url)
+
+    alerting.evaluate(rise(15))
+    first = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
+    wait_until(lambda: alerting.alerts[0].is_delivered("webhook", "firing"))
+    alerting.evaluate(rise(18), risen(18).findings)
+    second = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
+    alerting.evaluate(rise(18), risen(18).findings)
+    webhook.close(timeout_s=TIMEOUT_S)
+
+    assert first["text"].endswith("no finding explains it")
+    assert second["text"].endswith("found later: slow-compute: rank 5 takes 1.5 x")
+    assert (first["name"], second["cause"]) == (second["name"], "slow-compute")
+    assert first["id"] != second["id"]
+    assert receiver.bodies.empty()
+    (stored,) = read_alerts(empty_store)
+    assert (stored.cause, stored.delivery) == ("slow-compute", Delivery.DELIVERED)
+
+
+def test_what_is_over_when_it_is_seen_or_as_the_job_ends_raises_nothing(
+    empty_store: Store,
+) -> None:
+    alerting = Alerting(empty_store, page_url=page_url)
+    over = {step: 1.5 if 10 <= step < 16 else 1.0 for step in range(30)}
+
+    alerting.evaluate(replace(steady(), actual_s_by_step=over))
+    alerting.evaluate(rise(18), risen(18).findings, is_over=True)
+
+    assert alerting.alerts == ()
+
+
+def test_an_alert_outlives_the_moment_in_which_noise_hides_its_finding(empty_store: Store) -> None:
+    alerting = Alerting(empty_store, page_url=page_url)
+    tracker = tracked()
+    alerting.evaluate(steady(), tracker.findings)
+    healthy = replace(steady(), actual_s_by_step=dict.fromkeys(range(19), 1.0))
+
+    tracker.update(healthy_with(last=18), at_ns=2)
+    alerting.evaluate(healthy, tracker.findings)  # step 9 was the last: 9 s ago
+    assert [each.resolved_ns is None for each in alerting.alerts] == [True]
+    alerting.evaluate(steady(), tracker.findings)  # 20 s ago
+    assert [each.resolved_ns is None for each in alerting.alerts] == [False]
+
+
 def test_lost_records_alert(empty_store: Store) -> None:
     alerting = Alerting(empty_store, page_url=page_url)
     account = RecordAccount(produced=1000, dropped={"lane-full": 30, "torn": 1})

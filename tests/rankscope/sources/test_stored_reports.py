@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.collector.read.findings import read_findings
 from rankscope.collector.store.store import open_store
 from rankscope.commands.simulate import simulate_run
 from rankscope.server.reports import Reports, find_run
@@ -59,6 +60,14 @@ def test_a_report_is_made_once_and_again_when_its_run_has_new_rows(tmp_path: Pat
         (line,) = read_run_lines(store)
         assert (line.cause, line.run.run_id) == (made.top_finding.cause, "r")
         assert (line.duration_ns or 0) > 0
+
+        # Its findings are in SQL too, once, though no server followed the run.
+        (row,) = read_findings(store, "r")
+        top = made.top_finding
+        assert (row.cause, row.ranks, row.severity) == (top.cause, top.ranks, str(top.severity))
+        assert (row.onset_step, row.saved_s) == ((top.steps or (-1,))[0], top.shown_saved_s)
+        StoredReports(store).keep(summary, made)
+        assert len(read_findings(store)) == 1
 
         # A report of other rows, or of another version, counts for nothing.
         assert StoredReports(store).find(replace(summary, num_rows=summary.num_rows + 1)) is None

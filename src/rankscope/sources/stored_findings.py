@@ -1,0 +1,78 @@
+"""Tracked findings as rows of the store, written with each report."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from rankscope.analysis.report.report import Finding, Severity
+from rankscope.analysis.report.tracked_findings import FindingTracker, TrackedFinding
+from rankscope.collector.read.findings import StoredFinding, read_findings, write_findings
+
+if TYPE_CHECKING:
+    from rankscope.analysis.report.report import RunReport
+    from rankscope.collector.store.store import Store
+
+
+def record_findings(store: Store, report: RunReport) -> None:
+    """Store the findings of an ended run; those that a server tracked keep their number and onset.
+
+    Raises:
+        StoreError: The store could not be read or written.
+    """
+    tracker = FindingTracker(report.run, map(to_tracked, read_findings(store, report.run)))
+    changes = tracker.update(report, at_ns=time.time_ns(), is_over=True)
+    if changes:
+        write_findings(store, (to_stored(tracked) for _, tracked in changes))
+
+
+def to_stored(tracked: TrackedFinding) -> StoredFinding:
+    """Return a tracked finding as the store holds it."""
+    finding = tracked.finding
+    return StoredFinding(
+        run_id=tracked.run_id,
+        number=tracked.number,
+        epoch=tracked.epoch,
+        cause=finding.cause,
+        ranks=finding.ranks,
+        onset_step=tracked.onset_step,
+        last_step=tracked.last_step,
+        checked_step=tracked.checked_step,
+        slowdown=finding.slowdown,
+        recoverable_ratio=finding.recoverable_ratio,
+        confidence=finding.confidence,
+        evidence=finding.evidence,
+        severity=str(finding.severity or ""),
+        saved_s=finding.shown_saved_s,
+        opened_ns=tracked.opened_ns,
+        updated_ns=tracked.updated_ns,
+        closed_ns=tracked.closed_ns,
+    )
+
+
+def to_tracked(stored: StoredFinding) -> TrackedFinding:
+    """Return a stored finding as the tracker continues it."""
+    first, last = stored.onset_step, stored.last_step
+    return TrackedFinding(
+        run_id=stored.run_id,
+        number=stored.number,
+        epoch=stored.epoch,
+        onset_step=stored.onset_step,
+        last_step=stored.last_step,
+        opened_ns=stored.opened_ns,
+        updated_ns=stored.updated_ns,
+        closed_ns=stored.closed_ns,
+        checked_step=stored.checked_step,
+        finding=Finding(
+            cause=stored.cause,
+            ranks=stored.ranks,
+            steps=None if first is None or last is None else (first, last),
+            slowdown=stored.slowdown,
+            recoverable_ratio=stored.recoverable_ratio,
+            confidence=stored.confidence,
+            evidence=stored.evidence,
+            severity=Severity(stored.severity) if stored.severity else None,
+            saved_s=stored.saved_s,
+            shown_saved_s=stored.saved_s,
+        ),
+    )
