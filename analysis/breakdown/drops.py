@@ -104,7 +104,7 @@ class _Step:
     step: int
     value: float
     sizes: tuple[float, float]
-    """Tokens, and squared lengths; nan if unknown."""
+    """FLOPs or tokens, and squared lengths; nan if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +209,7 @@ def find_drops(
     *,
     rule: DropRule | None = None,
     skipped_steps: Collection[int] = (),
-    tokens_by_step: Mapping[int, int] | None = None,
+    tokens_by_step: Mapping[int, float] | None = None,
     squares_by_step: Mapping[int, int] | None = None,
     measure: Measure = Measure.MFU,
 ) -> tuple[Drop, ...]:
@@ -221,8 +221,8 @@ def find_drops(
     sequence lengths vary, the values do. It ends when ``num_steps`` consecutive steps are above
     the threshold again. Steps that ``by_step`` does not have are skipped.
 
-    The time of a step is a fixed part, one that is proportional to its tokens, and one that is
-    proportional to the squared lengths of its sequences (attention). So a step with fewer tokens
+    The time of a step is a fixed part, one that is proportional to its FLOPs or tokens, and one
+    that is proportional to the squared lengths of its longest rank. So a step with fewer tokens
     than the baseline's, or longer sequences, has a lower MFU by nature, and one with more takes
     longer. How much, the baseline shows if they vary; as far as it does not, any part may be fixed.
 
@@ -231,7 +231,7 @@ def find_drops(
         rule: Depth and length; the default rule (10 %, 3 steps) if None.
         skipped_steps: Steps that are neither compared nor part of the baseline: the warm-up, and
             steps with planned pauses.
-        tokens_by_step: Tokens of each step.
+        tokens_by_step: Tokens of each step; of an MFU better its FLOPs, of which it is the rate.
         squares_by_step: Largest sum of squared lengths of a data position in each step: the others
             wait for it. Sizes that are unknown in one step of a baseline count as equal.
         measure: Quantity of the values.
@@ -308,7 +308,7 @@ def _level(
     )
 
 
-def _known(size: int | None) -> float:
+def _known(size: float | None) -> float:
     return float(size) if size is not None and size > 0 else nan
 
 

@@ -71,7 +71,7 @@ def with_mfu(report: RunReport, mfu: Mfu | None) -> RunReport:
             mfu = replace(mfu, usual=report.mfu.usual)
         shape = classify_mfu(
             mfu.by_step,
-            tokens_by_step=mfu.tokens_by_step,
+            flops_by_step=mfu.flops_by_step,
             squares_by_step=report.squares_by_step,
             restart_steps=mfu.restart_steps,
             warmup_steps=report.warmup_steps,
@@ -83,7 +83,7 @@ def with_mfu(report: RunReport, mfu: Mfu | None) -> RunReport:
 def classify_mfu(
     by_step: Mapping[int, float],
     *,
-    tokens_by_step: Mapping[int, int] | None = None,
+    flops_by_step: Mapping[int, float] | None = None,
     squares_by_step: Mapping[int, int] | None = None,
     restart_steps: Collection[int] = (),
     warmup_steps: Collection[int] = (),
@@ -95,7 +95,7 @@ def classify_mfu(
 
     Args:
         by_step: MFU, unsmoothed.
-        tokens_by_step: Tokens of each step: fewer of them are no drop.
+        flops_by_step: FLOPs of each step: fewer of them are no drop.
         squares_by_step: Squared sequence lengths of each step: more of them are no drop.
         restart_steps: First steps after restarts of the job.
         warmup_steps: Steps that are left out.
@@ -109,9 +109,7 @@ def classify_mfu(
         return None
     found = (
         _find_drop(
-            find_drops(
-                dict(series), tokens_by_step=tokens_by_step, squares_by_step=squares_by_step
-            ),
+            find_drops(dict(series), tokens_by_step=flops_by_step, squares_by_step=squares_by_step),
             series,
         )
         or _find_sag(series, restart_steps)

@@ -75,6 +75,9 @@ class ComputeCapture:
         self.backward_mode = False
         """Whether the last backward followed a forward in training mode."""
 
+        self.on_backward: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
+        """Called with the arguments of a backward before it, in the first step."""
+
         self._has_reported = False
 
     def is_training(self, module: Any) -> bool:  # noqa: ANN401 - a Module
@@ -383,6 +386,8 @@ def traced_backward(
             compute.sees_backwards = True
             return original(*args, **kwargs)
         compute.backward_mode = compute.forward_mode
+        if compute.on_backward is not None:
+            compute.on_backward(args, kwargs)
         compute.optimizer.pause()
         on: Any = ()
         if recorder.device_timing is not NO_DEVICE_TIMING:

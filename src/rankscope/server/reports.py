@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.breakdown.mfu import compute_mfu
+from rankscope.analysis.breakdown.mfu import read_mfu
 from rankscope.analysis.breakdown.mfu_shape import with_mfu
 from rankscope.analysis.report.progress import Activity, Progress
 from rankscope.analysis.trace.account import sum_accounts
@@ -282,7 +282,7 @@ class Reports:
         if first is None:
             return report
         return replace(
-            with_mfu(report, compute_mfu(self._source.run_info(summary.run_id), steps)),
+            with_mfu(report, read_mfu(self._source, summary.run_id, steps)),
             num_earlier_steps=len(np.unique(steps.step[steps.step < first])),
         )
 
