@@ -330,9 +330,11 @@ def _describe(report: RunReport, rule: str, drop: Drop) -> tuple[str, dict[str, 
         named = (
             f" ({shape.name})" if shape is not None and shape.steps[0] == drop.first_step else ""
         )
+        change = "dropped by {} in step {}" if drop.is_sudden else "fell by {} from step {} on"
         return (
-            f"MFU of {report.run} dropped by {format_percent(drop.depth_ratio)} in step"
-            f" {drop.first_step}, from {format_percent(drop.usual, digits=1)} to"
+            f"MFU of {report.run}"
+            f" {change.format(format_percent(drop.depth_ratio), drop.first_step)},"
+            f" from {format_percent(drop.usual, digits=1)} to"
             f" {format_percent(drop.value, digits=1)}{named}"
         ), {"mfu": drop.value, "median": drop.usual}
     now, usual = 1 / drop.value, 1 / drop.usual

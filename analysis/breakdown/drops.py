@@ -84,6 +84,9 @@ class Drop:
     is_over: bool
     """Whether as many consecutive steps are above the threshold again as a drop needs."""
 
+    is_sudden: bool
+    """Whether half of the depth was lost within two steps; else the value declines."""
+
     @property
     def depth_ratio(self) -> float:
         """Distance below the baseline, as a share of it."""
@@ -268,7 +271,7 @@ def _find_drops(series: list[_Step], rule: DropRule, measure: Measure) -> Iterat
             recovered.append(step)
             if len(recovered) < rule.num_steps:
                 continue
-            yield _drop(low, level, is_over=True)
+            yield _drop(low, level, before=baseline[-1], is_over=True)
             baseline.extend(recovered)
         else:
             baseline.extend(low)
@@ -276,9 +279,12 @@ def _find_drops(series: list[_Step], rule: DropRule, measure: Measure) -> Iterat
         low.clear()
         recovered.clear()
         is_drop = False
+        is_first = level is None
         level = _level(baseline, rule, measure, level)
+        while is_first and level is not None and level.is_low(baseline[-1]):
+            low.insert(0, baseline.pop())  # a drop began before the baseline was long enough
     if is_drop and level is not None:
-        yield _drop(low, level, is_over=False)
+        yield _drop(low, level, before=baseline[-1], is_over=False)
 
 
 def _level(
@@ -395,11 +401,15 @@ def _fit_line(
     return float(found[0]), found[1:], (inverse[1:, 1:] * deviation**2).astype(np.float64)
 
 
-def _drop(low: list[_Step], level: _Level, *, is_over: bool) -> Drop:
+def _drop(low: list[_Step], level: _Level, *, before: _Step, is_over: bool) -> Drop:
+    value = median(step.value for step in low)
+    usual = median(level.expected(step) for step in low)
+    begin, end = (step.value / level.expected(step) for step in (before, low[:2][-1]))
     return Drop(
         first_step=low[0].step,
         last_step=low[-1].step,
-        value=median(step.value for step in low),
-        usual=median(level.expected(step) for step in low),
+        value=value,
+        usual=usual,
         is_over=is_over,
+        is_sudden=begin - end >= (1 - value / usual) / 2,
     )
