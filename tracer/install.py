@@ -208,6 +208,7 @@ def _start_captures(
     from .capture.start import start_captures
     from .job.profile import offer_profiles
     from .job.slow_step_stacks import watch_slow_steps
+    from .job.spawned import trace_children
 
     start_captures(
         recorder,
@@ -217,6 +218,7 @@ def _start_captures(
         count_steps=count_steps,
     )
     watch_slow_steps(recorder)
+    trace_children(recorder)
     offer_profiles(recorder)
 
 
