@@ -62,8 +62,8 @@ def main(arguments: list[str]) -> None:
 
             print_running(Path(arguments[1]) if len(arguments) > 1 else default_spool())
         case ["-m", module, *rest]:
-            _trace()
             sys.argv[:] = [module, *rest]
+            _trace()
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         case [script, *rest] if not script.startswith("-"):
             _run_script(script, rest)
@@ -141,8 +141,8 @@ def _run_script(script: str, arguments: list[str]) -> None:
     except OSError as problem:
         sys.stderr.write(f"rankscope: can't open {script!r}: {problem.strerror}\n")
         sys.exit(BAD_USAGE)
-    _trace()
     sys.argv[:] = [script, *arguments]
+    _trace()
     if not sys.flags.safe_path:
         sys.path[0] = os.path.dirname(os.path.realpath(script))  # noqa: PTH120 - as Python does
     module = types.ModuleType("__main__")

@@ -9,6 +9,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from ..device.timing import watch_for_cuda
+from ..job.spawned import watch_group
 from ..native.lane_state import PLACE
 from ..patches import Patches
 from ..record.steps import COMMUNICATION_KINDS, COMPUTE_KINDS, OPTIMIZER_KINDS, TIMED_KINDS
@@ -186,6 +187,7 @@ def _capture_startup(recorder: Recorder, patches: Patches) -> None:
     _capture_time_to_first_step(recorder)
     if sys.modules["torch"].distributed.is_available():
         _capture_groups(recorder, patches)
+        watch_group(patches)
 
 
 def _try(

@@ -75,7 +75,6 @@ def trace_children(recorder: Recorder) -> None:
 
     patches.wrap(multiprocessing.spawn, "get_preparation_data", wrap)
     recorder.on_shutdown(patches.undo)
-    recorder.on_shutdown(_watch_group(patches))
     recorder.on_shutdown(_start_no_ranks)
     recorder.on_step_begin(_start_no_ranks)
 
@@ -90,12 +89,13 @@ def arm(spool: str, run: str, epoch: int) -> None:
     """Install a tracer in this child once it has initialised `torch.distributed`."""
     global _own  # noqa: PLW0603
     _own = spool, run, epoch
-    _watch_group(Patches())
+    patches = Patches()
+    after_import(C10D, lambda: watch_group(patches))
     _watch_end()
 
 
-def _watch_group(patches: Patches) -> Callable[[], None]:
-    """Call `_install_once` after `init_process_group`, once torch is imported.
+def watch_group(patches: Patches) -> None:
+    """Call `_install_once` after `init_process_group`.
 
     In the parent too: a script may import the function by its name, before it forks.
     """
@@ -109,19 +109,15 @@ def _watch_group(patches: Patches) -> Callable[[], None]:
 
         return init_process_group
 
-    def wrap_function() -> None:
-        c10d = sys.modules[C10D]
-        patches.wrap(c10d, "init_process_group", wrap)
-        dist = sys.modules["torch.distributed"]
-        if hasattr(dist, "init_process_group"):  # else it copies the name in a moment
-            patches.wrap(dist, "init_process_group", lambda _: c10d.init_process_group)
-
-    return after_import(C10D, wrap_function)
+    c10d, dist = sys.modules[C10D], sys.modules["torch.distributed"]
+    patches.wrap(c10d, "init_process_group", wrap)
+    if hasattr(dist, "init_process_group"):  # else it copies the name in a moment
+        patches.wrap(dist, "init_process_group", lambda _: c10d.init_process_group)
 
 
 def _install_once() -> None:
     """Install the tracer of a child that has become a rank."""
-    global _own  # noqa: PLW0603
+    global _own
     settings, _own = _own, None
     if settings is None or current_tracer().enabled:
         return
