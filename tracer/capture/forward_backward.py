@@ -6,6 +6,7 @@ import functools
 import itertools
 import sys
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -20,7 +21,7 @@ from .guard import Guard
 from .optimizer import OptimizerSpans
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from types import TracebackType
 
     from ..native.host_span import CancellableSpan
@@ -34,6 +35,9 @@ UNSEEN_BACKWARD = (
     " torch.autograd.backward are captured. Put"
     " tracer.span('backward', kind=SpanKind.BACKWARD) around other calls"
 )
+
+
+OnBackward = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Callable[..., Any]]
 
 
 class ThreadState(threading.local):
@@ -75,8 +79,8 @@ class ComputeCapture:
         self.backward_mode = False
         """Whether the last backward followed a forward in training mode."""
 
-        self.on_backward: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
-        """Called with the arguments of a backward before it, in the first step."""
+        self.on_backward: OnBackward | None = None
+        """Called with a backward and its arguments, in the first step; returns what to call."""
 
         self._has_reported = False
 
@@ -386,8 +390,8 @@ def traced_backward(
             compute.sees_backwards = True
             return original(*args, **kwargs)
         compute.backward_mode = compute.forward_mode
-        if compute.on_backward is not None:
-            compute.on_backward(args, kwargs)
+        watch = compute.on_backward
+        call = original if watch is None else watch(original, args, kwargs)
         compute.optimizer.pause()
         on: Any = ()
         if recorder.device_timing is not NO_DEVICE_TIMING:
@@ -395,7 +399,7 @@ def traced_backward(
             on = roots if isinstance(roots, list | tuple) else (roots,)
         try:
             with compute.span("backward", SpanKind.BACKWARD, microbatch=None, chunk=0, on=on):
-                return original(*args, **kwargs)
+                return call(*args, **kwargs)
         finally:
             compute.optimizer.resume()
 

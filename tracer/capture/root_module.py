@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ..job.counted_flops import COUNT_VARIABLE, FlopCount
 from ..job.flops import FLOPS_KEYS, compute_dtype, model_flops
 from ..job.graph_flops import FirstStep
 from ..job.manifest import add_derived, count_parameters, read_device
@@ -259,6 +261,7 @@ class ModelDescription:
         self._compute: ComputeCapture | None = None
         self._step_number: int | None = None
         self._step = FirstStep()
+        self._count = FlopCount() if os.environ.get(COUNT_VARIABLE) == "1" else None
         self._noted: tuple[Any, dict[str, object]] | None = None
         self._model: Any = None
         """The model while its FLOPs are those of the first step, which has not ended."""
@@ -280,16 +283,25 @@ class ModelDescription:
             # Only what depends on this thread and moment; the background thread reads the rest.
             self._noted = model, {**read_device(), "dtype": compute_dtype(model)}
             self._step_number = step
+            if self._count is not None:
+                text = "counts FLOPs in this step, which makes it slow"
+                self._recorder.event("tracer", text, {"step": step})
         if step == self._step_number:
             self._step.forward_begins(read_shape(batch))
+            if self._count is not None:
+                self._count.count_forward(model)
             return
         self.guard.active = False
         if self._compute is not None:
             self._compute.on_backward = None
 
-    def _backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._recorder.step_number == self._step_number:
-            self.guard.call(self._read_graph, args[0] if args else kwargs.get("tensors"))
+    def _backward_begins(
+        self, backward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[..., Any]:
+        if self._recorder.step_number != self._step_number or not self.guard.active:
+            return backward
+        self.guard.call(self._read_graph, args[0] if args else kwargs.get("tensors"))
+        return backward if self._count is None else self._count.count_backward(backward)
 
     def _read_graph(self, roots: Any) -> None:  # noqa: ANN401 - tensors, as the job passes them
         self._step.backward_begins(roots if isinstance(roots, list | tuple) else (roots,))
@@ -310,6 +322,8 @@ class ModelDescription:
         if self._model is not None and self._step_number != self._recorder.step_number:
             model, self._model = self._model, None
             flops = self._step.flops(model)
+            if flops is None and self._count is not None:
+                flops = self._count.flops(self._step.all_shapes)
             if flops is not None:
                 self._add(flops.derived())
         if self._max_length is not None and self._batches.longest > self._max_length:

@@ -19,6 +19,7 @@ from .checkpoint import DISTRIBUTED_MODULE, SAFETENSORS_MODULE, Saves
 from .compilation import capture_compilations
 from .data import LOADER_MODULE, capture_loaders
 from .garbage_collection import capture_garbage
+from .grad_scaler import SkippedSteps
 from .guard import report_capture_failure
 from .optimizer import OptimizerSpans, StepCounter, capture_optimizer, capture_steps
 from .root_module import RootForwards
@@ -160,6 +161,8 @@ def _capture_torch(
         COMMUNICATION_KINDS,
     )
     _capture_input_and_output(recorder, patches, forwards, once_loaded)
+    skipped = SkippedSteps(recorder, steps)
+    _try(recorder, "gradient scaler", lambda: recorder.on_shutdown(skipped.watch(patches)))
     _try(recorder, "start-up", lambda: _capture_startup(recorder, patches))
     if count_steps is not False:
         _try(recorder, "step", lambda: recorder.on_shutdown(capture_steps(steps)))

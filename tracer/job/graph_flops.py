@@ -98,14 +98,16 @@ class FirstStep:
     """
 
     def __init__(self) -> None:
+        self.all_shapes: list[tuple[int, ...] | None] = []
+        """Shapes of the token ids of all forwards; None for one without."""
+
         self._shapes: list[tuple[int, ...] | None] = []
-        self._num_forwards = 0
         self._num_backwards = 0
         self._flops: ModelFlops | None = None
 
     def forward_begins(self, shape: tuple[int, ...] | None) -> None:
         """Note a forward with gradients and the shape of its token ids."""
-        self._num_forwards += 1
+        self.all_shapes.append(shape)
         if not self._num_backwards:
             self._shapes.append(shape)
 
@@ -118,7 +120,7 @@ class FirstStep:
 
     def flops(self, model: Any) -> ModelFlops | None:  # noqa: ANN401 - a Module
         """Return the FLOPs of ``model`` once the step has ended; None if they are unknown."""
-        is_alike = self._num_forwards == self._num_backwards * len(self._shapes)
+        is_alike = len(self.all_shapes) == self._num_backwards * len(self._shapes)
         return self._flops if is_alike and not _hides_products(model) else None
 
 
