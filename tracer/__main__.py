@@ -36,11 +36,13 @@ Run a training script and record what it does, without an edit. Under torchrun:
 Environment variables:
   RANKSCOPE_TRACE      spool: the folder for the records, on a local disk or in /dev/shm
                        (default: rankscope-<user id> in the temporary folder)
-  RANKSCOPE_RUN        name of the run (default: the job id of torchrun or Slurm, else a
-                       generated name)
+  RANKSCOPE_RUN        name of the run (default: the job id given to torchrun or by Slurm,
+                       else the script's name with the time)
   RANKSCOPE_PEAK_FLOPS, RANKSCOPE_FLOPS_PER_TOKEN
                        peak of one device in FLOP/s, and FLOPs of training on one token,
                        for an MFU where rankscope does not know them
+  RANKSCOPE_COUNT_FLOPS
+                       1: count the FLOPs of an unknown model in the first step, which is slow
   RANKSCOPE_DISABLE    1: run the script without tracing
 """
 BAD_USAGE = 2

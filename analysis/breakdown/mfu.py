@@ -111,7 +111,7 @@ def explain_missing_mfu(run: RunInfo, steps: StepTable) -> str:
     if run.flops_per_token is None:
         return (
             "FLOPs per token unknown: set RANKSCOPE_FLOPS_PER_TOKEN, or pass `flops_per_token` to"
-            f" {install}"
+            f" {install}, or set RANKSCOPE_COUNT_FLOPS=1: torch counts them in the first step"
         )
     unknown = [
         rank for epoch in run.epochs for rank in epoch.ranks if rank_peak(rank) in {None, 0.0}

@@ -1,4 +1,4 @@
-"""MFU of jobs under the launcher, with FLOPs derived by hand."""
+"""MFU of jobs under the launcher, with FLOPs derived manually."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.spool_check import check_text
+from rankscope.commands.check_spool import check_text
 from tests.cases.reports import CASES, analyze_spool
 from tests.support.ports import fixed_port
 

@@ -137,13 +137,13 @@ def _number(text: str | None, *, missing: int = 0) -> int:
 
 def _launcher_run(environ: Mapping[str, str]) -> str | None:
     elastic = environ.get(ELASTIC_VARIABLE)
-    if elastic and elastic != "none" and not _is_made_up(elastic, environ):
+    if elastic and elastic != "none" and not _is_generated(elastic, environ):
         return elastic
     return environ.get("SLURM_JOB_ID")
 
 
-def _is_made_up(run_id: str, environ: Mapping[str, str]) -> bool:
-    """Return whether torchrun made the id up, as it does on a single host without ``--rdzv-id``."""
+def _is_generated(run_id: str, environ: Mapping[str, str]) -> bool:
+    """Return whether torchrun generated the id, as on a single host without ``--rdzv-id``."""
     with contextlib.suppress(ValueError):
         is_random = uuid.UUID(run_id).version == RANDOM_UUID and len(run_id) == UUID_LENGTH
         return is_random and environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE")

@@ -94,20 +94,20 @@ def test_processes_of_one_launcher_generate_the_same_name(monkeypatch: pytest.Mo
     assert re.fullmatch(r"train-[0-9]{8}-[0-9]{4}", name)
 
 
-MADE_UP = {"TORCHELASTIC_RUN_ID": str(uuid4()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+GENERATED = {"TORCHELASTIC_RUN_ID": str(uuid4()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
 
 
 @pytest.mark.parametrize(
     ("environ", "run_id"),
     [
-        (MADE_UP, "train-"),
-        ({**MADE_UP, "SLURM_JOB_ID": "77"}, "77"),
-        ({**MADE_UP, "TORCHELASTIC_RUN_ID": "101"}, "101"),
-        ({**MADE_UP, "WORLD_SIZE": "4"}, MADE_UP["TORCHELASTIC_RUN_ID"]),  # all hosts have it
+        (GENERATED, "train-"),
+        ({**GENERATED, "SLURM_JOB_ID": "77"}, "77"),
+        ({**GENERATED, "TORCHELASTIC_RUN_ID": "101"}, "101"),
+        ({**GENERATED, "WORLD_SIZE": "4"}, GENERATED["TORCHELASTIC_RUN_ID"]),  # all hosts have it
     ],
-    ids=["made up", "slurm", "given", "given to several hosts"],
+    ids=["generated", "slurm", "given", "given to several hosts"],
 )
-def test_an_id_that_torchrun_made_up_is_no_name(
+def test_an_id_that_torchrun_generated_is_no_name(
     environ: dict[str, str], run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py"])
@@ -140,7 +140,7 @@ def test_a_shell_between_torchrun_and_its_ranks_changes_neither_name_nor_key() -
         " i = r(None, os.environ); print(i.run_id, i.job)"
     )
     command = [sys.executable, "-c", code]
-    environ = {**os.environ, **MADE_UP, "RANK": "1"}
+    environ = {**os.environ, **GENERATED, "RANK": "1"}
 
     outputs = {
         subprocess.check_output(each, env=environ, text=True)
