@@ -288,6 +288,7 @@ def _cost(saved_s: float | None, report: RunReport) -> str:
 
 def _from_values(report: RunReport, rules: AlertRules) -> Iterator[Condition]:
     """Yield drops of the MFU, or of the steps per second if the MFU is unknown."""
+    tokens: Mapping[int, float]
     if report.mfu is not None:
         rule, by_step, tokens = MFU_DROP, report.mfu.by_step, report.mfu.flops_by_step
         settings, measure = rules.mfu_drop, Measure.MFU

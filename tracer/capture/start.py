@@ -9,7 +9,6 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from ..device.timing import watch_for_cuda
-from ..job.spawned import watch_group
 from ..native.lane_state import PLACE
 from ..patches import Patches
 from ..record.steps import COMMUNICATION_KINDS, COMPUTE_KINDS, OPTIMIZER_KINDS, TIMED_KINDS
@@ -23,6 +22,7 @@ from .grad_scaler import SkippedSteps
 from .guard import report_capture_failure
 from .optimizer import OptimizerSpans, StepCounter, capture_optimizer, capture_steps
 from .root_module import RootForwards
+from .spawned import watch_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

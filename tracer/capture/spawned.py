@@ -13,14 +13,16 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..capture.after_import import after_import
 from ..errors import print_notice
 from ..patches import Patches
 from ..record.current import current_tracer, shutdown
 from ..record.recorder import Recorder
+from .after_import import after_import
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ..record.interface import Tracer
 
 C10D = "torch.distributed.distributed_c10d"
 EPOCH_VARIABLE = "RANKSCOPE_EPOCH"
@@ -30,17 +32,18 @@ LAUNCHER_VARIABLES = ("RANK", "TORCHELASTIC_RUN_ID", "SLURM_PROCID")
 ARM = """
 try:
     from {module} import arm
-    arm(*{settings!r})
+    from {install.__module__} import install
+    arm(*{settings!r}, install)
 except Exception:
     pass
 """
 """What a spawned child executes as it reads how to prepare itself, before it imports the script.
 As text, because a child that can't import this package must start as it would without it."""
 
-_of_forks: tuple[str, str, int] | None = None
-"""Spool, run and epoch of the ranks that this process may fork."""
+_of_forks: tuple[str, str, int, Callable[..., Tracer]] | None = None
+"""Spool, run and epoch of the ranks that this process may fork, and the function that installs."""
 
-_own: tuple[str, str, int] | None = None
+_own: tuple[str, str, int, Callable[..., Tracer]] | None = None
 """Those of this process, if it is a child that may become a rank."""
 
 
@@ -54,41 +57,55 @@ class _Arming:
         return exec, (self._code, {})
 
 
-def trace_children(recorder: Recorder) -> None:
-    """Trace the ranks that this process starts before its own first step."""
+def trace_children(recorder: Recorder, install: Callable[..., Tracer]) -> None:
+    """Trace the ranks that this process starts before its own first step.
+
+    Args:
+        recorder: The recorder of this process.
+        install: `tracer.install`.
+    """
     global _of_forks  # noqa: PLW0603 - read in a forked child
     if any(name in os.environ for name in LAUNCHER_VARIABLES):
         return
     identity = recorder.identity
     spool = os.path.abspath(recorder.folder.parent.parent)  # noqa: PTH100 - its links stay
-    _of_forks = spool, identity.run_id, identity.epoch + 1
-    code = ARM.format(module=__name__, settings=_of_forks)
+    settings = spool, identity.run_id, identity.epoch + 1
+    code = ARM.format(module=__name__, install=install, settings=settings)
+    _of_forks = (*settings, install)
     patches = Patches()
 
     def wrap(original: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
         @functools.wraps(original)
         def get_preparation_data(name: str) -> dict[str, Any]:
             data = original(name)
-            return data if _of_forks is None else {**data, "rankscope": _Arming(code)}
+            return {**data, "rankscope": _Arming(code)} if _starts_ranks() else data
 
         return get_preparation_data
 
     patches.wrap(multiprocessing.spawn, "get_preparation_data", wrap)
     recorder.on_shutdown(patches.undo)
     recorder.on_shutdown(_start_no_ranks)
-    recorder.on_step_begin(_start_no_ranks)
+    recorder.on_step_begin(_first_step_begins)
 
 
-def _start_no_ranks() -> bool:
-    global _of_forks  # noqa: PLW0603
-    _of_forks = None
+def _first_step_begins() -> bool:
+    _start_no_ranks()
     return True
 
 
-def arm(spool: str, run: str, epoch: int) -> None:
+def _starts_ranks() -> bool:
+    return _of_forks is not None
+
+
+def _start_no_ranks() -> None:
+    global _of_forks  # noqa: PLW0603
+    _of_forks = None
+
+
+def arm(spool: str, run: str, epoch: int, install: Callable[..., Tracer]) -> None:
     """Install a tracer in this child once it has initialised `torch.distributed`."""
     global _own  # noqa: PLW0603
-    _own = spool, run, epoch
+    _own = spool, run, epoch, install
     patches = Patches()
     after_import(C10D, lambda: watch_group(patches))
     _watch_end()
@@ -123,9 +140,7 @@ def _install_once() -> None:
         return
     from multiprocessing.util import Finalize
 
-    from ..install import install
-
-    spool, run, epoch = settings
+    spool, run, epoch, install = settings
     os.environ.setdefault(EPOCH_VARIABLE, str(epoch))
     if install(spool=spool, run=run, count_steps=True).enabled:
         Finalize(None, shutdown, exitpriority=0)  # a child runs no exit handlers
