@@ -333,8 +333,9 @@ def _from_values(
     report: RunReport, tracked: Sequence[TrackedFinding], rules: AlertRules
 ) -> Iterator[Condition]:
     """Yield drops of the MFU, or of the steps per second if the MFU is unknown."""
+    tokens: Mapping[int, float]
     if report.mfu is not None:
-        rule, by_step, tokens = MFU_DROP, report.mfu.by_step, report.mfu.tokens_by_step
+        rule, by_step, tokens = MFU_DROP, report.mfu.by_step, report.mfu.flops_by_step
         settings, measure = rules.mfu_drop, Measure.MFU
     else:
         rule, tokens = STEP_TIME_RISE, report.tokens_by_step
@@ -384,9 +385,10 @@ def _describe(report: RunReport, rule: str, drop: Drop, first: int) -> tuple[str
         named = (
             f" ({shape.name})" if shape is not None and shape.steps[0] == drop.first_step else ""
         )
+        change = "dropped by {} in step {}" if drop.is_sudden else "fell by {} from step {} on"
         return (
-            f"MFU of {report.run} dropped by {format_percent(drop.depth_ratio)} in step"
-            f" {first}, from {format_percent(drop.usual, digits=1)} to"
+            f"MFU of {report.run} {change.format(format_percent(drop.depth_ratio), first)},"
+            f" from {format_percent(drop.usual, digits=1)} to"
             f" {format_percent(drop.value, digits=1)}{named}"
         ), {"mfu": drop.value, "median": drop.usual}
     now, usual = 1 / drop.value, 1 / drop.usual

@@ -264,7 +264,12 @@ def _report_with_replay(
     actual_ns = float(reading.actual_ns.mean())
     replayed_ns, ideal_ns = float(result.replayed_ns.mean()), float(result.ideal_ns.mean())
     slowdown = result.slowdown(result.replayed_ns)
-    mfu = compute_mfu(run, record.steps, usual=record.context.previous_mfu)
+    mfu = compute_mfu(
+        run,
+        record.steps,
+        record.context.microbatches,
+        usual=record.context.previous_mfu,
+    )
     report = RunReport(
         run=run.run_id,
         source_format=run.source_format,
@@ -436,7 +441,12 @@ def _report_without_replay(
     steps = tuple(sorted_unique(spans.step).tolist())
     actual_ns = np.array([_duration_ns(spans, step) for step in steps], dtype=np.int64)
     reason = left_out_sentence({} if reading is None else reading.left_out)
-    mfu = compute_mfu(run, record.steps, usual=record.context.previous_mfu)
+    mfu = compute_mfu(
+        run,
+        record.steps,
+        record.context.microbatches,
+        usual=record.context.previous_mfu,
+    )
     return RunReport(
         run=run.run_id,
         source_format=run.source_format,

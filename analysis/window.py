@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .arrays.sorting import argsort_rows
-from .breakdown.mfu import compute_mfu
+from .breakdown.mfu import read_mfu
 from .report.liveness import find_silence
 from .report.report import Mfu
 from .trace.errors import EmptyRunError, UnknownRunError
@@ -169,7 +169,7 @@ class RunWindow:
 
     def _append(self, run: RunInfo, steps: StepTable, *, first: int | None, last: int) -> None:
         """Read the spans of these steps, and drop the oldest steps."""
-        self._update_mfu(run, steps)
+        self._update_mfu(steps)
         self._steps_read.update(np.unique(steps.step).tolist())
         if first is None:
             first = self._first_affordable(steps, last)
@@ -221,8 +221,8 @@ class RunWindow:
             ),
         )
 
-    def _update_mfu(self, run: RunInfo, steps: StepTable) -> None:
-        found = compute_mfu(run, steps)
+    def _update_mfu(self, steps: StepTable) -> None:
+        found = read_mfu(self._source, self._run_id, steps)
         if found is not None:
             known = self.mfu or found
             by_step = {**known.by_step, **found.by_step}
@@ -230,7 +230,7 @@ class RunWindow:
                 convention=found.convention,
                 mean=float(np.mean(list(by_step.values()))),
                 by_step=by_step,
-                tokens_by_step={**known.tokens_by_step, **found.tokens_by_step},
+                flops_by_step={**known.flops_by_step, **found.flops_by_step},
                 restart_steps=tuple(sorted({*known.restart_steps, *found.restart_steps})),
             )
 

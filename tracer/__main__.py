@@ -36,11 +36,13 @@ Run a training script and record what it does, without an edit. Under torchrun:
 Environment variables:
   RANKSCOPE_TRACE      spool: the folder for the records, on a local disk or in /dev/shm
                        (default: rankscope-<user id> in the temporary folder)
-  RANKSCOPE_RUN        name of the run (default: the job id of torchrun or Slurm, else a
-                       generated name)
+  RANKSCOPE_RUN        name of the run (default: the job id given to torchrun or by Slurm,
+                       else the script's name with the time)
   RANKSCOPE_PEAK_FLOPS, RANKSCOPE_FLOPS_PER_TOKEN
                        peak of one device in FLOP/s, and FLOPs of training on one token,
                        for an MFU where rankscope does not know them
+  RANKSCOPE_COUNT_FLOPS
+                       1: count the FLOPs of an unknown model in the first step, which is slow
   RANKSCOPE_DISABLE    1: run the script without tracing
 """
 BAD_USAGE = 2
@@ -62,8 +64,8 @@ def main(arguments: list[str]) -> None:
 
             print_running(Path(arguments[1]) if len(arguments) > 1 else default_spool())
         case ["-m", module, *rest]:
-            _trace()
             sys.argv[:] = [module, *rest]
+            _trace()
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         case [script, *rest] if not script.startswith("-"):
             _run_script(script, rest)
@@ -141,8 +143,8 @@ def _run_script(script: str, arguments: list[str]) -> None:
     except OSError as problem:
         sys.stderr.write(f"rankscope: can't open {script!r}: {problem.strerror}\n")
         sys.exit(BAD_USAGE)
-    _trace()
     sys.argv[:] = [script, *arguments]
+    _trace()
     if not sys.flags.safe_path:
         sys.path[0] = os.path.dirname(os.path.realpath(script))  # noqa: PTH120 - as Python does
     module = types.ModuleType("__main__")

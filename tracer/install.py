@@ -205,6 +205,7 @@ def _start_captures(
     job: JobDescription,
     count_steps: bool | None,  # noqa: FBT001
 ) -> None:
+    from .capture.spawned import trace_children
     from .capture.start import start_captures
     from .job.profile import offer_profiles
     from .job.slow_step_stacks import watch_slow_steps
@@ -217,6 +218,7 @@ def _start_captures(
         count_steps=count_steps,
     )
     watch_slow_steps(recorder)
+    trace_children(recorder, install)
     offer_profiles(recorder)
 
 

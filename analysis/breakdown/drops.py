@@ -84,6 +84,9 @@ class Drop:
     is_over: bool
     """Whether as many consecutive steps are above the threshold again as a drop needs."""
 
+    is_sudden: bool
+    """Whether half of the depth was lost within two steps; else the value declines."""
+
     @property
     def depth_ratio(self) -> float:
         """Distance below the baseline, as a share of it."""
@@ -104,7 +107,7 @@ class _Step:
     step: int
     value: float
     sizes: tuple[float, float]
-    """Tokens, and squared lengths; nan if unknown."""
+    """FLOPs or tokens, and squared lengths; nan if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +212,7 @@ def find_drops(
     *,
     rule: DropRule | None = None,
     skipped_steps: Collection[int] = (),
-    tokens_by_step: Mapping[int, int] | None = None,
+    tokens_by_step: Mapping[int, float] | None = None,
     squares_by_step: Mapping[int, int] | None = None,
     measure: Measure = Measure.MFU,
 ) -> tuple[Drop, ...]:
@@ -221,8 +224,8 @@ def find_drops(
     sequence lengths vary, the values do. It ends when ``num_steps`` consecutive steps are above
     the threshold again. Steps that ``by_step`` does not have are skipped.
 
-    The time of a step is a fixed part, one that is proportional to its tokens, and one that is
-    proportional to the squared lengths of its sequences (attention). So a step with fewer tokens
+    The time of a step is a fixed part, one that is proportional to its FLOPs or tokens, and one
+    that is proportional to the squared lengths of its longest rank. So a step with fewer tokens
     than the baseline's, or longer sequences, has a lower MFU by nature, and one with more takes
     longer. How much, the baseline shows if they vary; as far as it does not, any part may be fixed.
 
@@ -231,7 +234,7 @@ def find_drops(
         rule: Depth and length; the default rule (10 %, 3 steps) if None.
         skipped_steps: Steps that are neither compared nor part of the baseline: the warm-up, and
             steps with planned pauses.
-        tokens_by_step: Tokens of each step.
+        tokens_by_step: Tokens of each step; of an MFU better its FLOPs, of which it is the rate.
         squares_by_step: Largest sum of squared lengths of a data position in each step: the others
             wait for it. Sizes that are unknown in one step of a baseline count as equal.
         measure: Quantity of the values.
@@ -268,7 +271,7 @@ def _find_drops(series: list[_Step], rule: DropRule, measure: Measure) -> Iterat
             recovered.append(step)
             if len(recovered) < rule.num_steps:
                 continue
-            yield _drop(low, level, is_over=True)
+            yield _drop(low, level, before=baseline[-1], is_over=True)
             baseline.extend(recovered)
         else:
             baseline.extend(low)
@@ -276,9 +279,12 @@ def _find_drops(series: list[_Step], rule: DropRule, measure: Measure) -> Iterat
         low.clear()
         recovered.clear()
         is_drop = False
+        is_first = level is None
         level = _level(baseline, rule, measure, level)
+        while is_first and level is not None and level.is_low(baseline[-1]):
+            low.insert(0, baseline.pop())  # a drop began before the baseline was long enough
     if is_drop and level is not None:
-        yield _drop(low, level, is_over=False)
+        yield _drop(low, level, before=baseline[-1], is_over=False)
 
 
 def _level(
@@ -308,7 +314,7 @@ def _level(
     )
 
 
-def _known(size: int | None) -> float:
+def _known(size: float | None) -> float:
     return float(size) if size is not None and size > 0 else nan
 
 
@@ -395,11 +401,15 @@ def _fit_line(
     return float(found[0]), found[1:], (inverse[1:, 1:] * deviation**2).astype(np.float64)
 
 
-def _drop(low: list[_Step], level: _Level, *, is_over: bool) -> Drop:
+def _drop(low: list[_Step], level: _Level, *, before: _Step, is_over: bool) -> Drop:
+    value = median(step.value for step in low)
+    usual = median(level.expected(step) for step in low)
+    begin, end = (step.value / level.expected(step) for step in (before, low[:2][-1]))
     return Drop(
         first_step=low[0].step,
         last_step=low[-1].step,
-        value=median(step.value for step in low),
-        usual=median(level.expected(step) for step in low),
+        value=value,
+        usual=usual,
         is_over=is_over,
+        is_sudden=begin - end >= (1 - value / usual) / 2,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ from rankscope.tracer.span import NS_PER_S
 from ..arrays.grouping import factorize
 from ..readers.tracer.device_steps import measure_steps
 from ..report.report import Mfu
+from ..trace.context import RunContext
 from ..trace.devices import peak_flops_per_s
 from ..trace.rows import select_rows
 
@@ -18,27 +20,42 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..trace.context import MicrobatchTable
-    from ..trace.tables import EpochInfo, RankInfo, RunInfo, StepTable
+    from ..trace.tables import EpochInfo, RankInfo, RunInfo, SpanSource, StepTable
 
 TERA = 1e12
 
 
-def compute_mfu(run: RunInfo, steps: StepTable, *, usual: float | None = None) -> Mfu | None:
+def read_mfu(source: SpanSource, run_id: str, steps: StepTable) -> Mfu | None:
+    """Return the MFU of these steps of a stored run; None if it is unknown."""
+    run, first = source.run_info(run_id), int(steps.step.min(initial=0))
+    needs_lengths = bool(run.flops_per_squared_length and len(steps))
+    context = source.context(run_id, first=first) if needs_lengths else RunContext()
+    return compute_mfu(run, steps, context.microbatches)
+
+
+def compute_mfu(
+    run: RunInfo, steps: StepTable, microbatches: MicrobatchTable, *, usual: float | None = None
+) -> Mfu | None:
     """Return the MFU of each step, unsmoothed; None if it is unknown.
 
-    With P the sum of the peaks of all ranks::
+    With P the sum of the peaks of all ranks, and squares the sum of the squared lengths of the
+    sequences of all micro-batches::
 
-        MFU[step] = flops_per_token * tokens[step] / (P * duration[step])
+        flops[step] = flops_per_token * tokens[step] + flops_per_squared_length * squares[step]
+        MFU[step] = flops[step] / (P * duration[step])
 
     The duration is that of `measure_steps`, so time that two steps share counts once. A step is
     left out unless every traced rank has ended it and every data position (dp, cp)
-    reported its tokens. If a later epoch repeated a step, that epoch's value counts. There are no
+    reported its tokens, and its lengths if the FLOPs depend on them. A sequence is split evenly
+    over the cp positions, so each of their squares counts cp times. If a later epoch repeated a
+    step, that epoch's value counts. There are no
     defaults: the MFU is unknown if ``flops_per_token``, the layout or the peak of a device is
     unknown, or if not all data positions were traced.
 
     Args:
         run: Layout, ranks and FLOPs per token.
         steps: Any number of epochs.
+        microbatches: Lengths of the same steps.
         usual: MFU of an earlier run that compares with this one; None if there is none.
 
     Source:
@@ -47,7 +64,7 @@ def compute_mfu(run: RunInfo, steps: StepTable, *, usual: float | None = None) -
     if run.flops_per_token is None or run.layout.dsp > 1 or not run.has_layout:
         return None
     by_step: dict[int, float] = {}
-    tokens: dict[int, int] = {}
+    flops: dict[int, float] = {}
     convention = ""
     restart_steps: list[int] = []
     for epoch in sorted(run.epochs, key=lambda known: known.epoch):
@@ -55,15 +72,16 @@ def compute_mfu(run: RunInfo, steps: StepTable, *, usual: float | None = None) -
         if peak is None:
             continue
         counted = _epoch_tokens(run, epoch, steps)
-        found = {
-            step: run.flops_per_token * num_tokens / (peak * seconds)
-            for step, (num_tokens, seconds) in counted.items()
-        }
-        if found:
+        per_square = run.flops_per_squared_length or 0.0
+        squares = _epoch_squares(run, epoch, steps, microbatches) if per_square else {}
+        known = counted.keys() & squares if per_square else counted.keys()
+        if known:
             if by_step:
-                restart_steps.append(min(found))
-            by_step.update(found)
-            tokens.update({step: num_tokens for step, (num_tokens, _) in counted.items()})
+                restart_steps.append(min(known))
+            for step in known:
+                num_tokens, seconds = counted[step]
+                flops[step] = run.flops_per_token * num_tokens + per_square * squares.get(step, 0)
+                by_step[step] = flops[step] / (peak * seconds)
             convention = _convention(run, epoch)
     if not by_step:
         return None
@@ -72,7 +90,7 @@ def compute_mfu(run: RunInfo, steps: StepTable, *, usual: float | None = None) -
         convention=convention,
         mean=float(np.mean(list(ordered.values()))),
         by_step=ordered,
-        tokens_by_step={step: tokens[step] for step in ordered},
+        flops_by_step={step: flops[step] for step in ordered},
         restart_steps=tuple(restart_steps),
         usual=usual,
     )
@@ -93,7 +111,7 @@ def explain_missing_mfu(run: RunInfo, steps: StepTable) -> str:
     if run.flops_per_token is None:
         return (
             "FLOPs per token unknown: set RANKSCOPE_FLOPS_PER_TOKEN, or pass `flops_per_token` to"
-            f" {install}"
+            f" {install}, or set RANKSCOPE_COUNT_FLOPS=1: torch counts them in the first step"
         )
     unknown = [
         rank for epoch in run.epochs for rank in epoch.ranks if rank_peak(rank) in {None, 0.0}
@@ -107,7 +125,8 @@ def explain_missing_mfu(run: RunInfo, steps: StepTable) -> str:
         )
     if not (steps.num_tokens > 0).any():
         return "tokens unknown: pass `tokens` to `tracer.step`"
-    return "no step has an end and tokens of all ranks"
+    lengths = ", and squared lengths (`tracer.microbatch`)" if run.flops_per_squared_length else ""
+    return f"no step has an end and tokens of all ranks{lengths}"
 
 
 def count_tokens(run: RunInfo, steps: StepTable) -> dict[int, int]:
@@ -132,17 +151,39 @@ def sum_squares(microbatches: MicrobatchTable) -> dict[int, int]:
     Steps in which those of a micro-batch are unknown are left out. If a later epoch repeated a
     step, that epoch's value counts.
     """
-    epoch, step, squared = microbatches.epoch, microbatches.step, microbatches.sum_squared_lengths
-    of_rank, num_ranks = factorize(epoch, step, microbatches.rank)
-    of_step, num_steps = factorize(epoch, step)
-    sums, largest = np.zeros(num_ranks, dtype=np.int64), np.zeros(num_steps, dtype=np.int64)
-    np.add.at(sums, of_rank, squared)
-    np.maximum.at(largest, of_step, sums[of_rank])
-    is_known, first = np.ones(num_steps, dtype=np.bool_), np.zeros(num_steps, dtype=np.int64)
-    is_known[of_step[squared < 0]] = False
-    first[of_step] = np.arange(len(of_step))
-    rows = first[is_known]
-    return dict(zip(step[rows].tolist(), largest[is_known].tolist(), strict=True))  # epochs ascend
+    sums = _rank_squares(microbatches)
+    of_step, num_steps = factorize(sums.epoch, sums.step)
+    largest, step = np.zeros(num_steps, dtype=np.int64), np.zeros(num_steps, dtype=np.int64)
+    np.maximum.at(largest, of_step, sums.sum_squared_lengths)
+    largest[of_step[sums.sum_squared_lengths < 0]] = -1
+    step[of_step] = sums.step
+    is_known = largest >= 0
+    return dict(zip(step[is_known].tolist(), largest[is_known].tolist(), strict=True))
+
+
+def _rank_squares(microbatches: MicrobatchTable) -> MicrobatchTable:
+    """Return one row for each epoch, step and rank; -1 if a sum of squares is unknown."""
+    squared = microbatches.sum_squared_lengths
+    code, num = factorize(microbatches.epoch, microbatches.step, microbatches.rank)
+    sums, row = np.zeros(num, dtype=np.int64), np.zeros(num, dtype=np.int64)
+    np.add.at(sums, code, squared)
+    sums[code[squared < 0]] = -1
+    row[code] = np.arange(len(code))
+    return replace(select_rows(microbatches, row), sum_squared_lengths=sums)
+
+
+def _epoch_squares(
+    run: RunInfo, epoch: EpochInfo, steps: StepTable, microbatches: MicrobatchTable
+) -> dict[int, int]:
+    """Return the sum of squared lengths of each step of an epoch in which all are known."""
+    own = select_rows(microbatches, microbatches.epoch == epoch.epoch)
+    sums = _rank_squares(select_rows(own, np.isin(own.step, steps.step)))
+    squares = _sum_positions(
+        run, epoch, step=sums.step, rank=sums.rank, values=sums.sum_squared_lengths
+    )
+    numbers = np.unique(sums.step).tolist()
+    found = zip(numbers, squares.tolist(), strict=True)
+    return {step: run.layout.cp * total for step, total in found if total >= 0}
 
 
 def _epoch_tokens(run: RunInfo, epoch: EpochInfo, steps: StepTable) -> dict[int, tuple[int, float]]:
@@ -152,9 +193,7 @@ def _epoch_tokens(run: RunInfo, epoch: EpochInfo, steps: StepTable) -> dict[int,
         return {}
     seconds = measure_steps(ended).duration_ns / NS_PER_S
     numbers, num_ranks = np.unique(ended.step, return_counts=True)
-    tokens = _tokens_by_step(
-        run, epoch, step=ended.step, rank=ended.rank, num_tokens=ended.num_tokens
-    )
+    tokens = _sum_positions(run, epoch, step=ended.step, rank=ended.rank, values=ended.num_tokens)
     is_known = (num_ranks == len(epoch.ranks)) & (tokens >= 0)
     return {
         step: (num_tokens, s)
@@ -167,19 +206,19 @@ def _epoch_tokens(run: RunInfo, epoch: EpochInfo, steps: StepTable) -> dict[int,
     }
 
 
-def _tokens_by_step(
+def _sum_positions(
     run: RunInfo,
     epoch: EpochInfo,
     *,
     step: NDArray[np.int32],
     rank: NDArray[np.int32],
-    num_tokens: NDArray[np.int64],
+    values: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Return the tokens of each distinct step, ascending; -1 if a data position is missing.
+    """Return the sum of each distinct step, ascending; -1 if a data position is missing.
 
     Ranks of one (dp, cp) position train on the same tokens, so each position counts once. A rank
     outside the layout (an earlier epoch had a larger one, or the declared layout is wrong) makes
-    the tokens of its steps unknown.
+    the sums of its steps unknown.
     """
     num_positions = run.layout.dp * run.layout.cp
     position_of = {
@@ -187,11 +226,11 @@ def _tokens_by_step(
     }
     position = np.array([position_of.get(number, -1) for number in rank.tolist()], dtype=np.int64)
     numbers, row = np.unique(step, return_inverse=True)
-    tokens = np.full((len(numbers), num_positions), -1, dtype=np.int64)
+    known = np.full((len(numbers), num_positions), -1, dtype=np.int64)
     is_placed = (position >= 0) & (position < num_positions)
-    np.maximum.at(tokens, (row[is_placed], position[is_placed]), num_tokens[is_placed])
-    tokens[row[position >= num_positions]] = -1
-    return np.where((tokens >= 0).all(axis=1), tokens.sum(axis=1), -1)
+    np.maximum.at(known, (row[is_placed], position[is_placed]), values[is_placed])
+    known[row[position >= num_positions]] = -1
+    return np.where((known >= 0).all(axis=1), known.sum(axis=1), -1)
 
 
 def _job_peak(run: RunInfo, epoch: EpochInfo) -> float | None:

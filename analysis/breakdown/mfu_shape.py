@@ -10,14 +10,14 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from ..report.report import MfuShape, MfuShapeName
+from ..report.report import MfuShape, MfuShapeName, Severity
 from ..report.text import format_percent
 from .drops import ROBUST, find_drops
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from ..report.report import Mfu, RunReport
+    from ..report.report import Finding, Mfu, RunReport
     from .drops import Drop
 
     Series = Sequence[tuple[int, float]]
@@ -64,7 +64,10 @@ CAUSES = {
 
 
 def with_mfu(report: RunReport, mfu: Mfu | None) -> RunReport:
-    """Return a report with this MFU and its shape."""
+    """Return a report with this MFU and its shape.
+
+    A finding is the cause: what the shape typically has could only contradict it.
+    """
     shape = None
     if mfu is not None:
         if mfu.usual is None and report.mfu is not None:
@@ -73,19 +76,27 @@ def with_mfu(report: RunReport, mfu: Mfu | None) -> RunReport:
         mfu = replace(mfu, mean=fmean(steady or mfu.by_step.values()))
         shape = classify_mfu(
             mfu.by_step,
-            tokens_by_step=mfu.tokens_by_step,
+            flops_by_step=mfu.flops_by_step,
             squares_by_step=report.squares_by_step,
             restart_steps=mfu.restart_steps,
             warmup_steps=report.warmup_steps,
             usual=mfu.usual,
         )
+        if shape is not None and any(map(_explains, report.findings)):
+            shape = replace(shape, causes="")
     return replace(report, mfu=mfu, mfu_shape=shape)
+
+
+def _explains(finding: Finding) -> bool:
+    return finding.severity is not Severity.NONE and (
+        bool(finding.ranks) or finding.severity is not Severity.MINOR
+    )
 
 
 def classify_mfu(
     by_step: Mapping[int, float],
     *,
-    tokens_by_step: Mapping[int, int] | None = None,
+    flops_by_step: Mapping[int, float] | None = None,
     squares_by_step: Mapping[int, int] | None = None,
     restart_steps: Collection[int] = (),
     warmup_steps: Collection[int] = (),
@@ -93,11 +104,11 @@ def classify_mfu(
 ) -> MfuShape | None:
     """Return the shape of the MFU curve; None if it is too short, or has no value above 0.
 
-    If several shapes fit, the gravest counts: a drop, a sag, a low level, dips, noise.
+    If several shapes fit, the gravest counts: a sudden drop, a sag, a low level, dips, noise.
 
     Args:
         by_step: MFU, unsmoothed.
-        tokens_by_step: Tokens of each step: fewer of them are no drop.
+        flops_by_step: FLOPs of each step: fewer of them are no drop.
         squares_by_step: Squared sequence lengths of each step: more of them are no drop.
         restart_steps: First steps after restarts of the job.
         warmup_steps: Steps that are left out.
@@ -109,14 +120,15 @@ def classify_mfu(
     level = median(value for _, value in series) if series else 0.0
     if len(series) < MIN_STEPS or level <= 0:
         return None
+    drop = _find_drop(
+        find_drops(dict(series), tokens_by_step=flops_by_step, squares_by_step=squares_by_step),
+        series,
+    )
+    is_sudden = drop is not None and drop[0] is MfuShapeName.SUDDEN_DROP
     found = (
-        _find_drop(
-            find_drops(
-                dict(series), tokens_by_step=tokens_by_step, squares_by_step=squares_by_step
-            ),
-            series,
-        )
+        (drop if is_sudden else None)
         or _find_sag(series, restart_steps)
+        or drop
         or _find_low_level(level, usual)
         or _find_dips(series)
         or _find_noise(series, level)
@@ -143,8 +155,10 @@ def _find_drop(drops: Sequence[Drop], series: Series) -> _Found | None:
     drop = drops[-1]
     if sum(drop.first_step <= step <= drop.last_step for step, _ in series) <= MAX_DIP_STEPS:
         return None
-    text = f"dropped by {format_percent(drop.depth_ratio)} in step {drop.first_step} and stays low"
-    return MfuShapeName.SUDDEN_DROP, (drop.first_step, drop.last_step), text
+    steps, size = (drop.first_step, drop.last_step), format_percent(drop.depth_ratio)
+    if not drop.is_sudden:
+        return MfuShapeName.GROWING_SAG, steps, f"fell by {size} bit by bit and stays low"
+    return MfuShapeName.SUDDEN_DROP, steps, f"dropped by {size} in step {steps[0]} and stays low"
 
 
 def _find_sag(series: Series, restart_steps: Collection[int]) -> _Found | None:

@@ -142,8 +142,8 @@ class Mfu:
     by_step: dict[int, float]
     """0..1, unsmoothed."""
 
-    tokens_by_step: dict[int, int] = field(default_factory=dict)
-    """Tokens of the same steps."""
+    flops_by_step: dict[int, float] = field(default_factory=dict)
+    """Model FLOPs of the same steps."""
 
     restart_steps: tuple[int, ...] = ()
     """First known step after each restart of the job."""

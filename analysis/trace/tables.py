@@ -102,8 +102,12 @@ class RunInfo:
 
     model: str = ""
     flops_per_token: float | None = None
+    flops_per_squared_length: float = 0.0
+    """FLOPs of a sequence over its squared length, which ``flops_per_token`` leaves out; 0 if the
+    job declared FLOPs per token for sequences of one length."""
+
     flops_convention: str = ""
-    """How ``flops_per_token`` was counted, in words; "" if it is None."""
+    """How the FLOPs were counted, in words; "" if they are unknown."""
 
     paced: bool = False
     """Whether the trainer padded its compute (design.md section 6, paced mode)."""

@@ -39,6 +39,8 @@ GROUP_ID = re.compile(r"[0-9a-fA-F]{1,16}")
 MAX_TEXT = 4_000
 MAX_DATA_BYTES = 256 << 10
 
+SQUARED = "flops_per_squared_length"
+
 RUNNING, ENDED, FAILED, LOST = "running", "ended", "failed", "lost"
 
 SETTINGS_PARTS = ("layout", "model", "paced", "git", "config", "environment", "versions", "device")
@@ -77,7 +79,7 @@ def run_row(
         "source_format": "rankscope",
         "world_size": files.identity.world_size,
         "layout": _axes(_layout_source(files).get("layout"), LAYOUT_AXES, lowest=1),
-        "model": json.dumps(model),
+        "model": json.dumps({**model, SQUARED: _float(flops.get(SQUARED))}),
         "flops_per_token": _float(flops.get("flops_per_token")),
         "flops_convention": _text(flops.get("flops_convention")),
         "paced": json.dumps(paced) if isinstance(paced, dict) else "",

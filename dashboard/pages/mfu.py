@@ -15,7 +15,6 @@ from rankscope.analysis.breakdown.waterfall_views import (
     list_rows,
     split_step,
 )
-from rankscope.analysis.report.report import Severity
 from rankscope.analysis.report.text import (
     UNKNOWN,
     format_count,
@@ -90,10 +89,7 @@ def _sentence(report: RunReport) -> str:
     if found is not None:
         name = "" if found.text.startswith(found.name) else f"{found.name}, "
         shape = f" Shape: {name}{found.text}."
-    # A finding names the cause: a guess from the shape of the curve would contradict it.
-    is_explained = report.top_finding.severity not in (Severity.MINOR, Severity.NONE)
-    causes = "" if found is None or is_explained else found.causes
-    typical = f" Typical causes: {causes}." if causes else ""
+    typical = f" Typical causes: {found.causes}." if found is not None and found.causes else ""
     mean = format_percent(report.mfu.mean, digits=1)
     steps = format_count(len(report.mfu.by_step), "step")
     return f"{mean} mean of {steps}: {escape_sentence(report.mfu.convention)}.{shape}{typical}"

@@ -45,7 +45,7 @@ from rankscope.collector.spool.folder import process_folders, run_folders
 from rankscope.collector.spool.liveness import Liveness, read_liveness
 from rankscope.collector.spool.process import ProcessFiles, SpoolFolderError
 from rankscope.collector.spool.tail import SpoolTail
-from rankscope.tracer.span import KIND_CODES, SpanFlag, SpanKind
+from rankscope.tracer.span import COMM_KINDS, KIND_CODES, SpanFlag, SpanKind, pack_kinds
 from rankscope.tracer.spool import OTHER_NAME
 
 from .errors import BadInputError
@@ -73,6 +73,7 @@ MAX_ANCHOR_DIFFERENCE_NS = 1_000_000
 more than any error of reading them, and less than NTP steps a clock by."""
 
 WAIT = KIND_CODES[SpanKind.WAIT]
+COMMUNICATION_BITS = np.uint32(pack_kinds((*COMM_KINDS, SpanKind.OTHER)))
 MAX_SHOWN = 5
 ORDER: list[tuple[str, Literal["ascending", "descending"]]] = [
     (column, "ascending") for column in ("epoch", "step", "rank", "start_ns")
@@ -345,7 +346,7 @@ def _check_run(kept: _KeptRows, run_id: str) -> Iterator[Problem]:
     yield from _check_steps(run, spans, steps)
     finished = _select_finished(spans, steps)
     yield from _check_groups(run, finished)
-    yield from _check_waits(run, finished)
+    yield from _check_waits(run, finished, steps)
     yield from _check_clocks(run, finished)
     if len(spans):
         for warning in read_operations(run, spans, steps).warnings:
@@ -533,7 +534,8 @@ def _check_groups(run: RunInfo, spans: SpanTable) -> Iterator[Problem]:
         own = rows[pair[rows] == is_pair]
         if len(own):
             yield Problem(
-                level=Level.ERROR, what=what, where=_where(run, spans, own),
+                level=Level.ERROR if is_pair else Level.WARNING, what=what,
+                where=_where(run, spans, own),
                 found=f"{format_count(len(own), 'communication')} with group id 0 or seq -1",
                 effect="No other end is found: the step is left out"
                 if is_pair
@@ -577,7 +579,7 @@ def _check_groups(run: RunInfo, spans: SpanTable) -> Iterator[Problem]:
         )  # fmt: skip
 
 
-def _check_waits(run: RunInfo, spans: SpanTable) -> Iterator[Problem]:
+def _check_waits(run: RunInfo, spans: SpanTable, steps: StepTable) -> Iterator[Problem]:
     is_wait = spans.kind == WAIT
     flagless = np.flatnonzero(is_wait & (spans.group_id == 0))
     if len(flagless):
@@ -594,6 +596,15 @@ def _check_waits(run: RunInfo, spans: SpanTable) -> Iterator[Problem]:
     key = row_keys(instance_keys(spans, rows), spans.rank[rows])
     waits = is_wait[rows]
     lone = rows[waits][~np.isin(key[waits], key[~waits])]
+    # A level may leave out the communication and keep the wait.
+    partial = select_rows(steps, (steps.left_out & COMMUNICATION_BITS) != 0)
+    places = row_keys(
+        *(
+            np.concatenate((getattr(partial, name), getattr(spans, name)[lone]))
+            for name in ("epoch", "step", "rank")
+        )
+    )
+    lone = lone[~np.isin(places[len(partial) :], places[: len(partial)])]
     if len(lone):
         yield Problem(
             level=Level.ERROR, what="wait-unmatched", where=_where(run, spans, lone),

@@ -54,14 +54,14 @@ def test_a_smaller_batch_is_neither_a_drop_of_the_mfu_nor_a_rise_of_the_step_tim
     seconds = {step: 0.5 + 0.5 * size for step, size in enumerate(batch)}
     tokens = {step: round(4096 * size) for step, size in enumerate(batch)}
     by_step = {step: 0.5 * batch[step] / seconds[step] for step in seconds}
-    mfu = Mfu(convention="", mean=0.5, by_step=by_step, tokens_by_step=tokens)
+    mfu = Mfu(convention="", mean=0.5, by_step=by_step, flops_by_step=tokens)
     base = replace(report(run="job"), startup_s_by_step={}, actual_s_by_step=seconds, findings=())
     known = replace(base, mfu=mfu)
     unknown = replace(base, mfu=None, tokens_by_step=tokens)
 
     assert find_conditions(known, ()) == ()
     assert find_conditions(unknown, ()) == ()
-    without = replace(known, mfu=replace(mfu, tokens_by_step={}))
+    without = replace(known, mfu=replace(mfu, flops_by_step={}))
     assert [each.rule for each in find_conditions(without, ())] == ["mfu-drop"]
     assert [each.rule for each in find_conditions(replace(base, mfu=None), ())] == [
         "step-time-rise"

@@ -50,6 +50,9 @@ class Batches:
         self._next_index = 0
         self._counted: list[int | None] = []
         self._fetched: list[int | None] = []
+        self.longest = 0
+        """Longest row of token ids of a micro-batch so far."""
+
         recorder.count_tokens = self.take_tokens
 
     def fetched(self, batch: object) -> None:
@@ -76,6 +79,8 @@ class Batches:
                 self._reset_if_new_step()
             index, self._next_index = self._next_index, self._next_index + 1
             self._counted.append(None if counts is None else counts.num_tokens)
+            if counts is not None and counts.shape[-1] > self.longest:
+                self.longest = counts.shape[-1]
             if counts is not None and not recorder.job_reports_microbatches:
                 recorder.append_microbatch(index, counts.num_tokens, counts.sum_squared_lengths)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -20,7 +21,7 @@ from .module_calls import follow_calls
 from .optimizer import OptimizerSpans
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from types import TracebackType
 
     from ..native.host_span import SpanContext
@@ -34,6 +35,9 @@ UNSEEN_BACKWARD = (
     " torch.autograd.backward are captured. Put"
     " tracer.span('backward', kind=SpanKind.BACKWARD) around other calls"
 )
+
+
+OnBackward = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Callable[..., Any]]
 
 
 class ThreadState(threading.local):
@@ -71,6 +75,9 @@ class ComputeCapture:
 
         self.backward_mode = False
         """Whether the last backward followed a forward in training mode."""
+
+        self.on_backward: OnBackward | None = None
+        """Called with a backward and its arguments, in the first step; returns what to call."""
 
         self._has_reported = False
 
@@ -318,6 +325,8 @@ def traced_backward(
             compute.sees_backwards = True
             return original(*args, **kwargs)
         compute.backward_mode = compute.forward_mode
+        watch = compute.on_backward
+        call = original if watch is None else watch(original, args, kwargs)
         compute.optimizer.pause()
         on: Any = ()
         if recorder.device_timing is not NO_DEVICE_TIMING:
@@ -325,7 +334,7 @@ def traced_backward(
             on = roots if isinstance(roots, list | tuple) else (roots,)
         try:
             with compute.span("backward", SpanKind.BACKWARD, microbatch=None, chunk=0, on=on):
-                return original(*args, **kwargs)
+                return call(*args, **kwargs)
         finally:
             compute.optimizer.resume()
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..job.flops import compute_dtype, model_flops
+from ..job.counted_flops import COUNT_VARIABLE, FlopCount
+from ..job.flops import FLOPS_KEYS, compute_dtype, model_flops
+from ..job.graph_flops import FirstStep
 from ..job.manifest import add_derived, count_parameters, read_device
 from .data import Batches, read_shape
 from .guard import Guard
@@ -33,7 +36,7 @@ class RootForwards:
         self._steps = steps
         self._guard = Guard(recorder, "forward")
         self._batches = Batches(recorder)
-        self._model_description = ModelDescription(recorder)
+        self._model_description = ModelDescription(recorder, self._batches)
         self._layout_derivation = layout_derivation
         self._finder: RootFinder | None = None
 
@@ -51,6 +54,7 @@ class RootForwards:
             model: The root module, if the job declared it.
             from_start: Whether the first step is recorded.
         """
+        self._model_description.follow(compute)
         if model is not None:
             self.attach(compute, model)
             return
@@ -231,44 +235,94 @@ def trained_parameter_ids(optimizer: Any) -> set[int]:  # noqa: ANN401
 
 
 class ModelDescription:
-    """Reads model and device once, at the first forward, when both are in their final form.
+    """Reads model and device once, in the first step, when both are in their final form.
 
     It derives the inputs of MFU that the job did not declare.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, batches: Batches) -> None:
         self._recorder = recorder
+        self._batches = batches
         self.guard = Guard(recorder, "model description")
-        """Active until a forward was noted."""
+        """Active until the step of the first forward has ended."""
 
         self.is_whole_model = True
         """Whether the module is all of the model on this rank, not one chunk of several."""
 
-        self._noted: tuple[Any, int | None, dict[str, object]] | None = None
+        self._compute: ComputeCapture | None = None
+        self._step_number: int | None = None
+        self._step = FirstStep()
+        self._count = FlopCount() if os.environ.get(COUNT_VARIABLE) == "1" else None
+        self._noted: tuple[Any, dict[str, object]] | None = None
+        self._model: Any = None
+        """The model while its FLOPs are those of the first step, which has not ended."""
+
+        self._max_length: int | None = None
         recorder.on_tick(self._write)
 
+    def follow(self, compute: ComputeCapture) -> None:
+        """Read the graph of the first backward."""
+        self._compute, compute.on_backward = compute, self._backward_begins
+
     def forward_begins(self, model: Any, batch: object) -> None:  # noqa: ANN401 - a Module
-        """Note the first forward of ``model``; ignore later ones."""
+        """Note a forward of ``model``; ignore those after the first step."""
         self.guard.call(self._note, model, batch)
 
     def _note(self, model: Any, batch: object) -> None:  # noqa: ANN401
-        # Only what depends on this thread and moment; the background thread reads the rest.
-        shape = read_shape(batch)
-        here = {**read_device(), "dtype": compute_dtype(model)}
-        self._noted = (model, shape[-1] if shape else None, here)
+        step = self._recorder.step_number
+        if self._step_number is None:
+            # Only what depends on this thread and moment; the background thread reads the rest.
+            self._noted = model, {**read_device(), "dtype": compute_dtype(model)}
+            self._step_number = step
+            if self._count is not None:
+                text = "counts FLOPs in this step, which makes it slow"
+                self._recorder.event("tracer", text, {"step": step})
+        if step == self._step_number:
+            self._step.forward_begins(read_shape(batch))
+            if self._count is not None:
+                self._count.count_forward(model)
+            return
         self.guard.active = False
+        if self._compute is not None:
+            self._compute.on_backward = None
+
+    def _backward_begins(
+        self, backward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[..., Any]:
+        if self._recorder.step_number != self._step_number or not self.guard.active:
+            return backward
+        self.guard.call(self._read_graph, args[0] if args else kwargs.get("tensors"))
+        return backward if self._count is None else self._count.count_backward(backward)
+
+    def _read_graph(self, roots: Any) -> None:  # noqa: ANN401 - tensors, as the job passes them
+        self._step.backward_begins(roots if isinstance(roots, list | tuple) else (roots,))
 
     def _write(self) -> None:
         waiting, self._noted = self._noted, None
-        if waiting is None:
-            return
-        model, seq_length, derived = waiting
-        if self.is_whole_model:
-            derived["num_parameters"] = count_parameters(model)
-            flops = None if seq_length is None else model_flops(model, seq_length=seq_length)
+        if waiting is not None:
+            model, derived = waiting
+            if self.is_whole_model:
+                derived["num_parameters"] = count_parameters(model)
+                flops = model_flops(model)
+                if flops is None:
+                    self._model = model
+                else:
+                    derived |= flops.derived()
+                    self._max_length = flops.max_length
+            self._add(derived)
+        if self._model is not None and self._step_number != self._recorder.step_number:
+            model, self._model = self._model, None
+            flops = self._step.flops(model)
+            if flops is None and self._count is not None:
+                flops = self._count.flops(self._step.all_shapes)
             if flops is not None:
-                derived["flops_per_token"] = flops.flops_per_token
-                derived["flops_convention"] = flops.convention
+                self._add(flops.derived())
+        if self._max_length is not None and self._batches.longest > self._max_length:
+            # A sequence is longer than the attention's window.
+            add_derived(self._recorder.folder, dict.fromkeys(FLOPS_KEYS))
+            self._max_length = None
+
+    def _add(self, derived: dict[str, object]) -> None:
         known = {key: value for key, value in derived.items() if value not in (None, "")}
         if known:
             add_derived(self._recorder.folder, known)

@@ -18,9 +18,11 @@ from .checkpoint import DISTRIBUTED_MODULE, SAFETENSORS_MODULE, Saves
 from .compilation import capture_compilations
 from .data import LOADER_MODULE, capture_loaders
 from .garbage_collection import capture_garbage
+from .grad_scaler import SkippedSteps
 from .guard import report_capture_failure
 from .optimizer import OptimizerSpans, StepCounter, capture_optimizer, capture_steps
 from .root_module import RootForwards
+from .spawned import watch_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -163,6 +165,8 @@ def _capture_torch(
         COMMUNICATION_KINDS,
     )
     _capture_input_and_output(recorder, patches, forwards, once_loaded)
+    skipped = SkippedSteps(recorder, steps)
+    _try(recorder, "gradient scaler", lambda: recorder.on_shutdown(skipped.watch(patches)))
     _try(recorder, "start-up", lambda: _capture_startup(recorder, patches))
     _try(recorder, "imported function", patches.replace_imported)
     if count_steps is not False:
@@ -191,6 +195,7 @@ def _capture_startup(recorder: Recorder, patches: Patches) -> None:
     _capture_time_to_first_step(recorder)
     if sys.modules["torch"].distributed.is_available():
         _capture_groups(recorder, patches)
+        watch_group(patches)
 
 
 def _try(

@@ -30,13 +30,32 @@ LINEAR_TYPES = frozenset({"Linear", "Conv1D"})
 TIMES_6 = 6
 """FLOPs per weight and token: 2 forward, 4 backward."""
 
+FLOPS_KEYS = ("flops_per_token", "flops_per_squared_length", "flops_convention")
+"""Entries of the manifest that describe them."""
+
+CONVENTION = (
+    "torchtitan: 6 N_matmul per token and 6 L heads (d_qk + d_v) per squared length, causal mask"
+    " not halved, padding and recomputation not counted"
+)
+"""How `model_flops` counts."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFlops:
-    """The FLOPs of training on one token, and the convention by which they are counted."""
+    """The FLOPs of training on a sequence, and the convention by which they are counted."""
 
     flops_per_token: float
     convention: str
+    flops_per_squared_length: float = 0.0
+    """FLOPs that grow with the squared length of a sequence, over it: those of the attention."""
+
+    max_length: int | None = None
+    """Longest sequence for which this holds; None if for each."""
+
+    def derived(self) -> dict[str, object]:
+        """Return the entries of the manifest's ``derived``."""
+        values = self.flops_per_token, self.flops_per_squared_length, self.convention
+        return dict(zip(FLOPS_KEYS, values, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,21 +67,22 @@ class Attention:
     head_size: int
     """Of queries and keys, and of values: they are equal in every architecture known here."""
 
+    window: int | None = None
+    """Tokens to which a token attends at most; None if to all."""
 
-def model_flops(model: Any, *, seq_length: int) -> ModelFlops | None:  # noqa: ANN401 - a Module
-    """Return the model FLOPs of training on one token; None for an unknown architecture.
 
-    ``6 N_matmul + 12 L heads head_size seq``. N_matmul counts the weights of all linear layers,
-    including the head and excluding the embedding.
+def model_flops(model: Any) -> ModelFlops | None:  # noqa: ANN401 - a Module
+    """Return the model FLOPs of training on a sequence; None for an unknown architecture.
+
+    ``6 N_matmul`` per token and ``12 L heads head_size`` per squared length. N_matmul counts the
+    weights of all linear layers, including the head and excluding the embedding.
 
     Known are the Hugging Face decoders of `DENSE_MODEL_TYPES` and torchtitan's dense Transformer.
     The result is also None if only a part of the model is here (a pipeline stage, FSDP1's flat
-    parameters), if weights are frozen or quantised, or if the attention window is below
-    ``seq_length``.
+    parameters), or if weights are frozen or quantised.
 
     Args:
         model: The root module. Wrappers of `torch.compile` and DDP are removed.
-        seq_length: Tokens that attend to each other.
 
     Source:
         torchtitan's ``get_num_flops_per_token`` (attention with ``d_qk + d_v``, the causal mask not
@@ -70,24 +90,17 @@ def model_flops(model: Any, *, seq_length: int) -> ModelFlops | None:  # noqa: A
     """
     with contextlib.suppress(Exception):  # any error of a foreign class: the FLOPs are unknown
         whole = unwrap(model)
-        attention = _attention(whole, seq_length)
+        attention = _attention(whole)
         num_weights = None if attention is None else _matmul_weights(whole, attention.num_layers)
         if attention is not None and num_weights is not None:
             width = attention.num_heads * attention.head_size
-            own = 2 * TIMES_6 * attention.num_layers * width * seq_length
             return ModelFlops(
-                flops_per_token=float(TIMES_6 * num_weights + own),
-                convention=describe(seq_length),
+                flops_per_token=float(TIMES_6 * num_weights),
+                flops_per_squared_length=float(2 * TIMES_6 * attention.num_layers * width),
+                convention=CONVENTION,
+                max_length=attention.window,
             )
     return None
-
-
-def describe(seq_length: int) -> str:
-    """Return a description of how `model_flops` counts."""
-    return (
-        "torchtitan: 6 N_matmul + 6 L heads (d_qk + d_v) seq per token, causal mask not halved,"
-        f" recomputation not counted; seq {seq_length}"
-    )
 
 
 def megatron_flops(  # noqa: PLR0913 - the formula has these
@@ -166,28 +179,31 @@ def compute_dtype(model: Any) -> str:  # noqa: ANN401
     return ""
 
 
-def _attention(model: Any, seq_length: int) -> Attention | None:  # noqa: ANN401
+def _attention(model: Any) -> Attention | None:  # noqa: ANN401
     """Return the attention sizes of a known architecture."""
     config = getattr(model, "config", None)
     if plain_text(getattr(config, "model_type", None)) in DENSE_MODEL_TYPES:
-        return _hugging_face_attention(config, seq_length)
+        return _hugging_face_attention(config)
     if type_name(model) == "Transformer" and type(model).__module__.startswith("torchtitan."):
         return _torchtitan_attention(model)
     return None
 
 
-def _hugging_face_attention(config: Any, seq_length: int) -> Attention | None:  # noqa: ANN401
+def _hugging_face_attention(config: Any) -> Attention | None:  # noqa: ANN401
     window = getattr(config, "sliding_window", None)
     uses_window = getattr(config, "use_sliding_window", True)
-    if window is not None and uses_window and window < seq_length:
-        return None
     num_heads = plain_int(config.num_attention_heads)
     hidden = plain_int(config.hidden_size)
     num_layers = plain_int(config.num_hidden_layers)
     if not num_heads or not hidden or not num_layers:
         return None
     head_size = plain_int(getattr(config, "head_dim", None)) or hidden // num_heads
-    return Attention(num_layers=num_layers, num_heads=num_heads, head_size=head_size)
+    return Attention(
+        num_layers=num_layers,
+        num_heads=num_heads,
+        head_size=head_size,
+        window=plain_int(window) if uses_window else None,
+    )
 
 
 def _torchtitan_attention(model: Any) -> Attention | None:  # noqa: ANN401

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Valid run ids. A run id names a folder, so nothing else is allowed."""
+
+MAX_SCRIPT = 40
+"""Characters of the script in a run id: the time needs 14."""
+
+ELASTIC_VARIABLE = "TORCHELASTIC_RUN_ID"
+RANDOM_UUID = 4
+UUID_LENGTH = 36
 
 RUN_KEY = "rankscope/run_id"
 JOB_KEY = "rankscope/job"
@@ -76,7 +84,7 @@ def read_identity(run: str | None, environ: Mapping[str, str]) -> Identity:
         process_uuid=uuid.uuid4().bytes,
         boot_id=read_boot_id(),
         is_generated=not given,
-        job=_job_key(rank, world_size, environ) if given else run_id,
+        job=_job_key(rank, world_size, environ) or ("" if given else _process_key(os.getppid())),
     )
 
 
@@ -128,10 +136,18 @@ def _number(text: str | None, *, missing: int = 0) -> int:
 
 
 def _launcher_run(environ: Mapping[str, str]) -> str | None:
-    elastic = environ.get("TORCHELASTIC_RUN_ID")
-    if elastic and elastic != "none":
+    elastic = environ.get(ELASTIC_VARIABLE)
+    if elastic and elastic != "none" and not _is_generated(elastic, environ):
         return elastic
     return environ.get("SLURM_JOB_ID")
+
+
+def _is_generated(run_id: str, environ: Mapping[str, str]) -> bool:
+    """Return whether torchrun generated the id, as on a single host without ``--rdzv-id``."""
+    with contextlib.suppress(ValueError):
+        is_random = uuid.UUID(run_id).version == RANDOM_UUID and len(run_id) == UUID_LENGTH
+        return is_random and environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE")
+    return False
 
 
 def _generate_run_id(rank: int, world_size: int, environ: Mapping[str, str]) -> str:
@@ -140,10 +156,8 @@ def _generate_run_id(rank: int, world_size: int, environ: Mapping[str, str]) -> 
     if dist is not None and world_size > 1:
         return _agree_through_store(dist, rank)
     if _has_other_hosts(world_size, environ):
-        return _agree_through_agent(environ)
-    if world_size > 1:
-        return _name_after_process(os.getppid())
-    return _name_after_process(os.getpid())
+        return _agree_through_agent(world_size, environ)
+    return _name_run(_launcher_pid(world_size, environ))
 
 
 def _job_key(rank: int, world_size: int, environ: Mapping[str, str]) -> str:
@@ -152,21 +166,24 @@ def _job_key(rank: int, world_size: int, environ: Mapping[str, str]) -> str:
     A name that the user gave may name several launches, and the launcher's does too
     (``--rdzv_id 101``).
     """
+    launcher = _launcher_pid(world_size, environ)
     if world_size == 1:
-        return _name_after_process(os.getpid())
+        return _process_key(launcher)
     try:
-        if "TORCHELASTIC_RUN_ID" in environ:
+        if ELASTIC_VARIABLE in environ:
             if not _has_other_hosts(world_size, environ):
                 # A rank of another host's torchrun, without its store, has another parent.
                 is_alone = _number(environ.get("LOCAL_WORLD_SIZE"), missing=0) == world_size
-                return _name_after_process(os.getppid()) if is_alone else ""
-            return _agree_on_first(_open_agent_store(environ, JOB_TIMEOUT), JOB_KEY)
+                return _process_key(launcher) if is_alone else ""
+            store = _open_agent_store(environ, JOB_TIMEOUT)
+            return _agree_on_first(store, JOB_KEY, _process_key(launcher))
         if slurm := environ.get("SLURM_JOB_ID"):
             step, restarts = environ.get("SLURM_STEP_ID"), environ.get("SLURM_RESTART_COUNT")
             return f"slurm-{slurm}.{step or 0}.{restarts or 0}"
         dist = distributed()
         if dist is not None:
-            return _agree_on_first(dist.distributed_c10d._get_default_store(), JOB_KEY)
+            store = dist.distributed_c10d._get_default_store()
+            return _agree_on_first(store, JOB_KEY, _process_key(launcher))
     except Exception as problem:  # noqa: BLE001 - promise 1: harmless
         if rank == 0:
             print_notice(
@@ -176,8 +193,8 @@ def _job_key(rank: int, world_size: int, environ: Mapping[str, str]) -> str:
     return ""
 
 
-def _agree_on_first(store: Any, key: str) -> str:  # noqa: ANN401
-    return str(store.compare_set(key, "", _name_after_process(os.getppid())).decode())
+def _agree_on_first(store: Any, key: str, proposal: str) -> str:  # noqa: ANN401
+    return str(store.compare_set(key, "", proposal).decode())
 
 
 def _open_agent_store(environ: Mapping[str, str], timeout: timedelta) -> Any:  # noqa: ANN401
@@ -190,7 +207,7 @@ def _open_agent_store(environ: Mapping[str, str], timeout: timedelta) -> Any:  #
 def _agree_through_store(dist: Any, rank: int) -> str:  # noqa: ANN401
     store = dist.distributed_c10d._get_default_store()
     if rank == 0:
-        store.set(RUN_KEY, _name_after_process(os.getpid()))
+        store.set(RUN_KEY, _name_run(os.getpid()))
     store.wait([RUN_KEY], STORE_TIMEOUT)
     return str(store.get(RUN_KEY).decode())
 
@@ -200,23 +217,50 @@ def _has_other_hosts(world_size: int, environ: Mapping[str, str]) -> bool:
     return local_size < world_size and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def _agree_through_agent(environ: Mapping[str, str]) -> str:
+def _agree_through_agent(world_size: int, environ: Mapping[str, str]) -> str:
     """Agree through the store of torchrun's agents, before the job joins it.
 
     The first rank names the run. A restarted job finds the name again.
     """
+    name = _name_run(_launcher_pid(world_size, environ))
     try:
-        return _agree_on_first(_open_agent_store(environ, STORE_TIMEOUT), RUN_KEY)
+        return _agree_on_first(_open_agent_store(environ, STORE_TIMEOUT), RUN_KEY, name)
     except Exception as problem:  # noqa: BLE001 - promise 1: harmless
         print_notice(
             "the hosts of this run could not agree on a name, so each uses its own:"
             f" set RANKSCOPE_RUN ({type(problem).__name__})"
         )
-        return _name_after_process(os.getppid())
+        return name
 
 
-def _name_after_process(pid: int) -> str:
-    """Return a name made of a process's start time and a hash that makes it unique."""
+def _launcher_pid(world_size: int, environ: Mapping[str, str]) -> int:
+    """Return the process that started the ranks of this host: torchrun, else the parent; of a rank
+    without a launcher itself.
+
+    A program between torchrun and the rank (``numactl``, a shell) has torchrun's variable too.
+    """
+    if ELASTIC_VARIABLE not in environ:
+        return os.getppid() if world_size > 1 else os.getpid()
+    own = f"{ELASTIC_VARIABLE}={environ[ELASTIC_VARIABLE]}".encode()
+    pid = os.getppid()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        while own in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            pid = int(_process_stat(pid)[1])
+    return pid
+
+
+def _name_run(pid: int) -> str:
+    """Return a name made of the script's and the start time of process ``pid``, in UTC."""
+    script = Path(sys.argv[0] if sys.argv and sys.argv[0] != "-c" else "")
+    name = script.parent.name if script.stem == "__main__" else script.name.removesuffix(".py")
+    name = "notebook" if name.endswith("kernel_launcher") else name
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:MAX_SCRIPT] or "run"
+    when = time.strftime("%Y%m%d-%H%M", time.gmtime(_process_started_ns(pid) // 10**9))
+    return f"{name}-{when}"
+
+
+def _process_key(pid: int) -> str:
+    """Return a text that no other process has, made of a process's start time and a hash."""
     started_ns = _process_started_ns(pid)
     seed = f"{read_boot_id().hex()}:{pid}:{started_ns}"
     digest = hashlib.blake2b(seed.encode(), digest_size=3).hexdigest()
@@ -227,9 +271,13 @@ def _name_after_process(pid: int) -> str:
 def _process_started_ns(pid: int) -> int:
     """Return when process ``pid`` started, Unix time in ns; the same in every process."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        ticks = int(_process_stat(pid)[19])
         booted = re.search(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)
     except OSError:
         return 0
-    ticks = int(stat.rpartition(")")[2].split()[19])
     return (int(booted[1]) if booted else 0) * 10**9 + ticks * 10**9 // os.sysconf("SC_CLK_TCK")
+
+
+def _process_stat(pid: int) -> list[str]:
+    """Return the fields of a process after its name: state, parent, ..."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.breakdown.goodput import StepMark, summarize_history
-from rankscope.analysis.breakdown.mfu import compute_mfu
+from rankscope.analysis.breakdown.mfu import read_mfu
 from rankscope.analysis.drawing.tiles import MAX_REDRAWN_SPANS, is_few, needs_spans
 from rankscope.analysis.drawing.timeline import (
     NO_SPANS,
@@ -798,7 +798,7 @@ def read_marked_steps(store: Store, source: SpanSource, run_id: str) -> MarkedSt
     if steps:
         num_ranks = max(row["num_ranks"] for row in rows)
         first = steps[-max(1, MAX_MFU_ROWS // num_ranks) :][0]
-        mfu = compute_mfu(source.run_info(run_id), source.steps(run_id, first=first))
+        mfu = read_mfu(source, run_id, source.steps(run_id, first=first))
     return MarkedSteps(
         epochs=tuple(sorted({row["epoch"] for row in rows})),
         actual_s_by_step={step: seconds[step] for step in steps},

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import numpy as np
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.breakdown.mfu import compute_mfu
+from rankscope.analysis.breakdown.mfu import read_mfu
 from rankscope.analysis.breakdown.mfu_shape import with_mfu
 from rankscope.analysis.report.progress import Activity, Progress
 from rankscope.analysis.trace.account import sum_accounts
@@ -295,7 +295,7 @@ class Reports:
             return None
         if first is None:
             return report
-        report = with_mfu(report, compute_mfu(self._source.run_info(summary.run_id), steps))
+        report = with_mfu(report, read_mfu(self._source, summary.run_id, steps))
         return self._track(report, is_over=True)
 
     def _analyze_from(self, summary: RunSummary, first: int | None) -> RunReport:

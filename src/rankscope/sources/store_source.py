@@ -145,15 +145,16 @@ def build_run_info(run_id: str, rows: RunRows) -> RunInfo:
     """Return the description of a run from its rows of the small tables."""
     newest = rows.epochs[-1]
     coords = _find_coords(rows)
-    flops_per_token = newest["flops_per_token"]
+    flops_per_token, model = newest["flops_per_token"], json.loads(newest["model"] or "{}")
     return RunInfo(
         run_id=run_id,
         source_format=newest["source_format"],
         layout=Layout() if coords is None else Layout(**newest["layout"]),
         world_size=newest["world_size"],
         epochs=tuple(_epoch_info(row["epoch"], rows, coords) for row in rows.epochs),
-        model=json.loads(newest["model"] or "{}").get("name", ""),
+        model=model.get("name", ""),
         flops_per_token=flops_per_token,
+        flops_per_squared_length=model.get("flops_per_squared_length") or 0.0,
         flops_convention=newest["flops_convention"] if flops_per_token is not None else "",
         paced=any(row["paced"] for row in rows.epochs),
         pace_overrun_ratio=_overrun_ratio(rows.pace),

@@ -158,9 +158,7 @@ def _format_shape(report: RunReport) -> str:
     shape = report.mfu_shape
     if shape is None or shape.name is MfuShapeName.STEADY:
         return ""
-    # A finding is the cause: what the shape typically has could only contradict it.
-    is_explained = report.top_finding.severity not in (Severity.NONE, Severity.MINOR)
-    causes = "" if is_explained else f" (typically {shape.causes})"
+    causes = f" (typically {shape.causes})" if shape.causes else ""
     return f"; shape: {shape.name}, {shape.text}{causes}"
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,10 +14,13 @@ from rankscope.analysis.breakdown.mfu import (
     explain_missing_mfu,
     sum_squares,
 )
-from rankscope.analysis.trace.context import MicrobatchTable
+from rankscope.analysis.trace.context import MicrobatchTable, empty_microbatches
 from rankscope.analysis.trace.devices import peak_flops_per_s
 from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo, StepTable
 from rankscope.tracer.topology import Coords, Layout
+
+if TYPE_CHECKING:
+    from rankscope.analysis.report.report import Mfu
 
 S = 1_000_000_000
 
@@ -36,6 +39,10 @@ def run_info(*ranks: RankInfo, layout: Layout, flops_per_token: float | None = 2
         flops_per_token=flops_per_token,
         flops_convention="6 N per token",
     )
+
+
+def mfu_of(run: RunInfo, steps: StepTable) -> Mfu | None:
+    return compute_mfu(run, steps, empty_microbatches())
 
 
 def step_table(*rows: tuple[int, int, int, int, int], epoch: int = 0) -> StepTable:
@@ -66,11 +73,11 @@ ONE_STEP = (
 
 def test_tokens_count_once_per_data_position_and_time_from_first_start_to_last_end() -> None:
     # 2 FLOPs per token x (60 + 60) tokens over 4 ranks x 10 FLOP/s x 12 s.
-    mfu = compute_mfu(run_info(*RANKS, layout=LAYOUT), step_table(*ONE_STEP))
+    mfu = mfu_of(run_info(*RANKS, layout=LAYOUT), step_table(*ONE_STEP))
 
     assert mfu is not None
     assert mfu.by_step == {7: pytest.approx(240 / 480)}
-    assert mfu.tokens_by_step == {7: 120}
+    assert mfu.flops_by_step == {7: 240}
     assert mfu.mean == pytest.approx(0.5)
 
 
@@ -78,38 +85,80 @@ def test_tokens_are_counted_where_the_mfu_is_unknown() -> None:
     run = run_info(*RANKS, layout=LAYOUT, flops_per_token=None)
     repeated = replace(step_table(*ONE_STEP[:3]), num_tokens=np.array([50, 50, -1]))
 
-    assert compute_mfu(run, step_table(*ONE_STEP)) is None
+    assert mfu_of(run, step_table(*ONE_STEP)) is None
     assert count_tokens(run, step_table(*ONE_STEP)) == {7: 120}
     assert count_tokens(run, repeated) == {}
 
 
+def microbatch_table(*rows: tuple[int, int, int, int, int]) -> MicrobatchTable:
+    """Return rows of (epoch, step, rank, micro-batch, squares)."""
+    epoch, step, rank, microbatch, squares = np.array(rows).T
+    return MicrobatchTable(
+        epoch=epoch,
+        step=step,
+        rank=rank,
+        microbatch=microbatch,
+        num_tokens=np.full(len(rows), -1),
+        sum_squared_lengths=squares,
+    )
+
+
 def test_of_squared_lengths_the_rank_with_most_of_them_counts() -> None:
-    # Rows of (epoch, step, rank, micro-batch, squares).
-    rows = np.array([
+    table = microbatch_table(
         (0, 4, 0, 0, 10), (0, 4, 0, 1, 20), (0, 4, 1, 0, 25),
         (0, 5, 0, 0, 99), (1, 5, 0, 0, 7),  # repeated after a restart
         (0, 6, 0, 0, 10), (0, 6, 1, 0, -1),
-    ])  # fmt: skip
-    epoch, step, rank, microbatch, squares = rows.T
+    )  # fmt: skip
 
-    found = sum_squares(
-        MicrobatchTable(
-            epoch=epoch,
-            step=step,
-            rank=rank,
-            microbatch=microbatch,
-            num_tokens=np.full(len(rows), -1),
-            sum_squared_lengths=squares,
-        )
+    assert sum_squares(table) == {4: 30, 5: 7}
+
+
+SQUARES = ((0, 7, 0, 0, 900), (0, 7, 0, 1, 900), (0, 7, 1, 0, 1800), (0, 7, 2, 0, 600))
+"""Of both data positions: 2 x 30 tokens in two micro-batches, and 6 x 10 in one."""
+
+
+def test_attention_counts_by_the_squared_lengths_of_each_micro_batch() -> None:
+    # 2 x (60 + 60) + 0.1 x (1800 + 600) FLOPs over 4 ranks x 10 FLOP/s x 12 s.
+    run = replace(run_info(*RANKS, layout=LAYOUT), flops_per_squared_length=0.1)
+
+    mfu = compute_mfu(run, step_table(*ONE_STEP), microbatch_table(*SQUARES))
+
+    assert mfu is not None
+    assert mfu.by_step == {7: pytest.approx(480 / 480)}
+    assert mfu.flops_by_step == {7: pytest.approx(480)}
+
+
+def test_a_sequence_split_over_context_parallel_ranks_has_its_whole_length_squared() -> None:
+    # One sequence of 60 tokens on two ranks, 30 each: 0.1 x 60 x 60 FLOPs of attention.
+    layout = Layout(cp=2)
+    ranks = tuple(RankInfo(rank=cp, coords=Coords(cp=cp), peak_flops_per_s=10.0) for cp in range(2))
+    run = replace(run_info(*ranks, layout=layout), flops_per_squared_length=0.1)
+    steps = step_table((7, 0, 0, 10 * S, 30), (7, 1, 0, 10 * S, 30))
+
+    mfu = compute_mfu(run, steps, microbatch_table((0, 7, 0, 0, 900), (0, 7, 1, 0, 900)))
+
+    assert mfu is not None
+    assert mfu.flops_by_step == {7: pytest.approx(2 * 60 + 360)}
+
+
+@pytest.mark.parametrize(
+    "rows", [SQUARES[:3], (*SQUARES, (0, 7, 2, 1, -1)), ((0, 8, 0, 0, 1),)], ids=str
+)
+def test_a_step_of_unknown_lengths_has_no_mfu_if_the_flops_depend_on_them(
+    rows: tuple[tuple[int, int, int, int, int], ...],
+) -> None:
+    run = replace(run_info(*RANKS, layout=LAYOUT), flops_per_squared_length=0.1)
+
+    assert compute_mfu(run, step_table(*ONE_STEP), microbatch_table(*rows)) is None
+    assert explain_missing_mfu(run, step_table(*ONE_STEP)) == (
+        "no step has an end and tokens of all ranks, and squared lengths (`tracer.microbatch`)"
     )
-
-    assert found == {4: 30, 5: 7}
 
 
 def test_tokens_reported_by_one_rank_of_a_data_position_are_enough() -> None:
     rows = [(step, rank, a, b, n if rank in {1, 2} else -1) for step, rank, a, b, n in ONE_STEP]
 
-    mfu = compute_mfu(run_info(*RANKS, layout=LAYOUT), step_table(*rows))
+    mfu = mfu_of(run_info(*RANKS, layout=LAYOUT), step_table(*rows))
 
     assert mfu is not None
     assert mfu.by_step == {7: pytest.approx(0.5)}
@@ -119,7 +168,7 @@ def test_a_step_that_one_rank_has_not_ended_is_left_out() -> None:
     begun = [(8, rank, 12 * S, 20 * S, 60) for rank in range(3)]
     unended = (9, 3, 12 * S, -1, 60)
 
-    mfu = compute_mfu(run_info(*RANKS, layout=LAYOUT), step_table(*ONE_STEP, *begun, unended))
+    mfu = mfu_of(run_info(*RANKS, layout=LAYOUT), step_table(*ONE_STEP, *begun, unended))
 
     assert mfu is not None
     assert list(mfu.by_step) == [7]
@@ -128,36 +177,36 @@ def test_a_step_that_one_rank_has_not_ended_is_left_out() -> None:
 def test_a_step_without_the_tokens_of_a_data_position_is_left_out() -> None:
     rows = [(step, rank, a, b, n if rank < 2 else -1) for step, rank, a, b, n in ONE_STEP]
 
-    assert compute_mfu(run_info(*RANKS, layout=LAYOUT), step_table(*rows)) is None
+    assert mfu_of(run_info(*RANKS, layout=LAYOUT), step_table(*rows)) is None
 
 
 def test_unknown_flops_and_unknown_peaks_give_no_mfu() -> None:
     steps = step_table(*ONE_STEP)
     nameless = replace(RANKS[3], peak_flops_per_s=None)
 
-    assert compute_mfu(run_info(*RANKS, layout=LAYOUT, flops_per_token=None), steps) is None
-    assert compute_mfu(run_info(*RANKS[:3], nameless, layout=LAYOUT), steps) is None
-    assert compute_mfu(run_info(*RANKS, layout=LAYOUT), step_table()) is None
-    assert compute_mfu(run_info(layout=LAYOUT), steps) is None
+    assert mfu_of(run_info(*RANKS, layout=LAYOUT, flops_per_token=None), steps) is None
+    assert mfu_of(run_info(*RANKS[:3], nameless, layout=LAYOUT), steps) is None
+    assert mfu_of(run_info(*RANKS, layout=LAYOUT), step_table()) is None
+    assert mfu_of(run_info(layout=LAYOUT), steps) is None
 
 
 def test_a_data_axis_that_no_rank_shows_gives_no_mfu() -> None:
     run = run_info(*RANKS, layout=Layout(dp=2, tp=2, dsp=2))
 
-    assert compute_mfu(run, step_table(*ONE_STEP)) is None
+    assert mfu_of(run, step_table(*ONE_STEP)) is None
 
 
 def test_a_rank_outside_the_layout_makes_the_tokens_of_its_steps_unknown() -> None:
     # A job restarted with fewer replicas: some of its earlier ranks are outside the layout.
     smaller = replace(LAYOUT, dp=1)
-    assert compute_mfu(run_info(*RANKS, layout=smaller), step_table(*ONE_STEP)) is None
+    assert mfu_of(run_info(*RANKS, layout=smaller), step_table(*ONE_STEP)) is None
 
 
 def test_the_peaks_of_different_devices_are_summed() -> None:
     # 10 + 10 + 30 + 30 FLOP/s instead of 4 x 10.
     fast = tuple(replace(rank, peak_flops_per_s=30.0) for rank in RANKS[2:])
 
-    mfu = compute_mfu(run_info(*RANKS[:2], *fast, layout=LAYOUT), step_table(*ONE_STEP))
+    mfu = mfu_of(run_info(*RANKS[:2], *fast, layout=LAYOUT), step_table(*ONE_STEP))
 
     assert mfu is not None
     assert mfu.by_step == {7: pytest.approx(240 / (80 * 12))}
@@ -169,17 +218,17 @@ def test_untraced_ranks_have_the_peak_of_the_traced_ones_if_these_are_equal() ->
     steps = step_table(ONE_STEP[0], ONE_STEP[2])
     mixed = (RANKS[0], replace(RANKS[2], peak_flops_per_s=30.0))
 
-    mfu = compute_mfu(run_info(*traced, layout=LAYOUT), steps)
+    mfu = mfu_of(run_info(*traced, layout=LAYOUT), steps)
 
     assert mfu is not None
     assert mfu.by_step == {7: pytest.approx(240 / 480)}
-    assert compute_mfu(run_info(*mixed, layout=LAYOUT), steps) is None
+    assert mfu_of(run_info(*mixed, layout=LAYOUT), steps) is None
 
 
 def test_a_job_of_unknown_layout_has_no_mfu() -> None:
     run = replace(run_info(*RANKS, layout=LAYOUT), layout=Layout())
 
-    assert compute_mfu(run, step_table(*ONE_STEP)) is None
+    assert mfu_of(run, step_table(*ONE_STEP)) is None
 
 
 def test_a_repeated_step_has_the_mfu_of_the_later_epoch() -> None:
@@ -190,7 +239,7 @@ def test_a_repeated_step_has_the_mfu_of_the_later_epoch() -> None:
     names = StepTable.__dataclass_fields__
     columns = {name: np.concatenate([getattr(first, name), getattr(again, name)]) for name in names}
 
-    mfu = compute_mfu(both, StepTable(**columns))
+    mfu = mfu_of(both, StepTable(**columns))
 
     assert mfu is not None
     assert mfu.by_step == {7: pytest.approx(240 / (40 * 24))}
@@ -204,8 +253,8 @@ def test_the_convention_says_how_flops_and_peak_were_found() -> None:
         for rank in RANKS
     )
 
-    paced = compute_mfu(replace(run, paced=True), step_table(*ONE_STEP))
-    named = compute_mfu(run_info(*looked_up, layout=LAYOUT), step_table(*ONE_STEP))
+    paced = mfu_of(replace(run, paced=True), step_table(*ONE_STEP))
+    named = mfu_of(run_info(*looked_up, layout=LAYOUT), step_table(*ONE_STEP))
 
     assert paced is not None
     assert paced.convention == (
@@ -224,7 +273,7 @@ def test_shifting_the_clock_or_renaming_ranks_changes_nothing(shift: int, order:
     )
     rows = sorted((step, order[rank], a + shift, b + shift, n) for step, rank, a, b, n in ONE_STEP)
 
-    mfu = compute_mfu(run_info(*ranks, layout=LAYOUT), step_table(*rows))
+    mfu = mfu_of(run_info(*ranks, layout=LAYOUT), step_table(*rows))
 
     assert mfu is not None
     assert mfu.by_step == {7: pytest.approx(0.5)}
@@ -269,7 +318,7 @@ def test_the_formula_gives_the_megatron_rows_of_megascales_table_2(
     )
     row = (0, 0, 0, round(step_s * S), num_sequences * 2048)
 
-    mfu = compute_mfu(run, step_table(row))
+    mfu = mfu_of(run, step_table(row))
 
     assert mfu is not None
     tolerance = 0.174 if num_sequences == 768 else 0.061
@@ -321,7 +370,7 @@ def test_anything_else_has_no_peak(device: str, dtype: str) -> None:
 def test_a_missing_mfu_names_what_is_unknown(change: dict[str, Any], reason: str) -> None:
     run = replace(run_info(*RANKS, layout=LAYOUT), **change)
 
-    assert compute_mfu(run, step_table(*ONE_STEP)) is None
+    assert mfu_of(run, step_table(*ONE_STEP)) is None
     assert explain_missing_mfu(run, step_table(*ONE_STEP)).startswith(reason)
 
 
@@ -340,7 +389,7 @@ def test_a_missing_mfu_names_missing_tokens_and_missing_ranks() -> None:
     without_tokens = step_table(*((*row[:4], -1) for row in ONE_STEP))
 
     assert explain_missing_mfu(run, without_tokens).startswith("tokens unknown")
-    assert compute_mfu(run, step_table(*ONE_STEP[:3])) is None
+    assert mfu_of(run, step_table(*ONE_STEP[:3])) is None
     assert explain_missing_mfu(run, step_table(*ONE_STEP[:3])) == (
         "no step has an end and tokens of all ranks"
     )

@@ -64,6 +64,39 @@ def test_a_drop_that_is_over_is_no_drop_that_stays() -> None:
     assert name_of([*[0.5] * 20, *[0.4] * 3, *[0.5] * 20]) is MfuShapeName.RARE_DIPS
 
 
+DECLINE = [round(41.1 * 0.97**step, 1) / 100 for step in range(16)]
+
+
+def test_a_steady_decline_is_no_sudden_drop() -> None:
+    # 41.1, 39.9, 38.7, ... 26.0 %: quarters of 39.3, 34.7, 30.8 and 27.3 %.
+    shape = classify_mfu(dict(enumerate(DECLINE)))
+
+    assert shape is not None
+    assert (shape.name, shape.steps) == (MfuShapeName.GROWING_SAG, (0, 15))
+    assert shape.text == "sags by 31 % from step 0 to 15"
+
+
+def test_a_decline_of_the_second_half_is_no_sudden_drop() -> None:
+    shape = classify_mfu(dict(enumerate([*[0.411] * 16, *DECLINE])))
+
+    assert shape is not None
+    assert shape.name is MfuShapeName.GROWING_SAG
+
+
+@pytest.mark.parametrize("onset", [3, 4, 5, 6])
+@pytest.mark.parametrize("half", [1.0, 0.92])
+def test_the_onset_of_an_early_drop_is_reported_as_it_is(onset: int, half: float) -> None:
+    # Below 92 % in its first step: the fault began within it.
+    before = [0.417, 0.416, 0.417, 0.416, 0.417, 0.416][:onset]
+    values = [*before, *([0.417 * half] if half < 1 else []), *[0.347] * 16]
+
+    shape = classify_mfu(dict(enumerate(values)))
+
+    assert shape is not None
+    assert shape.name is MfuShapeName.SUDDEN_DROP
+    assert shape.steps[0] == onset + (half < 1)
+
+
 def test_a_short_curve_has_no_shape() -> None:
     assert classify_mfu(dict(enumerate([0.5] * 15))) is None
     assert classify_mfu({}) is None

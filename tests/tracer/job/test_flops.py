@@ -34,8 +34,11 @@ class Decoder(nn.Module):
 
 
 def count_flops(model: nn.Module, seq_length: int = 16) -> float | None:
-    found = model_flops(model, seq_length=seq_length)
-    return None if found is None else found.flops_per_token
+    """Return the FLOPs per token of sequences of one length."""
+    found = model_flops(model)
+    if found is None:
+        return None
+    return found.flops_per_token + found.flops_per_squared_length * seq_length
 
 
 def test_a_known_decoder_costs_six_flops_per_weight_and_its_attention() -> None:
@@ -43,9 +46,10 @@ def test_a_known_decoder_costs_six_flops_per_weight_and_its_attention() -> None:
 
     # weights: 2 x 64 + 80 = 208; attention: 12 x 2 layers x 8 wide x 16 tokens = 3072
     assert count_flops(model) == 6 * 208 + 3072
-    found = model_flops(model, seq_length=16)
+    found = model_flops(model)
     assert found is not None
-    assert found.convention.endswith("recomputation not counted; seq 16")
+    assert (found.flops_per_token, found.flops_per_squared_length) == (6 * 208, 12 * 2 * 8)
+    assert found.convention.endswith("padding and recomputation not counted")
 
 
 def test_wrappers_are_removed() -> None:
@@ -69,9 +73,20 @@ def test_flops_of_other_models_are_unknown() -> None:
     assert count_flops(Decoder(Config("mixtral"))) is None
     assert count_flops(Decoder(Config("llama"), num_blocks=1)) is None  # a pipeline stage
     assert count_flops(frozen) is None
-    assert count_flops(Decoder(Config("mistral", sliding_window=8))) is None
-    assert count_flops(Decoder(Config("mistral", sliding_window=16))) is not None
     assert count_flops(Decoder(Config("llama", num_attention_heads=None))) is None
+
+
+@pytest.mark.parametrize(("uses_window", "max_length"), [(True, 8), (False, None)])
+def test_a_window_limits_the_length_for_which_the_flops_hold(
+    uses_window: bool,  # noqa: FBT001
+    max_length: int | None,
+) -> None:
+    config = Config("mistral", sliding_window=8, use_sliding_window=uses_window)
+
+    found = model_flops(Decoder(config))
+
+    assert found is not None
+    assert found.max_length == max_length
 
 
 def test_llama_3_8b_as_torchtitan_and_as_megatron_count_it() -> None:

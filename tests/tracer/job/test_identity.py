@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import os
-from uuid import UUID
+import re
+import subprocess
+import sys
+from uuid import UUID, uuid4
 
 import pytest
 from hypothesis import given
@@ -80,14 +83,71 @@ def test_rank_and_world_come_from_the_launcher() -> None:
     assert identity.pid == os.getpid()
 
 
-def test_processes_of_one_launcher_generate_the_same_name() -> None:
+def test_processes_of_one_launcher_generate_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/home/me/train.py", "--lr", "1"])
     names = {
         read_identity(None, {"RANK": str(rank), "WORLD_SIZE": "4"}).run_id for rank in range(4)
     }
 
     (name,) = names
     assert RUN_ID.fullmatch(name)
-    assert name.startswith("run-")
+    assert re.fullmatch(r"train-[0-9]{8}-[0-9]{4}", name)
+
+
+GENERATED = {"TORCHELASTIC_RUN_ID": str(uuid4()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "run_id"),
+    [
+        (GENERATED, "train-"),
+        ({**GENERATED, "SLURM_JOB_ID": "77"}, "77"),
+        ({**GENERATED, "TORCHELASTIC_RUN_ID": "101"}, "101"),
+        ({**GENERATED, "WORLD_SIZE": "4"}, GENERATED["TORCHELASTIC_RUN_ID"]),  # all hosts have it
+    ],
+    ids=["generated", "slurm", "given", "given to several hosts"],
+)
+def test_an_id_that_torchrun_generated_is_no_name(
+    environ: dict[str, str], run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+
+    assert read_identity(None, environ).run_id.startswith(run_id)
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (["/opt/my jobs/fine tune.py"], "fine-tune"),
+        (["/opt/pretrain/__main__.py", "x"], "pretrain"),
+        (["/usr/lib/ipykernel_launcher.py", "-f"], "notebook"),
+        (["-c"], "run"),
+        ([""], "run"),
+        ([], "run"),
+    ],
+)
+def test_a_generated_name_is_that_of_the_script(
+    argv: list[str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", argv)
+
+    assert re.fullmatch(rf"{name}-[0-9]{{8}}-[0-9]{{4}}", read_identity(None, {}).run_id)
+
+
+def test_a_shell_between_torchrun_and_its_ranks_changes_neither_name_nor_key() -> None:
+    code = (
+        "import os; from rankscope.tracer.job.identity import read_identity as r;"
+        " i = r(None, os.environ); print(i.run_id, i.job)"
+    )
+    command = [sys.executable, "-c", code]
+    environ = {**os.environ, **GENERATED, "RANK": "1"}
+
+    outputs = {
+        subprocess.check_output(each, env=environ, text=True)
+        for each in (command, ["sh", "-c", '"$@"; true', "sh", *command])
+    }
+
+    assert len(outputs) == 1
 
 
 def launch(rank: int, **more: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ from rankscope.analysis.breakdown.mfu import compute_mfu
 from rankscope.analysis.readers.tracer.device_steps import measure_steps
 from rankscope.analysis.readers.tracer.reader import read_traced
 from rankscope.analysis.replay.what_if import Replayer
+from rankscope.analysis.trace.context import empty_microbatches
 from rankscope.analysis.trace.tables import StepTable
 from rankscope.tracer.span import SpanKind
 from rankscope.tracer.topology import Layout
@@ -153,7 +154,7 @@ def test_mfu_counts_shared_time_once() -> None:
     ranks = tuple(replace(rank, peak_flops_per_s=1e12) for rank in epoch.ranks)
     run = replace(source.info, flops_per_token=1e6, epochs=(replace(epoch, ranks=ranks),))
 
-    found = compute_mfu(run, source.step_table)
+    found = compute_mfu(run, source.step_table, empty_microbatches())
 
     assert found is not None
     expected = 1e6 * 1024 / (4 * 1e12 * INTERVAL / 1e9)
