@@ -34,9 +34,11 @@ from .evidence import find_step_begins, tabulate_evidence, with_proofs
 from .price.operation_sets import compare_culprits
 from .quality import assess_quality, left_out_sentence
 from .readers.bytedance.reader import read_bytedance
+from .readers.clocks import align_clocks
 from .readers.tracer.device_steps import align_steps_to_device
 from .readers.tracer.job_ends import end_last_steps
 from .readers.tracer.reader import read_traced
+from .recurrence import find_placements, name_hosts
 from .replay.step_graph import find_cycles
 from .replay.what_if import Replayer, ratio, what_if
 from .report.invariants import find_contradictions
@@ -57,7 +59,7 @@ if TYPE_CHECKING:
     from .breakdown.waterfall import Waterfall
     from .replay.model import Reading
     from .replay.what_if import WhatIf
-    from .report.report import Finding, Quality, Starved
+    from .report.report import Finding, Quality, RankPlacements, Starved
     from .statistics.peers import ComputeProfile
     from .trace.tables import RunInfo, SpanSource, SpanTable, StepTable
 
@@ -129,17 +131,19 @@ def _analyze(
     run_id, (first, last) = run.run_id, first_last
     steps = source.steps(run_id, first=first, last=last)
     spans = source.spans(run_id, first=first, last=last)
-    if last is None:
-        steps = end_last_steps(run, spans, steps)
     # The engine and numpy release the interpreter's lock in long operations: two cores work.
     with ThreadPoolExecutor(1) as executor:
-        context = executor.submit(source.context, run_id, first=first, last=last)
+        read_context = executor.submit(source.context, run_id, first=first, last=last)
+        clocks = align_clocks(run, spans)
+        run, steps, spans = clocks.run, clocks.align(steps), clocks.align(spans)
+        if last is None:
+            steps = end_last_steps(run, spans, steps)
         aligned = align_steps_to_device(spans, steps) if len(spans) else steps
     record = Record(
         run=run,
         steps=aligned,
         spans=spans,
-        context=context.result(),
+        context=clocks.align_context(read_context.result()),
         num_earlier_steps=num_earlier_steps,
     )
     if not len(spans):
@@ -149,7 +153,7 @@ def _analyze(
         record = replace(record, spans=_without_columns(record.spans))
 
     def take_spans() -> SpanTable:
-        return held.pop() if held else source.spans(run_id, first=first, last=last)
+        return held.pop() if held else clocks.align(source.spans(run_id, first=first, last=last))
 
     del spans
     with ThreadPoolExecutor(1) as executor:
@@ -178,7 +182,9 @@ def read_operations(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading
         spans: Its spans.
         steps: Its step rows, as the hosts recorded them.
     """
-    return _read(run, lambda: spans, align_steps_to_device(spans, steps))
+    clocks = align_clocks(run, spans)
+    spans = clocks.align(spans)
+    return _read(clocks.run, lambda: spans, align_steps_to_device(spans, clocks.align(steps)))
 
 
 def _read(
@@ -257,7 +263,13 @@ def _report_with_replay(
     quality = executor.submit(_assess_quality, record, reading, what_if_of_parts)
     case = _build_case(record, reading, replayer)
     links = None if case is None else executor.submit(summarize_links, case.links)
-    findings = combine_findings(_diagnose(run, case), findings_of_record(record))
+    placements = find_placements(run, record.steps, reading.steps)
+    parts = tuple(
+        _build_case(_in_placement(record, each), reading.in_steps(np.array(each.steps)), replayer)
+        for each in (placements if len(placements) > 1 else ())
+    )
+    found = combine_findings(_diagnose(run, case, parts), findings_of_record(record))
+    findings = tuple(name_hosts(each, placements) for each in found)
     full_ns, waterfall = recorded.result()
     result = what_if_of_parts.result()
     attribution, starved = waiting.result()
@@ -277,6 +289,7 @@ def _report_with_replay(
         world_size=run.world_size,
         layout=run.layout,
         coords=run.coords,
+        placements=placements,
         steps=reading.steps,
         startup_s_by_step=_seconds(reading.startup_ns),
         ending_s_by_step=_seconds(reading.ending_ns),
@@ -390,8 +403,26 @@ def _build_case(record: Record, reading: Reading, replayer: Replayer) -> Case | 
     )
 
 
-def _diagnose(run: RunInfo, case: Case | None) -> tuple[Finding, ...]:
-    """Return the findings of the replay, or why there can be none."""
+def _in_placement(record: Record, placements: RankPlacements) -> Record:
+    """Return the epochs and steps of a run between two restarts that moved ranks."""
+    epochs = tuple(each for each in record.run.epochs if each.epoch in placements.epochs)
+    return replace(
+        record,
+        run=replace(record.run, epochs=epochs),
+        steps=select_rows(record.steps, np.isin(record.steps.step, placements.steps)),
+    )
+
+
+def _diagnose(
+    run: RunInfo, case: Case | None, parts: tuple[Case | None, ...]
+) -> tuple[Finding, ...]:
+    """Return the findings of the replay, or why there can be none.
+
+    Args:
+        run: The run.
+        case: All of it; None if there is no compute.
+        parts: The same between restarts that moved ranks; empty if none did.
+    """
     overruns = run.pace_overrun_ratio
     if run.paced and overruns is not None and overruns > MAX_OVERRUN_RATIO:
         return (
@@ -403,7 +434,7 @@ def _diagnose(run: RunInfo, case: Case | None) -> tuple[Finding, ...]:
         )
     if case is None:
         return (insufficient("the run has no forward or backward compute to compare"),)
-    return diagnose(case)
+    return diagnose(case, tuple(part for part in parts if part is not None))
 
 
 def _report_without_spans(record: Record, *, is_whole_run: bool) -> RunReport:

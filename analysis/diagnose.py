@@ -30,16 +30,23 @@ if TYPE_CHECKING:
 HEALTHY = "healthy"
 
 
-def diagnose(case: Case) -> tuple[Finding, ...]:
+def diagnose(case: Case, parts: tuple[Case, ...] = ()) -> tuple[Finding, ...]:
     """Return what is to be said if nothing is worth an alarm, and then the priced findings.
 
     Alarms come first of these, the one that is most worth fixing first of all; then what is no
     alarm. `grade_findings` leaves out the first one if there is an alarm.
+
+    Args:
+        case: The run.
+        parts: Its steps between restarts that moved ranks to other hosts, each of which is searched
+            by itself; empty if none did.
     """
-    found: tuple[Candidate, ...] = ()
-    for detector in FROM_REPLAY:
-        found = detector.detect(case, found)
-    candidates = [each for each in found if each.explained_by is None]
+    candidates: list[Candidate] = []
+    for part in parts or (case,):
+        found: tuple[Candidate, ...] = ()
+        for detector in FROM_REPLAY:
+            found = detector.detect(part, found)
+        candidates += [each for each in found if each.explained_by is None]
     alarms = [each for each in candidates if each.cause.is_alarm]
     if alarms:
         candidates = [each for each in candidates if each.cause is not INSUFFICIENT_EVIDENCE]

@@ -12,6 +12,7 @@ from rankscope.tracer.spool import OTHER_NAME
 from .arrays.grouping import factorize, is_one_of, sorted_unique
 from .arrays.sorting import stable_argsort
 from .causes.link_profile import find_lone_links
+from .readers.tracer.pieces import OVERLAP_SLACK_NS
 from .readers.waits import is_communication
 from .replay.model import COMPUTE_CODES
 from .report.report import Quality
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
     from .replay.model import Reading, Transfers
     from .trace.context import SampleTable
     from .trace.tables import RunInfo, SpanTable, StepTable
-
-OVERLAP_SLACK_NS = 20_000
-"""Overlap that the clocks of device and host explain. Source: as
-`analysis.readers.tracer.matched_waits.QUEUE_SLACK_NS`."""
 
 ADAPTER_SPEED = "nic-speed-bytes-per-s"
 """Name of the samples of a network adapter's speed; see docs/samples.md."""

@@ -7,23 +7,30 @@ job.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import groupby
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from rankscope.tracer.span import NONE
+
 from .causes.order import CAUSES
+from .report.report import RankPlacements, format_hosts, placements_of
+from .report.text import format_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+
+    from .report.report import Finding
+    from .trace.tables import RunInfo, StepTable
 
 Position = tuple[int, int, int]
 """(dp, pp, tp)."""
 
 MAX_HOSTS_SHARE = 0.5
 """Share of the job's hosts that a finding may name; with more, it is about none of them."""
-
-MAX_NAMED = 3
-"""Hosts or runs that a sentence lists before it counts the rest."""
 
 
 class Follows(StrEnum):
@@ -41,6 +48,8 @@ class Placement:
     dp: int
     pp: int
     tp: int
+    local_rank: int = NONE
+    """Position among the ranks of its host; -1 if unknown."""
 
     @property
     def position(self) -> Position:
@@ -77,6 +86,50 @@ class Recurrence:
 
     evidence: str
     """One sentence with numbers."""
+
+
+def find_placements(
+    run: RunInfo, steps: StepTable, numbers: Sequence[int]
+) -> tuple[RankPlacements, ...]:
+    """Return where the ranks of a run are in some steps, in order of time.
+
+    Args:
+        run: Its epochs.
+        steps: Rows of these steps; of a step in several epochs, the newest counts.
+        numbers: The steps, ascending.
+    """
+    pairs = np.unique(np.stack((steps.step, steps.epoch), axis=1), axis=0)
+    epoch_of = dict(pairs.tolist())
+    of_epoch = {
+        known.epoch: {info.rank: (info.host, info.local_rank) for info in known.ranks}
+        for known in run.epochs
+    }
+    found: list[RankPlacements] = []
+    for epoch, own in groupby(numbers, key=lambda step: epoch_of.get(step, NONE)):
+        now = RankPlacements(epochs=(epoch,), steps=tuple(own), of_rank=of_epoch.get(epoch, {}))
+        before = found[-1] if found else now
+        if any(before.of_rank.get(rank, place) != place for rank, place in now.of_rank.items()):
+            found.append(now)
+        else:
+            epochs = sorted({*before.epochs, epoch})
+            merged = RankPlacements(
+                epochs=tuple(epochs),
+                steps=tuple(sorted({*before.steps, *now.steps})),
+                of_rank=before.of_rank | now.of_rank,
+            )
+            found[-1:] = [merged]
+    return tuple(found)
+
+
+def name_hosts(finding: Finding, placements: tuple[RankPlacements, ...]) -> Finding:
+    """Return a finding with the hosts of its ranks in its last step, also in its evidence."""
+    of_rank = placements_of(finding, placements).of_rank if placements else {}
+    known = dict.fromkeys(of_rank[rank][0] for rank in finding.ranks if rank in of_rank)
+    found = replace(finding, hosts=tuple(host for host in known if host))
+    names = format_hosts(found, placements)
+    if not names or found.hosts[0] in finding.evidence:
+        return found
+    return replace(found, evidence=f"on {names}, {finding.evidence}")
 
 
 def find_recurrence(
@@ -175,9 +228,11 @@ def _host_evidence(now: PlacedFinding, moved: Mapping[PlacedFinding, set[str]]) 
     here = next(each for each in now.placements if each.host in hosts)
     before = [each for one in moved for each in one.placements if each.host == here.host]
     there = next(each for each in before if each.position != here.position)
+    is_same_device = here.local_rank == there.local_rank != NONE
+    device = f", on the same device (local rank {here.local_rank})" if is_same_device else ""
     return (
-        f"host {_format_names(sorted(hosts))} was also named in {_format_runs(moved)}, at another"
-        f" position: {_format_position(there)} then, {_format_position(here)} now"
+        f"host {format_names(sorted(hosts))} was also named in {_format_runs(moved)}, at another"
+        f" position: {_format_position(there)} there, {_format_position(here)} here{device}"
     )
 
 
@@ -189,7 +244,7 @@ def _position_evidence(now: PlacedFinding, stayed: Mapping[PlacedFinding, set[Po
     }
     return (
         f"{_format_position(here)} was also named in {_format_runs(stayed)}, on"
-        f" {_format_names(sorted(hosts))} then, on {here.host} now"
+        f" {format_names(sorted(hosts))} there, on {here.host} here"
     )
 
 
@@ -203,7 +258,7 @@ def _both_evidence(moved: Collection[PlacedFinding], stayed: Collection[PlacedFi
 def _unmoved_evidence(now: PlacedFinding, known: Collection[PlacedFinding]) -> str:
     hosts = sorted(_hosts(now).intersection(set[str]().union(*map(_hosts, known))))
     return (
-        f"unknown: host {_format_names(hosts)} was also named in {_format_runs(known)}, but nothing"
+        f"unknown: host {format_names(hosts)} was also named in {_format_runs(known)}, but nothing"
         " has moved since, so host and position cannot be distinguished"
     )
 
@@ -214,15 +269,7 @@ def _format_runs(findings: Collection[PlacedFinding]) -> str:
     for one in findings:
         epochs.setdefault(one.run_id, set()).add(one.epoch)
     names = [f"{run} (epoch {', '.join(map(str, sorted(own)))})" for run, own in epochs.items()]
-    return f"{'run' if len(names) == 1 else 'runs'} {_format_names(names)}"
-
-
-def _format_names(names: Sequence[str]) -> str:
-    """Return the first few names: "a", "a and b", "a, b, c and 4 more"."""
-    shown, num_more = list(names[:MAX_NAMED]), len(names) - MAX_NAMED
-    if num_more > 0:
-        return f"{', '.join(shown)} and {num_more:,} more"
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+    return f"{'run' if len(names) == 1 else 'runs'} {format_names(names)}"
 
 
 def _format_position(placement: Placement) -> str:

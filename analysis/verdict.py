@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankscope.tracer.span import NONE
+
 from .causes import hang
 from .causes.detector import Subject
 from .causes.order import CAUSES
-from .report.report import Severity
+from .report.report import Severity, format_hosts, placements_of
 from .report.text import (
     format_count,
+    format_names,
     format_percent,
     format_price,
     format_ranks,
@@ -45,7 +48,8 @@ def verdict_sentence(report: RunReport) -> str:
     if finding.severity is Severity.MINOR:
         return _nothing_slow(report, finding, num_others)
     more = f" {format_count(num_others, 'more finding')} below." if num_others else ""
-    return f"{_culprit(report, finding)}{_held_up(report, finding)}{_gain(report, finding)}{more}"
+    who = f"{_culprit(report, finding)}{_before_it_moved(report, finding)}"
+    return f"{who}{_held_up(report, finding)}{_gain(report, finding)}{more}"
 
 
 def _harmless(report: RunReport, finding: Finding) -> str:
@@ -77,14 +81,41 @@ def _culprit(report: RunReport, finding: Finding) -> str:
     if cause.subject is Subject.JOB or not finding.ranks:
         return f"{cause.sentence} ({cause.name}){when}."
     if cause.subject is Subject.LINK and (link := _link(report, finding.ranks)):
-        return f"{link} is slow{when} ({cause.name})."
+        hosts = format_hosts(finding, report.placements)
+        return f"{link}{f', on {hosts},' if hosts else ''} is slow{when} ({cause.name})."
     verb = cause.one if len(finding.ranks) == 1 else cause.several
     return f"{_ranks_at_fault(report, finding)} {verb}{when} ({cause.name})."
 
 
+def _before_it_moved(report: RunReport, finding: Finding) -> str:
+    """Return as which other ranks the same devices show the cause, before or after a restart."""
+
+    def devices(one: Finding) -> set[tuple[str, int]]:
+        of_rank = placements_of(one, report.placements).of_rank
+        return {of_rank.get(rank, ("", NONE)) for rank in one.ranks}
+
+    if len(report.placements) <= 1 or not CAUSES[finding.cause].has_place:
+        return ""
+    own = devices(finding)
+    others = [
+        each
+        for each in report.findings
+        if each.cause == finding.cause and each.ranks != finding.ranks and devices(each) == own
+    ]
+    if not others or any("" in (host, local) or local == NONE for host, local in own):
+        return ""
+    times = ", ".join(
+        f"{format_ranks(each.ranks)} in {format_steps(each.steps)}" for each in others if each.steps
+    )
+    names = format_names([f"{host}, local rank {local}" for host, local in sorted(own)])
+    subject = "The same device" if len(own) == 1 else "The same devices"
+    verb = "has" if len(own) == 1 else "have"
+    return f" {subject} ({names}) {verb} this finding as {times}, too."
+
+
 def _ranks_at_fault(report: RunReport, finding: Finding) -> str:
-    """Return the ranks, a single one with its position in the layout."""
-    name = format_ranks(finding.ranks)
+    """Return the ranks with their hosts, a single one with its position in the layout."""
+    name, hosts = format_ranks(finding.ranks), format_hosts(finding, report.placements)
     coords = report.coords.get(finding.ranks[0])
     if coords is not None and report.has_layout and len(finding.ranks) == 1:
         place = f"dp {coords.dp}, stage {coords.pp}"
@@ -92,7 +123,9 @@ def _ranks_at_fault(report: RunReport, finding: Finding) -> str:
             place += f", tp {coords.tp}"
         if report.source_format == "bytedance":
             return f"The worker at {place} ({name})"
-        name = f"{name} ({place})"
+        hosts = f"{hosts}, {place}" if hosts else place
+    if hosts:
+        name = f"{name} ({hosts})"
     return f"{name[0].upper()}{name[1:]}"
 
 

@@ -260,7 +260,7 @@ class Prepared:
             return unpriced
         case = analyze._build_case(self._record, self._reading, self._replayer)
         with mock.patch.object(diagnose, "price_candidates", self._price):
-            priced = analyze._diagnose(self._record.run, case)
+            priced = analyze._diagnose(self._record.run, case, ())
         return diagnose.combine_findings(priced, unpriced)
 
     def _price(

@@ -178,7 +178,8 @@ def _follow(source: SimulatedSource) -> tuple[RunReport, tuple[str, ...], tuple[
 
 
 def _without_mfu(report: RunReport) -> RunReport:
-    tokens = {} if report.mfu is None else report.mfu.tokens_by_step
+    flops = {} if report.mfu is None else report.mfu.flops_by_step
+    tokens = {step: round(num) for step, num in flops.items()}
     return replace(report, mfu=None, mfu_shape=None, tokens_by_step=tokens)
 
 

@@ -79,17 +79,22 @@ def _find_last_begun(start: NDArray[np.int64], point: NDArray[np.int64]) -> NDAr
     return np.repeat(np.arange(-1, len(start)), np.diff(first, prepend=0, append=len(point)))
 
 
-def keep_outermost(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
+def keep_outermost(
+    start: NDArray[np.int64], end: NDArray[np.int64], *, slack: int = 0
+) -> NDArray[np.int64]:
     """Return the indices of the intervals that no earlier or longer one overlaps, sorted.
 
-    An interval that begins inside another one is dropped even if it ends later.
+    An interval that begins inside another one is dropped even if it ends later, but not if the
+    overlap is at most ``slack`` and half of it.
     """
     order = argsort_rows(start, -end)
     if not len(order):
         return order
-    reach = np.maximum.accumulate(end[order])
-    is_outer = np.append(True, start[order][1:] >= reach[:-1])
-    kept: NDArray[np.int64] = order[is_outer]
+    start, end = start[order], end[order]
+    reach = np.maximum.accumulate(end)
+    overlap = reach[:-1] - start[1:]
+    follows = (overlap <= slack) & (2 * overlap <= end[1:] - start[1:]) & (end[1:] > reach[:-1])
+    kept: NDArray[np.int64] = order[np.append(True, (overlap <= 0) | follows)]
     return kept
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from rankscope.tracer.span import KIND_CODES, SpanFlag, SpanKind
 
 from ..readers.bytedance.reader import split_bytedance_waits
+from ..readers.clocks import align_clocks
 from ..readers.waits import is_communication, split_traced_waits
 from ..trace.errors import EmptyRunError
 from ..trace.rows import concatenate, make_span_table, select_rows
@@ -243,6 +244,8 @@ def make_timeline(
             ``spans`` are only some of them; the run's format must record groups.
         bounds_ns: Begin and end of the whole step, Unix time; None: those of ``spans``.
     """
+    if records_groups(info) and arrivals is None and info.clock_error_ns is None:
+        spans = align_clocks(info, spans).align(spans)
     if bounds_ns is None:
         bounds_ns = int(spans.start_ns.min()), int((spans.start_ns + spans.duration_ns).max())
     of_epoch = replace(info, epochs=tuple(one for one in info.epochs if one.epoch == epoch))

@@ -50,6 +50,8 @@ INTERRUPTING_CODES = tuple(
     code for code, kind in enumerate(KINDS) if kind.value in INTERRUPTING_KINDS
 )
 
+Items = TypeVar("Items", "ComputeItems", "GapItems")
+
 NO_LINK = -1
 
 BLOCK_OPERATIONS = 1 << 17
@@ -117,18 +119,6 @@ class ComputeItems:
         return len(self.self_ns)
 
 
-Items = TypeVar("Items", "ComputeItems", "GapItems")
-
-
-def select_items(items: Items, keep: NDArray[np.bool_]) -> Items:
-    """Return some rows of a table of items."""
-    columns = {field.name: getattr(items, field.name) for field in fields(items)}
-    kept: dict[str, Any] = {
-        name: each[keep] for name, each in columns.items() if isinstance(each, np.ndarray)
-    }
-    return replace(items, **kept)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """The result of reading a run: ready to replay and to diagnose."""
@@ -173,6 +163,32 @@ class Reading:
 
     evaluated_steps: tuple[int, ...] = ()
     """Steps with forwards of an evaluation, ascending."""
+
+    def in_steps(self, numbers: NDArray[np.integer]) -> Reading:
+        """Return the evidence of some steps; the operations of the replay remain all."""
+        transfers, of_step = self.transfers, np.isin(self.transfers.step, numbers)
+        columns = ("step", "link", "alike", "transfer_ns", "num_bytes", "name")
+        chosen = np.isin(self.steps, numbers)
+        return replace(
+            self,
+            items=select_items(self.items, np.isin(self.items.step, numbers)),
+            gaps=select_items(self.gaps, np.isin(self.gaps.step, numbers)),
+            transfers=replace(
+                transfers, **{name: getattr(transfers, name)[of_step] for name in columns}
+            ),
+            steps=tuple(np.array(self.steps)[chosen].tolist()),
+            actual_ns=self.actual_ns[chosen],
+            evaluated_steps=tuple(step for step in self.evaluated_steps if step in numbers),
+        )
+
+
+def select_items(items: Items, rows: NDArray[np.bool_]) -> Items:
+    """Return some rows of compute or of gaps."""
+    columns = {field.name: getattr(items, field.name) for field in fields(items)}
+    kept: dict[str, Any] = {
+        name: each[rows] for name, each in columns.items() if isinstance(each, np.ndarray)
+    }
+    return replace(items, **kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

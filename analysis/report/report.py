@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ..trace.tables import is_layout_known
+from .text import MAX_NAMES, format_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,6 +94,9 @@ class Finding:
     evidence: str
     """One sentence with numbers that a person can check on the timeline."""
 
+    hosts: tuple[str, ...] = ()
+    """Hosts of these ranks in these steps, each once; empty if unknown."""
+
     severity: Severity | None = None
     """None if it was not graded, as of a finding read back from the store."""
 
@@ -108,6 +112,41 @@ class Price:
     share: float
     since: int | None
     """First of the steps; None: all that were analysed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlacements:
+    """Placement of the ranks in steps between two restarts that moved any to another host."""
+
+    epochs: tuple[int, ...]
+    """Ascending, as are the steps."""
+
+    steps: tuple[int, ...]
+    of_rank: dict[int, tuple[str, int]]
+    """Host ("" if unknown) and local rank (-1 if unknown) of each rank."""
+
+
+def placements_of(finding: Finding, placements: tuple[RankPlacements, ...]) -> RankPlacements:
+    """Return where ranks are in the last step of a finding; at the end if that is none of theirs.
+
+    Args:
+        finding: The finding.
+        placements: Of the run, at least one.
+    """
+    last = None if finding.steps is None else finding.steps[1]
+    known = (each for each in placements if last is not None and last <= each.steps[-1])
+    return next(known, placements[-1])
+
+
+def format_hosts(finding: Finding, placements: tuple[RankPlacements, ...]) -> str:
+    """Return the hosts of a finding for a sentence; "" if there is only one, or too many."""
+    of_rank = placements_of(finding, placements).of_rank if placements else {}
+    is_one_of_several = len({host for host, _ in of_rank.values()}) > 1
+    return (
+        format_names(finding.hosts)
+        if is_one_of_several and 0 < len(finding.hosts) <= MAX_NAMES
+        else ""
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,6 +380,9 @@ class RunReport:
     """Compute time of each rank in each step."""
 
     paced: bool
+    placements: tuple[RankPlacements, ...] = ()
+    """In order of time, one more for each restart that moved ranks; empty without a replay."""
+
     mfu_shape: MfuShape | None = None
     """None if the MFU is unknown, or known of too few steps."""
 

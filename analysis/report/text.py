@@ -11,6 +11,7 @@ Every evidence sentence, printed table, page and alert formats its numbers here:
     format_bytes      4.00 MiB
     format_rate       37.3 GB/s
     format_ranks      ranks 0 to 7, 9 and 12,279 more      (in a sentence)
+    format_names      node-A, node-B, node-C and 9 more    (in a sentence)
     format_steps      step 3; steps 3 to 9                 (in a sentence)
     format_ranges     0-7, 9      (in a table)
     format_range      3-9         (in a table)
@@ -46,6 +47,9 @@ EMPTY = "-"
 
 MAX_NAMED = 8
 """Ranges, and numbers outside any range, that a sentence lists before it counts the rest."""
+
+MAX_NAMES = 3
+"""Hosts or runs that a sentence lists before it counts the rest."""
 
 MIN_RANGE = 3
 """Consecutive numbers that are written as a range; two are written out."""
@@ -203,6 +207,14 @@ def format_ranks(ranks: Sequence[int]) -> str:
     if len(shown) == 1:
         return f"ranks {shown[0]}"
     return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def format_names(names: Sequence[str]) -> str:
+    """Return the first few names for a sentence: "a", "a and b", "a, b, c and 4 more"."""
+    shown, num_more = list(names[:MAX_NAMES]), len(names) - MAX_NAMES
+    if num_more > 0:
+        return f"{', '.join(shown)} and {num_more:,} more"
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def format_steps(steps: tuple[int, int]) -> str:

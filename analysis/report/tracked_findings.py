@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from .report import GRACE_STEPS, Severity
+from .report import GRACE_STEPS, Severity, placements_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,7 +37,7 @@ class TrackedFinding:
     """Number of the finding in the run, from 0 in the order of opening."""
 
     epoch: int
-    """Newest epoch of the run when it opened."""
+    """Epoch of its last step."""
 
     onset_step: int | None
     """First step that ever showed it; None if no step does."""
@@ -171,7 +171,9 @@ class FindingTracker:
             return TrackedFinding(
                 run_id=self._run_id,
                 number=len(self._tracked),
-                epoch=max(report.epochs, default=-1),
+                epoch=placements_of(finding, report.placements).epochs[-1]
+                if report.placements
+                else max(report.epochs, default=-1),
                 onset_step=onset,
                 last_step=until,
                 opened_ns=at_ns,

@@ -41,6 +41,12 @@ class RankInfo:
     local_rank: int = -1
     """Position among the ranks of its host, -1 if unknown."""
 
+    clock: str = ""
+    """Identity of the clock that its times are of: this boot of its host; "": its host."""
+
+    clock_error_ns: int | None = None
+    """Error bound of that clock; None if nothing measured it, or it is unknown here."""
+
     switch: str = ""
     """Network switch of its host, as are ``rack`` and ``rail``; "" if no topology is known."""
 

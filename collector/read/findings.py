@@ -24,7 +24,7 @@ MAX_FINDING_RANKS = 512
 """A finding of more ranks concerns the job, not single hosts or positions."""
 
 SELECT_FINDING_PLACES = """
-SELECT DISTINCT run_id, epoch, rank, host, dp, pp, tp FROM ranks FINAL
+SELECT DISTINCT run_id, epoch, rank, host, local_rank, dp, pp, tp FROM ranks FINAL
 WHERE (run_id, epoch, rank) IN (
     SELECT run_id, epoch, arrayJoin(ranks) FROM findings FINAL
     WHERE length(ranks) <= {most_ranks:UInt32}
@@ -43,7 +43,7 @@ GROUP BY run_id, epoch
 """
 
 SELECT_PLACES = """
-SELECT DISTINCT run_id, epoch, rank, host, dp, pp, tp FROM ranks FINAL
+SELECT DISTINCT run_id, epoch, rank, host, local_rank, dp, pp, tp FROM ranks FINAL
 WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND dp >= 0 AND pp >= 0 AND tp >= 0
 """
 
@@ -123,6 +123,9 @@ class StoredPlace:
     rank: int
     host: str
     """"" if unknown."""
+
+    local_rank: int
+    """-1 if unknown."""
 
     dp: int
     pp: int

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.price.operation_sets import Part
 
     from .comparison import compare
+    from .notebook_figures import embed_figures
     from .run import Run, open_run, query, runs
     from .sources.bytedance_file import what_if_file
 
@@ -16,13 +17,14 @@ _HOMES = {
     "Part": "rankscope.analysis.price.operation_sets",
     "Run": "rankscope.run",
     "compare": "rankscope.comparison",
+    "embed_figures": "rankscope.notebook_figures",
     "open_run": "rankscope.run",
     "query": "rankscope.run",
     "runs": "rankscope.run",
     "what_if_file": "rankscope.sources.bytedance_file",
 }
 
-__all__ = ["Part", "Run", "compare", "open_run", "query", "runs", "what_if_file"]
+__all__ = ["Part", "Run", "compare", "embed_figures", "open_run", "query", "runs", "what_if_file"]
 
 
 def __getattr__(name: str) -> object:

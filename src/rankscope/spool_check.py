@@ -21,7 +21,6 @@ from rankscope.analysis.analyze import read_operations
 from rankscope.analysis.arrays.grouping import factorize, row_keys, sorted_unique
 from rankscope.analysis.quality import count_unnamed, find_overlapping, find_unidentified
 from rankscope.analysis.readers.waits import (
-    UNMEASURED_CLOCK_ERROR_NS,
     instance_keys,
     is_communication,
     is_one_sided,
@@ -636,7 +635,8 @@ def _check_clocks(run: RunInfo, spans: SpanTable) -> Iterator[Problem]:
             level=Level.ERROR, what="clock-order", where=_where(run, spans, rows),
             found=f"{format_count(len(rows), 'record')} end up to {worst} before the last member"
             " began",
-            effect="Their steps are left out",
+            effect="The clocks are aligned by the ends of communications; if only few records do"
+            " so, their steps are left out",
             fix="Check the anchors of the hosts, and `clock_error_ns` in manifest.json",
         )  # fmt: skip
     hosts = {info.host for info in run.ranks.values()}
@@ -644,8 +644,7 @@ def _check_clocks(run: RunInfo, spans: SpanTable) -> Iterator[Problem]:
         yield Problem(
             level=Level.WARNING, what="clock-error", where=f"run {run.run_id}",
             found=f"the error between the clocks of {len(hosts)} hosts is not declared",
-            effect=f"{format_duration(UNMEASURED_CLOCK_ERROR_NS)} are assumed; shorter waits"
-            " between hosts are uncertain",
+            effect="They are aligned by the ends of communications between them",
             fix="Write `clock_error_ns` into manifest.json",
         )  # fmt: skip
 

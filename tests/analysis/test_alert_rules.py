@@ -54,7 +54,8 @@ def test_a_smaller_batch_is_neither_a_drop_of_the_mfu_nor_a_rise_of_the_step_tim
     seconds = {step: 0.5 + 0.5 * size for step, size in enumerate(batch)}
     tokens = {step: round(4096 * size) for step, size in enumerate(batch)}
     by_step = {step: 0.5 * batch[step] / seconds[step] for step in seconds}
-    mfu = Mfu(convention="", mean=0.5, by_step=by_step, flops_by_step=tokens)
+    flops = {step: float(num) for step, num in tokens.items()}
+    mfu = Mfu(convention="", mean=0.5, by_step=by_step, flops_by_step=flops)
     base = replace(report(run="job"), startup_s_by_step={}, actual_s_by_step=seconds, findings=())
     known = replace(base, mfu=mfu)
     unknown = replace(base, mfu=None, tokens_by_step=tokens)

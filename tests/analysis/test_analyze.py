@@ -301,7 +301,7 @@ def test_the_document_has_the_keys_that_checks_rely_on() -> None:
     assert culprits["by_exact"] == (0, 1)
     assert set(document["findings"][0]) == {
         *("cause", "ranks", "steps", "slowdown", "recoverable_ratio", "confidence", "evidence"),
-        *("severity", "saved_s", "shown_saved_s", "noise_s", "proof"),
+        *("severity", "saved_s", "shown_saved_s", "noise_s", "proof", "hosts"),
     }
     assert set(document["quality"]) == {
         *("produced_spans", "stored_spans", "dropped_spans", "buffered_spans"),

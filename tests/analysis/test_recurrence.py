@@ -58,7 +58,7 @@ def test_a_finding_follows_a_host_that_is_slow_at_another_position() -> None:
     assert found == Recurrence(
         what=Follows.HOST,
         evidence="host b was also named in run first (epoch 0), at another position:"
-        " (dp 1, pp 0, tp 0) then, (dp 3, pp 0, tp 0) now",
+        " (dp 1, pp 0, tp 0) there, (dp 3, pp 0, tp 0) here",
     )
 
 
@@ -69,7 +69,7 @@ def test_a_finding_follows_a_position_that_is_slow_on_another_host() -> None:
 
     assert found == Recurrence(
         what=Follows.POSITION,
-        evidence="(dp 1, pp 0, tp 0) was also named in run first (epoch 0), on b then, on d now",
+        evidence="(dp 1, pp 0, tp 0) was also named in run first (epoch 0), on b there, on d here",
     )
 
 

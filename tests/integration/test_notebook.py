@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FOLDER = ROOT / "notebooks"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
+PLOTLY = "application/vnd.plotly.v1+json"
 
 
 def read_notebook(name: str) -> nbformat.NotebookNode:
@@ -26,20 +28,42 @@ def read_notebook(name: str) -> nbformat.NotebookNode:
 
 
 def run_notebook(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run all cells with a store of their own; return what they show, as text."""
-    monkeypatch.setenv("RANKSCOPE_STORE", f"chdb://{folder / 'store'}")
+    """Run all cells; return what they show, as text. The user's store must stay as it is."""
+    monkeypatch.setenv("RANKSCOPE_STORE", f"chdb://{folder / 'store-of-the-user'}")
     monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "runtime"))
     notebook = read_notebook(name)
     NotebookClient(notebook, timeout=120, kernel_name="python3").execute(cwd=os.fspath(folder))
+    assert not (folder / "store-of-the-user").exists()
     outputs = [one for cell in notebook.cells for one in cell.get("outputs", [])]
+    _check_figures(outputs)
     return "".join(
         one.text if one.output_type == "stream" else one.get("data", {}).get("text/plain", "")
         for one in outputs
     )
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.ipynb")))
+def _check_figures(outputs: list[nbformat.NotebookNode]) -> None:
+    """Check that each figure is in the page made of the notebook, and requests nothing."""
+    shown = [one.data for one in outputs if "data" in one]
+    pages = [data["text/html"] for data in shown if PLOTLY in data]
+    libraries = [data for data in shown if "plotly.js v" in data.get("text/html", "")]
+    assert all("Plotly.newPlot(" in page for page in pages)
+    assert not any("src=" in page for page in pages)
+    assert len(libraries) == (1 if pages else 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_command_that_fails_is_seen(name: str) -> None:
+    lines = [line for cell in read_notebook(name).cells for line in cell.source.splitlines()]
+
+    after = [lines[place + 1] for place, line in enumerate(lines) if line.startswith("!")]
+
+    assert set(after) == {"assert _exit_code == 0"}
+    assert not any("2>" in line for line in lines)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_it_is_committed_without_outputs(name: str) -> None:
     notebook = read_notebook(name)
 
@@ -57,12 +81,13 @@ def test_it_finds_the_slow_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "slowdown S = 1.973" in text
     assert "dp 0, stage 0: that is rank 0" in text
     assert "rank 0 computes 2." in text
-    assert "fixing rank 0 saves 100%" in text
+    assert "fixing rank 0 saves 23.5 s of each 46.6 s step (50%)" in text
+    assert "rank 16 waits most; fixing it saves 0% of the lost time" in text
     assert "M_W = 1.002" in text
 
 
 SAID = {
-    "first_look": ("slow-compute: rank ", "of the lost time comes back", "a step takes 1."),
+    "first_look": ("slow-compute: rank ", "a healthy rank 17 saves 8", "a step takes 1."),
     "what_if": ("fixing rank 5 saves 2", "rank 1 0%, together 10"),
     "mfu": ("if every rank ran like the median", "a rank reaches "),
     "compare_two_runs": ("tuesday against monday: a step takes 1.", "tuesday against tuesday: "),

@@ -21,7 +21,7 @@ from ...trace.account import TORN
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ...replay.model import ComputeItems, GapItems
+    from ...replay.model import ComputeItems, GapItems, Items
     from ...trace.tables import RunInfo, SpanTable, StepTable
 
 COUNTED_CODES = (*COMPUTE_CODES, KIND_CODES[SpanKind.WAIT])

@@ -36,6 +36,11 @@ FORWARD, BACKWARD = KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD]
 WHOLE = 0
 """Part number of a span that is all of its micro-batch, or whose micro-batch is unknown."""
 
+OVERLAP_SLACK_NS = 20_000
+"""Overlap of two spans that follow each other: clocks of device and host explain it, as
+`matched_waits.QUEUE_SLACK_NS`; so does the drift of a host whose clock is aligned, which moves
+begins and keeps durations."""
+
 MAX_PARTS = 4
 """If one micro-batch has more spans of one kind, several micro-batches share its number."""
 
@@ -128,8 +133,10 @@ class PlacedSpans:
         """Place those of these rows that are inside no other of them."""
         start = line.place(spans.rank[rows], spans.start_ns[rows])
         end = start + spans.duration_ns[rows]
-        kept = keep_outermost(start, end)
-        return cls(rows[kept], start[kept], end[kept])
+        kept = keep_outermost(start, end, slack=OVERLAP_SLACK_NS)
+        start, end = start[kept], end[kept]
+        end[:-1] = np.minimum(end[:-1], start[1:])
+        return cls(rows[kept], start, end)
 
 
 def cut_pieces(

@@ -13,7 +13,7 @@ from ...arrays.grouping import sorted_unique
 from ...arrays.intervals import NOT_FOUND
 from ...arrays.sorting import find_positions
 from ...replay.model import COMPUTE_CODES, Reading, WaitIntervals, remove_overlaps
-from ...report.text import format_count, format_duration, format_ranks
+from ...report.text import format_count, format_ranks
 from ...trace.rows import select_rows
 from ...trace.tables import num_expected_ranks
 from ..transfers import find_truncated
@@ -75,13 +75,6 @@ def read_traced(
         waits=matched.waits(),
         launches=matched.launch,
     )
-    if run.clock_error_ns is None and (split.transfer_ns < -1).any():
-        worst = float(-split.transfer_ns.min())
-        warnings.append(
-            "the clock error between the hosts is unknown, and some ranks leave communications"
-            f" {format_duration(worst)} before the last one enters: waiting times are uncertain by"
-            " as much"
-        )
     if num_expected_ranks(run) < run.world_size:
         warnings.append(
             "one tensor-parallel rank of each worker was traced, and is taken for all of them"

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rankscope.analysis.recurrence import PlacedFinding, Placement, Recurrence, find_recurrence
+from rankscope.analysis.report.report import placements_of
 from rankscope.collector.read.findings import (
     MAX_FINDING_RANKS,
     read_finding_jobs,
@@ -52,28 +53,36 @@ class FindingHistory:
     def follow_report(self, report: RunReport, run: RunInfo) -> tuple[Recurrence | None, ...]:
         """Return the recurrence of each finding of a diagnosis, in its order; None if unknown.
 
+        A finding belongs to the epoch of its last step, and is compared with those of the other
+        epochs of the run, too.
+
         Args:
-            report: The diagnosis. Its findings are assigned to its newest epoch.
+            report: The diagnosis.
             run: Description of the run, with the places of its ranks.
         """
-        epoch = max(report.epochs, default=-1)
         places = {
-            info.rank: Placement(
-                host=info.host, dp=info.coords.dp, pp=info.coords.pp, tp=info.coords.tp
-            )
+            known.epoch: {
+                info.rank: Placement(
+                    host=info.host,
+                    dp=info.coords.dp,
+                    pp=info.coords.pp,
+                    tp=info.coords.tp,
+                    local_rank=info.local_rank,
+                )
+                for info in known.ranks
+            }
             for known in run.epochs
-            if known.epoch == epoch
-            for info in known.ranks
         }
-        now = [_reported(finding, report, epoch, places) for finding in report.findings]
+        now = [_reported(finding, report, places) for finding in report.findings]
+        known = [one for one in now if one is not None]
         return tuple(
             None
             if one is None
             else find_recurrence(
                 one,
-                self._sightings.values(),
-                others=[other for other in now if other is not None],
-                placements=places.values,
+                [*self._sightings.values(), *known],
+                others=[other for other in known if other.epoch == one.epoch],
+                placements=places.get(one.epoch, {}).values,
             )
             for one in now
         )
@@ -111,22 +120,32 @@ def format_recurrence(recurrence: Recurrence | None) -> str:
 
 
 def _reported(
-    finding: Finding, report: RunReport, epoch: int, places: dict[int, Placement]
+    finding: Finding, report: RunReport, places: dict[int, dict[int, Placement]]
 ) -> PlacedFinding | None:
     if not finding.ranks or len(finding.ranks) > MAX_FINDING_RANKS:
         return None
+    epoch = max(report.epochs, default=-1)
+    if report.placements:
+        epoch = placements_of(finding, report.placements).epochs[-1]
+    of_rank = places.get(epoch, {})
     return PlacedFinding(
         run_id=report.run,
         epoch=epoch,
         cause=finding.cause,
-        placements=tuple(places[rank] for rank in finding.ranks if rank in places),
+        placements=tuple(of_rank[rank] for rank in finding.ranks if rank in of_rank),
         sizes=_sizes(report.layout),
-        num_hosts=len({place.host for place in places.values()}),
+        num_hosts=len({place.host for place in of_rank.values()}),
     )
 
 
 def _place(stored: StoredPlace) -> Placement:
-    return Placement(host=stored.host, dp=stored.dp, pp=stored.pp, tp=stored.tp)
+    return Placement(
+        host=stored.host,
+        dp=stored.dp,
+        pp=stored.pp,
+        tp=stored.tp,
+        local_rank=stored.local_rank,
+    )
 
 
 def _sizes(layout: Layout) -> tuple[int, int, int]:

@@ -253,10 +253,15 @@ def _epoch_info(
     epoch: int, rows: RunRows, coords: Mapping[tuple[int, int], Coords] | None
 ) -> EpochInfo:
     latest = {row["rank"]: row for row in rows.ranks if row["epoch"] == epoch}
+    errors = {(row["host"], row["boot_id"]): row["clock_error_ns"] for row in rows.clocks}
     return EpochInfo(
         epoch=epoch,
         ranks=tuple(
-            _rank_info(row, Coords(dp=row["rank"]) if coords is None else coords[_key(row)])
+            _rank_info(
+                row,
+                Coords(dp=row["rank"]) if coords is None else coords[_key(row)],
+                clock_error_ns=errors.get((row["host"], row["boot_id"]), -1),
+            )
             for row in latest.values()
         ),
         groups=tuple(
@@ -278,12 +283,15 @@ def _coords(row: Row) -> Coords | None:
     return Coords(**{axis: row[axis] for axis in COORD_AXES})
 
 
-def _rank_info(row: Row, coords: Coords) -> RankInfo:
+def _rank_info(row: Row, coords: Coords, *, clock_error_ns: int) -> RankInfo:
     return RankInfo(
         rank=row["rank"],
         coords=coords,
         host=row["host"],
         local_rank=row["local_rank"],
+        # Ranks of an unknown host share its clock unless their communications contradict that.
+        clock=f"{row['host']} {row['boot_id']}" if row["host"] else f"rank {row['rank']}",
+        clock_error_ns=clock_error_ns if clock_error_ns >= 0 else None if row["host"] else 0,
         switch=row["switch"],
         rack=row["rack"],
         rail=row["rail"],

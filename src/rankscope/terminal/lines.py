@@ -98,7 +98,8 @@ class Progress:
 
     def show(self, text: str) -> None:
         """Show the text in place of the one before."""
-        if sys.stderr.isatty() or self._status is not None:
+        is_dumb = os.environ.get("TERM") == "dumb"
+        if (sys.stderr.isatty() and not is_dumb) or self._status is not None:
             self._show_on_terminal(text)
         elif self._every and self._num_calls % self._every == 0:
             sys.stderr.write(text + "\n")

@@ -24,8 +24,10 @@ from rankscope.analysis.report.text import (
     format_ranges,
     format_seconds,
     format_slowdown,
+    format_steps,
     format_time,
 )
+from rankscope.tracer.span import NONE
 
 from .lines import DEFAULT_TOP, format_rows, format_table, printable, wrap_text
 
@@ -192,10 +194,30 @@ def _format_rank(report: RunReport, rank: int, width: int) -> list[str]:
         or "no other rank",
         "its time": _format_own_time(report.waterfall, rank),
     }  # fmt: skip
+    if place_text := _format_place(report, rank):
+        rows = {"host": place_text, **rows}
+    moves = [each.steps for each in report.placements if rank in each.of_rank]
+    if len(moves) > 1:
+        unknown = f"{UNKNOWN} over several hosts: give --steps {moves[-1][0]}:{moves[-1][-1]}"
+        rows |= dict.fromkeys(("waits", "holds up", "its time"), unknown)
     lines = [f"rank {rank}{place}"]
     for label, text in rows.items():
         lines += wrap_text(text, width, first=INDENT + label.ljust(LABEL_WIDTH))
     return lines
+
+
+def _format_place(report: RunReport, rank: int) -> str:
+    """Return the host and the device of a rank; of one that a restart moved, in which steps."""
+    known = [
+        (each.steps, *each.of_rank[rank]) for each in report.placements if rank in each.of_rank
+    ]
+    texts = [
+        f"{host}{f', local rank {local_rank}' if local_rank != NONE else ''}"
+        + (f" in {format_steps((steps[0], steps[-1]))}" if len(known) > 1 else "")
+        for steps, host, local_rank in known
+        if host
+    ]
+    return "; ".join(texts)
 
 
 def _format_own_time(waterfall: WaterfallSummary | None, rank: int) -> str:

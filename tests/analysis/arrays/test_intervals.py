@@ -45,6 +45,14 @@ def test_only_the_outermost_of_nested_intervals_is_kept() -> None:
     assert keep_outermost(ints(10, 0, 60), ints(20, 50, 70)).tolist() == [1, 2]
 
 
+def test_an_interval_that_begins_a_little_early_follows_and_is_not_inside() -> None:
+    # The second begins 2 before the first ends; the third is short and ends 1 after the second.
+    start, end = ints(0, 48, 96), ints(50, 100, 101)
+
+    assert keep_outermost(start, end).tolist() == [0]
+    assert keep_outermost(start, end, slack=2).tolist() == [0, 1]
+
+
 def test_touching_and_overlapping_intervals_merge_and_empty_ones_are_dropped() -> None:
     start, end = merge_intervals(ints(5, 0, 20, 7), ints(10, 5, 30, 7))
 

@@ -118,7 +118,7 @@ def test_slowness_that_moved_with_its_host_follows_the_host(url: str) -> None:
     assert follows(url, "second") == {
         "what": "host",
         "evidence": "host sim-00001 was also named in run first (epoch 0), at another position:"
-        " (dp 2, pp 0, tp 0) then, (dp 6, pp 0, tp 0) now",
+        " (dp 2, pp 0, tp 0) there, (dp 6, pp 0, tp 0) here, on the same device (local rank 0)",
     }
     text = analyze_stored(AnalyzeOptions(run_id="second", as_json=False, store_url=url))
     assert "it follows the host: host sim-00001 was also named in run first" in text

@@ -25,7 +25,7 @@ def test_a_step_whose_optimizer_the_scaler_skips_is_a_step_and_an_event(tmp_path
     for factor in (1.0, float("inf"), float("nan"), 1.0):
         steps.on_next_work()
         begun.append(recorder.step_number)
-        scaler.scale((weight * factor).sum()).backward()
+        scaler.scale((weight * factor).sum()).backward()  # type: ignore[no-untyped-call]
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()

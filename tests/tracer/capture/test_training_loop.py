@@ -389,7 +389,7 @@ def test_captures_leave_nothing_behind(tmp_path: Path) -> None:
             torch.save,
             torch.compile,
             torch.serialization.save,
-            torch.autograd._engine_run_backward,
+            torch.autograd.graph._engine_run_backward,
             saver.save,
             dataloader._BaseDataLoaderIter.__next__,
             torch.distributed.init_process_group,

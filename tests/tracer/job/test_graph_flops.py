@@ -37,8 +37,8 @@ class Decoder(nn.Module):
 
     def attend(self, x: torch.Tensor) -> torch.Tensor:
         num, length, _ = x.shape
-        split = (part.view(num, length, HEADS, -1).transpose(1, 2) for part in x.chunk(3, -1))
-        mixed = functional.scaled_dot_product_attention(*split, is_causal=True)
+        q, k, v = (part.view(num, length, HEADS, -1).transpose(1, 2) for part in x.chunk(3, -1))
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return mixed.transpose(1, 2).reshape(num, length, -1)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
