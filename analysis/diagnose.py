@@ -50,8 +50,10 @@ def diagnose(case: Case, parts: tuple[Case, ...] = ()) -> tuple[Finding, ...]:
     alarms = [each for each in candidates if each.cause.is_alarm]
     if alarms:
         candidates = [each for each in candidates if each.cause is not INSUFFICIENT_EVIDENCE]
+    priced = price_candidates(candidates, case.replayer, case.workers, case.tokens_by_step)
     findings = sorted(
-        price_candidates(candidates, case.replayer, case.workers, case.tokens_by_step),
+        # What would make the step longer is no fault, however long it is itself.
+        (each for each in priced if not is_alarm(each) or (each.saved_s or 0.0) >= 0.0),
         key=lambda finding: (
             not is_alarm(finding),
             -(finding.recoverable_ratio or 0.0),

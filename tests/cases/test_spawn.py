@@ -50,7 +50,7 @@ def test_ranks_of_mp_spawn_are_traced_and_their_loader_workers_are_none(tmp_path
     assert folders == ["e0-r00000", "e1-r00000", "e1-r00001"]
     report = analyze_spool(tmp_path, spool, "spawned")
     assert (report.world_size, report.layout.dp) == (2, 2)
-    assert report.steps == tuple(range(16))
+    assert sorted((*report.steps, *report.warmup_steps)) == list(range(16))
     assert not check_text(spool, run_id=None, as_json=False)[1]
 
 
@@ -90,7 +90,7 @@ def test_ranks_of_multiprocessing_are_traced(tmp_path: Path, method: str) -> Non
 
     assert done.returncode == 0, done.stderr
     report = analyze_spool(tmp_path, tmp_path / "spool", "job")
-    assert (report.world_size, len(report.steps)) == (2, 6)
+    assert (report.world_size, len((*report.steps, *report.warmup_steps))) == (2, 6)
 
 
 def test_the_exception_of_a_spawned_rank_is_the_crash(tmp_path: Path) -> None:
