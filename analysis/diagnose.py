@@ -148,7 +148,7 @@ def grade(report: RunReport, finding: Finding) -> Severity:
     standard errors of the mean of these steps (once all findings are fixed) could not be measured:
     they vary as much by chance. A finding that only the ends show is minor: the last analysed step,
     in which a job saves or is cut off, or the first ones of the job, fewer than a phase lasts, in
-    which it warms up.
+    which it warms up. Nothing is critical of a job of one rank, which holds no other one up.
     """
     if finding.cause in NO_PROBLEM or not is_alarm(finding):
         return Severity.NONE
@@ -170,7 +170,8 @@ def grade(report: RunReport, finding: Finding) -> Severity:
     chance = 2.0 * (finding.noise_s or 0.0) * len(counted) ** 0.5 / whole_s
     if share < max(THRESHOLDS.minor_share, report.replay_error_ratio or 0.0, chance):
         return Severity.MINOR
-    return Severity.CRITICAL if share >= THRESHOLDS.critical_share else Severity.WARNING
+    is_critical = share >= THRESHOLDS.critical_share and report.world_size > 1
+    return Severity.CRITICAL if is_critical else Severity.WARNING
 
 
 def _is_at_an_end(report: RunReport, shown: tuple[int, ...]) -> bool:

@@ -86,7 +86,7 @@ def find_rare_pauses(gaps: HostGaps, allowed: NDArray[np.bool_]) -> tuple[Candid
     least_ns = THRESHOLDS.min_excess_ratio * gaps.compute_ns[gaps.row]
     chosen = allowed & gaps.is_at(*INSIDE_PLACES)
     chosen &= gap_ns >= np.maximum(least_ns, THRESHOLDS.min_pause_ns)
-    if not chosen.any():
+    if not chosen.any() or len(gaps.profile.ranks) == 1:  # Single steps of a rank alone are noise.
         return ()
     worst = int(np.argmax(np.where(chosen, gap_ns, 0)))
     return (

@@ -307,7 +307,7 @@ def late_candidates(
         own = replace(loss, activity=activity)
         found.append(_late_candidate(gaps, own, phase, [phase.row], loss.expected))
     named = {phase.row for phase in single}
-    for phase, late in _late_stages(gaps, loss):
+    for phase, late in _late_stages(gaps, loss) if len(gaps.profile.ranks) > 1 else ():
         rows = [row for row in late if row not in named]
         if rows:
             found.append(_late_candidate(gaps, loss, phase, rows))

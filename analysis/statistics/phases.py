@@ -376,21 +376,24 @@ def find_rank_phases(
 ) -> tuple[Phase, ...]:
     """Find the ranks that are above the noise; see `find_phases`.
 
-    Nothing is compared with a rank that is alone: what is around the job makes single steps longer
-    too, and its level drifts. So its phase has `min_lasting_steps` consecutive steps, or as many at
-    one distance, is significant, and leaves `min_persistent_steps` others to compare with.
+    Nothing is compared with a rank that is alone: what is around the job makes its steps longer
+    too. So its phase follows `min_persistent_steps` steady steps and lasts as long, or it has
+    `min_lasting_steps` steps at one distance of two or more; it is significant; and nine of ten of
+    its steps are above nine of ten of the others.
     """
     phases = find_phases(excess, has_few_peers=has_few_peers, **options)
     if len(excess) > 1 or not phases:
         return phases
     (phase,) = phases
-    columns = phase.shown
-    is_shown = phase.recurs or (
-        len(columns) >= THRESHOLDS.min_lasting_steps
-        and len(set(np.diff(columns).tolist())) == 1
-        and int((~np.isnan(excess)).sum()) - len(columns) >= THRESHOLDS.min_persistent_steps
-        and is_significant(excess[0], phase, num_series=1)
-    )
+    series, columns = excess[0], list(phase.shown)
+    others = np.delete(series, columns)
+    distances = set(np.diff(columns).tolist())
+    if distances == {1}:
+        is_shown = min(len(columns), phase.first) >= THRESHOLDS.min_persistent_steps
+    else:
+        is_shown = len(columns) >= THRESHOLDS.min_lasting_steps and len(distances) == 1
+    is_above = np.nanquantile(series[columns], 0.1) > np.nanquantile(others, 0.9)
+    is_shown &= bool(is_above) and is_significant(series, phase, num_series=1)
     return phases if is_shown else ()
 
 
