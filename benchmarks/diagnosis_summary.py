@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.intervals import bootstrap_interval, quantile_interval, share_interval
+from rankscope.analysis.causes.order import CAUSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +23,13 @@ if TYPE_CHECKING:
 Result = dict[str, Any]
 
 DUE_STRENGTH = 1.1
-NO_ALARM = frozenset({"healthy", "insufficient-evidence", "checkpoint", "common-pause"})
+NO_ALARM = frozenset(
+    {
+        "healthy",
+        "insufficient-evidence",
+        *(name for name, each in CAUSES.items() if not each.is_alarm),
+    }
+)
 LOCATED = frozenset(
     {"slow-compute", "clock-throttle", "slow-link", "host-stall", "data-stall", "stage-imbalance",
      "launch-skew", "misconfiguration", "crash", "hang"}

@@ -15,7 +15,15 @@ from typing import Any
 
 import numpy as np
 
-NO_ALARM = frozenset({"healthy", "checkpoint", "common-pause", "layout", "insufficient-evidence"})
+from rankscope.analysis.causes.order import CAUSES
+
+NO_ALARM = frozenset(
+    {
+        "healthy",
+        "insufficient-evidence",
+        *(name for name, each in CAUSES.items() if not each.is_alarm),
+    }
+)
 ANY_MEMBER = frozenset({"slow-link", "launch-skew"})
 """A link is correct by either end, a skew by any rank that launched late."""
 
