@@ -263,8 +263,8 @@ def _healthy(profile: ComputeProfile, slowdown: float | None) -> Finding:
         f"differences between ranks (up to {format_percent(largest, digits=1)},"
         f" rank {int(profile.ranks[compared][worst])}) are within this run's noise"
         if len(profile.ranks) > 1
-        else f"the only rank computes as long as in its first steady steps, in"
-        f" {format_count(num_steps, 'step')}; without peers, a constant slowness would not show"
+        else f"the only rank does not become slower for long, in {format_count(num_steps, 'step')};"
+        " without peers, a constant slowness would not show"
     )
     return Finding(
         cause=HEALTHY,
