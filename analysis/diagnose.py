@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rankscope.tracer.span import NS_PER_S
+
 from .causes.detector import INSUFFICIENT_EVIDENCE, insufficient
 from .causes.link_profile import find_lone_links
 from .causes.order import CAUSES, FROM_RECORDS, FROM_REPLAY
@@ -51,9 +53,10 @@ def diagnose(case: Case, parts: tuple[Case, ...] = ()) -> tuple[Finding, ...]:
     if alarms:
         candidates = [each for each in candidates if each.cause is not INSUFFICIENT_EVIDENCE]
     priced = price_candidates(candidates, case.replayer, case.workers, case.tokens_by_step)
+    least_s = -THRESHOLDS.minor_share * float(case.reading.actual_ns.mean()) / NS_PER_S
     findings = sorted(
         # What would make the step longer is no fault, however long it is itself.
-        (each for each in priced if not is_alarm(each) or (each.saved_s or 0.0) >= 0.0),
+        (each for each in priced if not is_alarm(each) or (each.saved_s or 0.0) >= least_s),
         key=lambda finding: (
             not is_alarm(finding),
             -(finding.recoverable_ratio or 0.0),

@@ -169,7 +169,6 @@ RULES = (
     Rule("members that left early", "is_left_early", None, is_of_reader=True),
     Rule("parts of a split backward", "is_deferred_part", _none_of_first, is_of_reader=True),
     Rule("experts are no common compute", "is_expert_piece", None, is_of_reader=True),
-    Rule("evaluations are no training", "_find_evaluation", None, is_of_reader=True),
     Rule("steps as the device ran them", "align_steps_to_device", None, is_of_reader=True),
 )  # fmt: skip
 

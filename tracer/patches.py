@@ -52,7 +52,8 @@ class Patches:
 def _exchange(exchanged: dict[int, Any]) -> None:
     """Replace values of loaded modules, given by `id`."""
     for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType):
+        # What C code puts among the modules may claim to be one (`isinstance`), and has no names.
+        if issubclass(type(module), ModuleType):
             # A module that is loaded at the first use must not be loaded now.
             names: dict[str, Any] = object.__getattribute__(module, "__dict__")
             for name, value in list(names.items()):

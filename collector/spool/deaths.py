@@ -56,7 +56,7 @@ class DeathWatch:
 
         On a busy machine the thread may not have seen an end yet that the caller has noticed.
         """
-        if pidfd not in self._died_ns and select.select([pidfd], [], [], 0)[0]:
+        if pidfd not in self._died_ns and _has_ended(pidfd):
             return self._died_ns.setdefault(pidfd, time.monotonic_ns())
         return self._died_ns.get(pidfd)
 
@@ -97,3 +97,10 @@ class DeathWatch:
             for place, descriptor in enumerate(found):
                 self._died_ns.setdefault(descriptor, now_ns + place)
                 epoll.unregister(descriptor)
+
+
+def _has_ended(pidfd: int) -> bool:
+    """Return whether the process of a descriptor has ended; `select` takes none above 1,023."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
