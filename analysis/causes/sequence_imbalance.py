@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,7 +59,9 @@ CAUSE = Cause(
 def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add unequal lengths if they cost much, and ranks whose experts get more tokens."""
     ranks = case.profile.ranks.tolist()
-    if len(ranks) > 1 and named_ranks(found, {SLOW_COMPUTE}).issuperset(ranks):
+    slow = [each for each in found if each.cause is SLOW_COMPUTE]
+    is_of_all = len(ranks) > 1 and named_ranks(slow, {SLOW_COMPUTE}).issuperset(ranks)
+    if is_of_all and not _are_lasting_in_turn(slow):
         found = _add_unknown_reason(case, found)
     else:
         found = _add_sequences(case, found)
@@ -67,6 +70,14 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     if experts is None:
         return found
     return (*mark_explained_stages(found, experts, case.reading.model), experts)
+
+
+def _are_lasting_in_turn(slow: Sequence[Candidate]) -> bool:
+    """Return whether each is slow for long, one after the other: the rest are its measure then."""
+    spans = sorted(each.steps for each in slow)
+    return all(each.shown_steps is None for each in slow) and all(
+        before[1] < after[0] for before, after in pairwise(spans)
+    )
 
 
 def _add_unknown_reason(case: Case, found: Sequence[Candidate]) -> tuple[Candidate, ...]:
