@@ -205,8 +205,11 @@ def alertmanager_alerts(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     if document.get("hosts"):
         annotations["hosts"] = ", ".join(document["hosts"])
     if finding:
-        labels["cause"] = finding["cause"]
+        # A drop may get its finding later, and is the same alert then.
+        if document["rule"] == "finding":
+            labels["cause"] = finding["cause"]
         annotations |= {
+            "cause": finding["cause"],
             "ranks": _ranges(finding["ranks"]),
             "evidence": finding["evidence"],
             "help": finding["help"],

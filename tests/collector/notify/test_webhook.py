@@ -312,9 +312,9 @@ ALERTS = [
             "run": "job-7",
             "key": "10",
             "severity": "critical",
-            "cause": "slow-compute",
         },
         "annotations": {
+            "cause": "slow-compute",
             "summary": "MFU of job-7 fell by 20 %",
             "steps": "10-12",
             "ranks": "5, 6",

@@ -91,8 +91,9 @@ def test_the_callback_records_steps_and_does_not_change_the_training(tmp_path: P
     assert recorded.manifest["config"]["gradient_accumulation_steps"] == 2
     assert recorded.manifest["layout"]["dp"] == 1
     derived = recorded.manifest["derived"]
-    # a layer: 4 x 16^2 + 3 x 16 x 32 = 2560; head 16 x 32; attention 12 x 2 x 16 x 8
-    assert derived["flops_per_token"] == 6 * (2 * 2560 + 512) + 3072
+    # a layer: 4 x 16^2 + 3 x 16 x 32 = 2560; head 16 x 32; attention 12 x 2 x 16 of squared lengths
+    assert derived["flops_per_token"] == 6 * (2 * 2560 + 512)
+    assert derived["flops_per_squared_length"] == 384
     assert derived["num_parameters"] == trainer.model.num_parameters()
     assert os.fspath(tmp_path) not in str(recorded.manifest["config"])
 
