@@ -33,11 +33,12 @@ def _contradictions(report: RunReport) -> Iterator[str]:
         if each.recoverable_ratio is not None and each.recoverable_ratio > 1 + SLACK:
             share = format_percent(each.recoverable_ratio)
             yield f"{each.cause} recovers {share} of what was lost"
-        if None not in (each.saved_s, actual_s, ideal_s):
-            lost_s = actual_s - ideal_s  # type: ignore[operator]  # none of them is None
-            if each.saved_s > lost_s + SLACK * actual_s:  # type: ignore[operator]
-                saved = format_seconds(each.saved_s)
-                yield f"{each.cause} saves {saved} of {format_seconds(lost_s)} that were lost"
+        if actual_s is None or ideal_s is None or each.saved_s is None:
+            continue
+        lost_s = actual_s - ideal_s
+        if each.saved_s > lost_s + SLACK * actual_s:
+            saved = format_seconds(each.saved_s)
+            yield f"{each.cause} saves {saved} of {format_seconds(lost_s)} that were lost"
     yield from _contradictions_of_verdict(report)
     for one in report.starved:
         if max(one.wait_ratio, sum(each.ratio for each in one.waits_on)) > 1 + SLACK:
