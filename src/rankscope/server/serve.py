@@ -26,7 +26,15 @@ from ..terminal.lines import say
 from .alert_config import AlertConfig, open_receiver, read_alert_config, with_webhook
 from .listen import ListenOptions, open_endpoint
 from .logs import Log, log_lines
-from .loops import LiveAnalysis, analysis_loop, heartbeat_loop, memory_loop, sampler_loop, tail_loop
+from .loops import (
+    NO_SIGNS,
+    LiveAnalysis,
+    analysis_loop,
+    heartbeat_loop,
+    memory_loop,
+    sampler_loop,
+    tail_loop,
+)
 from .signals import sigterm_as_interrupt
 from .topology import PlacedSink, Topology, place_ranks, read_topology
 from .upkeep import PartChecks, open_upkeep, part_check_loop
@@ -211,7 +219,7 @@ def serve_opened(  # noqa: PLR0913, PLR0915  # the parts of a server
     receivers: Sequence[Receiver] = (),
     alert_config: AlertConfig | None = None,
     before: Iterable[RunSummary] | None,
-    num_signs: Mapping[str, int] | None = None,
+    num_signs: Mapping[str, int] = NO_SIGNS,
     analyze_elsewhere: AnalyzeElsewhere | None = None,
     loops: Iterable[Loop] = (),
     ingest: IngestService | None = None,
@@ -229,7 +237,7 @@ def serve_opened(  # noqa: PLR0913, PLR0915  # the parts of a server
         alert_config: Rules of alerts. None: the default rules.
         before: The runs at the start, which raise no alerts if they ended long ago. None: no run
             is analysed here, and there are no pages.
-        num_signs: Events of processes that stalled or ended, by run. None: they are not counted.
+        num_signs: Events of processes that stalled or ended, by run; grows.
         analyze_elsewhere: Analyses large runs outside this process. None: they are analysed here.
         loops: Further loops.
         ingest: Service for agents. None: agents are not served.
@@ -260,9 +268,7 @@ def serve_opened(  # noqa: PLR0913, PLR0915  # the parts of a server
         unsettled = alerting.unsettled_runs()
         before = [run for run in before if run.run_id not in unsettled]
         findings = LiveFindings(store)
-        live = LiveAnalysis(
-            source, reports, alerting, findings, before=before, num_signs=num_signs or {}
-        )
+        live = LiveAnalysis(source, reports, alerting, findings, before=before, num_signs=num_signs)
         analysis = analysis_loop(live)
         watch = AlertWatch(store, source, reports, alerting, checks=[analysis.why_stopped])
         all_loops += [analysis, alert_loop(watch)]
