@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..bounds import find_problems
 from ..errors import RunNameError, WireError
 from ..identity import MAX_INT64, RUN_NAME, check_run_name
 from ..names import storable_name
@@ -264,8 +265,7 @@ def parse_rows(table: str, body: bytes) -> list[Row]:
         WireError: 400 if the body is not JSON, 404 if the table takes no rows, 413 if there are
             too many rows, 422 if a row is invalid.
     """
-    known = (ROW_TABLES | QUESTIONS).get(table)
-    if known is None:
+    if table not in ROW_TABLES | QUESTIONS:
         raise WireError(404, f"this table takes no rows; these do: {', '.join(ROW_TABLES)}")
     document = _document(body)
     if document.get("schema") != SCHEMA or not isinstance(document.get("rows"), list):
@@ -278,8 +278,7 @@ def parse_rows(table: str, body: bytes) -> list[Row]:
     rows = document["rows"]
     if len(rows) > MAX_ROWS:
         raise WireError(413, f"{len(rows)} rows are more than {MAX_ROWS}: send fewer at once")
-    needs_run = table not in HOST_TABLES
-    return [_checked_row(known, row, place, needs_run=needs_run) for place, row in enumerate(rows)]
+    return [_checked_row(table, row, place) for place, row in enumerate(rows)]
 
 
 def request_schema(table: str) -> dict[str, Any]:
@@ -306,7 +305,8 @@ def runs_of(rows: list[Row]) -> set[str]:
     return {row["run_id"] for row in rows if row.get("run_id")}
 
 
-def _checked_row(known: RowTable, row: object, place: int, *, needs_run: bool) -> Row:
+def _checked_row(table: str, row: object, place: int) -> Row:
+    known = (ROW_TABLES | QUESTIONS)[table]
     if not isinstance(row, dict):
         raise WireError(422, f"row {place} is not an object")
     missing = known.identity.keys() - row.keys()
@@ -322,7 +322,9 @@ def _checked_row(known: RowTable, row: object, place: int, *, needs_run: bool) -
             kept[name] = check.take(value)
         except ValueError as error:
             raise WireError(422, f"row {place}, {name}: {error}") from error
-    if needs_run or kept.get("run_id"):
+    for name, problem in find_problems(table, kept).items():
+        raise WireError(422, f"row {place}, {name}: {problem}")
+    if table not in HOST_TABLES or kept.get("run_id"):
         try:
             check_run_name(kept["run_id"])
         except RunNameError as error:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from ..bounds import MAX_WORLD_SIZE
 from ..errors import StoreError, WireError
 from ..http.tokens import Role, owner_name
+from ..read.runs import read_world_sizes
 from ..spool.cut import ProcessFacts
 from ..store.ledger import resume_page
 from ..store.writer import CutState, StoreWriter
@@ -34,7 +36,7 @@ from .rows import PROCESSES, parse_rows, runs_of
 from .shared_memory import map_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from fastapi import Request
@@ -301,6 +303,8 @@ class IngestService:
         for host, boot_id in {(row["host"], row["boot_id"]) for row in rows if table == "clock"}:
             if not self._owners.may_write_clock(host, boot_id, owner):
                 raise WireError(409, f"the clock of host {host} has another owner; nothing stored")
+        if table in {"ranks", "groups"}:
+            _check_world(rows, read_world_sizes(self._store, runs_of(rows)))
         rows = [_with_possible_revision(row, now_ns=self._unix_ns()) for row in rows]
         return [self._placed(row) for row in rows] if table == "ranks" else rows
 
@@ -354,6 +358,15 @@ class IngestService:
         counts.num_unknown_columns += bool(batch.unknown_columns)
         for state in states:
             counts.cuts[state] = counts.cuts.get(state, 0) + 1
+
+
+def _check_world(rows: Sequence[Row], sizes: Mapping[tuple[str, int], int]) -> None:
+    """Raise if a rank or a member is beyond the world size that its run has declared."""
+    for place, row in enumerate(rows):
+        size = sizes.get((row["run_id"], row["epoch"]), MAX_WORLD_SIZE)
+        rank = row["rank"] if "rank" in row else max(row.get("members", [0]))
+        if rank >= size:
+            raise WireError(422, f"row {place}: rank {rank} is beyond the world size of {size}")
 
 
 def _with_possible_revision(row: Row, *, now_ns: int) -> Row:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rankscope.tracer.span import NONE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from ..identity import Row
     from ..store.store import Store
@@ -26,12 +27,21 @@ RESOLVED_KIND = "alert-resolved"
 DELIVERY_KIND = "alert-delivery"
 ACKNOWLEDGED_KIND = "alert-acknowledged"
 SILENCE_KIND = "alert-silence"
+NEEDED_KEYS = {
+    ALERT_KIND: {"rule", "first_step", "last_step"},
+    RESOLVED_KIND: {"rule"},
+    DELIVERY_KIND: {"rule"},
+    ACKNOWLEDGED_KIND: {"rule", "by"},
+    SILENCE_KIND: {"name", "until_ns", "at_ns"},
+}
+"""Keys of the document of each kind, in all versions."""
+
 WRITER = "rankscope"
 """Prefix of the ``process`` column of events that rankscope itself writes."""
 
 SELECT_ALERTS = """
 SELECT run_id, epoch, at_ns, kind, text, data, line FROM events FINAL
-WHERE kind IN {kinds:Array(String)}
+WHERE kind IN {kinds:Array(String)} AND startsWith(process, 'rankscope-') AND epoch = -1
 ORDER BY at_ns DESC, run_id, line DESC
 """
 
@@ -238,7 +248,7 @@ def write_silence(store: Store, silence: Silence) -> None:
 def read_alerts(store: Store) -> tuple[StoredAlert, ...]:
     """Return all alerts, newest first."""
     kinds = [ALERT_KIND, RESOLVED_KIND, DELIVERY_KIND, ACKNOWLEDGED_KIND]
-    rows = [(row, json.loads(row["data"])) for row in store.rows(SELECT_ALERTS, {"kinds": kinds})]
+    rows = _read_documents(store, kinds)
     # Newest first: the first delivery found of an alert is its last one.
     deliveries: dict[AlertId, dict[tuple[str, str], Delivery]] = {}
     messages: dict[AlertId, dict[tuple[str, str], str]] = {}
@@ -284,11 +294,27 @@ def read_alerts(store: Store) -> tuple[StoredAlert, ...]:
     return tuple(alerts)
 
 
+def _read_documents(store: Store, kinds: Sequence[str]) -> list[tuple[Row, Row]]:
+    """Return the rows that rankscope wrote of these kinds, with their documents.
+
+    A job cannot write such a row: `collector.bounds` refuses its kind. One that an older version
+    took from a job is left out if it is not what rankscope writes.
+    """
+    found = []
+    for row in store.rows(SELECT_ALERTS, {"kinds": kinds}):
+        with suppress(ValueError):
+            document = json.loads(row["data"])
+            needed = NEEDED_KEYS[row["kind"]]
+            if isinstance(document, dict) and needed <= document.keys():
+                found.append((row, document))
+    return found
+
+
 def read_silences(store: Store) -> tuple[Silence, ...]:
     """Return the newest form of each silence, also of those that are over; newest first."""
     silences: dict[str, Silence] = {}
-    for row in store.rows(SELECT_ALERTS, {"kinds": [SILENCE_KIND]}):
-        silence = Silence(**json.loads(row["data"]))
+    for _, document in _read_documents(store, [SILENCE_KIND]):
+        silence = Silence(**document)
         silences.setdefault(silence.name, silence)
     return tuple(silences.values())
 

@@ -6,11 +6,14 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..spool.descriptions import RUNNING
+from rankscope.tracer.span import NONE
+
+from ..bounds import COORD_AXES, MAX_WORLD_SIZE, keep_valid
+from ..spool.descriptions import INVALID, RUNNING
 from .heartbeats import mark_lost_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ..identity import Row
     from ..store.store import Store
@@ -50,6 +53,11 @@ change, and a reader that has processed all counted spans looks again only if th
 SELECT_RUN_NAMES = """
 SELECT run_id FROM runs WHERE run_id NOT IN (SELECT run_id FROM deletions)
 GROUP BY run_id ORDER BY max(created_ns) DESC, run_id
+"""
+
+SELECT_WORLD_SIZES = """
+SELECT run_id, epoch, world_size FROM runs FINAL
+WHERE run_id IN {run_ids:Array(String)} AND world_size > 0
 """
 
 SELECT_RECENT_RUNS = """
@@ -108,6 +116,11 @@ SELECT epoch, last_step, kept_first, kept_last FROM expired FINAL
 WHERE run_id = {run_id:String} ORDER BY epoch
 """
 
+SELECT_INVALID = """
+SELECT DISTINCT text FROM events WHERE run_id = {run_id:String} AND kind = {kind:String}
+ORDER BY text LIMIT 8
+"""
+
 SELECT_EVENTS = """
 SELECT epoch, rank, at_ns, kind, text, data FROM events FINAL
 WHERE run_id = {run_id:String} ORDER BY at_ns, epoch, rank, line
@@ -131,6 +144,8 @@ GAP_TIMEOUT_NS = 60_000_000_000
 """Time that rows of a running run may come after later ones: agents send in parallel."""
 
 END_OF_TIME = (1 << 63) - 1
+MAX_INVALID = 8
+"""Texts about descriptions out of bounds that a reader gets."""
 
 SELECT_GAPS = """
 SELECT
@@ -215,6 +230,9 @@ class RunRows:
     gaps: list[Row] = field(default_factory=list)
     """The first ranges of missing rows: see `read_gaps`."""
 
+    invalid: list[str] = field(default_factory=list)
+    """What of the descriptions was left out because it is out of bounds, and why."""
+
 
 def list_runs(store: Store, *, unix_ns: Callable[[], int] = time.time_ns) -> list[Row]:
     """Return one row per run, newest first.
@@ -225,7 +243,14 @@ def list_runs(store: Store, *, unix_ns: Callable[[], int] = time.time_ns) -> lis
         store: The store.
         unix_ns: Clock that measures the silence.
     """
-    return mark_lost_runs(store, store.rows(SELECT_RUNS), unix_ns=unix_ns)
+    rows = [keep_valid("runs", row)[0] for row in store.rows(SELECT_RUNS)]
+    return mark_lost_runs(store, [row for row in rows if row is not None], unix_ns=unix_ns)
+
+
+def read_world_sizes(store: Store, run_ids: Iterable[str]) -> dict[tuple[str, int], int]:
+    """Return the declared world size of each (run, epoch) that has one."""
+    rows = store.rows(SELECT_WORLD_SIZES, {"run_ids": sorted(run_ids)})
+    return {(row["run_id"], row["epoch"]): row["world_size"] for row in rows}
 
 
 def read_recent_runs(store: Store, *, since_ns: int) -> set[str]:
@@ -247,23 +272,79 @@ def read_run(store: Store, run_id: str, *, unix_ns: Callable[[], int] = time.tim
         unix_ns: Clock that measures the age of gaps.
     """
     bound = {"run_id": run_id}
-    epochs = store.rows(SELECT_EPOCHS, bound)
+    invalid = [row["text"] for row in store.rows(SELECT_INVALID, {**bound, "kind": INVALID})]
+    epochs = _read_valid(store, "runs", SELECT_EPOCHS, bound, invalid)
     if not epochs:
         return RunRows(epochs=[], ranks=[], groups=[], account=[], bad=[], pace=[], clocks=[])
     account = store.rows(SELECT_ACCOUNT, bound)
     has_bad = any(row["num_bad"] for row in account)
     has_pace = any(row["paced"] for row in epochs)
+    ranks = _read_valid(store, "ranks", SELECT_RANKS, bound, invalid)
+    groups = _read_valid(store, "groups", SELECT_GROUPS, bound, invalid)
     return RunRows(
-        epochs=epochs,
-        ranks=store.rows(SELECT_RANKS, bound),
-        groups=store.rows(SELECT_GROUPS, bound),
+        epochs=[_sized_epoch(row, ranks) for row in epochs],
+        ranks=_ranks_of_world(epochs, ranks, invalid),
+        groups=_groups_of_world(epochs, groups, invalid),
         account=account,
         bad=store.rows(SELECT_BAD, bound) if has_bad else [],
         pace=store.rows(SELECT_PACE, bound) if has_pace else [],
         clocks=store.rows(SELECT_CLOCKS, bound),
         expired=store.rows(SELECT_EXPIRED, bound),
         gaps=read_gaps(store, run_id, is_running=epochs[-1]["state"] == RUNNING, now_ns=unix_ns()),
+        invalid=invalid[:MAX_INVALID],
     )
+
+
+def _read_valid(
+    store: Store, table: str, statement: str, bound: Row, invalid: list[str]
+) -> list[Row]:
+    """Return the rows of a table within their bounds; add to ``invalid`` what is left out."""
+    kept = []
+    for row in store.rows(statement, bound):
+        valid, problems = keep_valid(table, row)
+        invalid += [f"{table}, {name}: {problem}" for name, problem in problems.items()]
+        if valid is not None:
+            kept.append(valid)
+    return kept
+
+
+def _sized_epoch(epoch: Row, ranks: Sequence[Row]) -> Row:
+    """Return the row of an epoch; if it has no valid world size, the ranks that are known."""
+    if epoch["world_size"]:
+        return epoch
+    known = [row["rank"] for row in ranks if row["epoch"] == epoch["epoch"]]
+    return {**epoch, "world_size": max(known, default=0) + 1}
+
+
+def _ranks_of_world(epochs: Sequence[Row], ranks: Sequence[Row], invalid: list[str]) -> list[Row]:
+    """Return the ranks below their world size, without positions beyond their axis."""
+    world = {row["epoch"]: (row["world_size"] or MAX_WORLD_SIZE, row["layout"]) for row in epochs}
+    kept = []
+    for row in ranks:
+        size, layout = world.get(row["epoch"], (MAX_WORLD_SIZE, {}))
+        beyond = [axis for axis in COORD_AXES if layout and row[axis] >= layout.get(axis, 1)]
+        if row["rank"] >= size:
+            invalid.append(f"rank {row['rank']:,} is beyond the world size of {size:,}")
+        elif beyond:
+            invalid.append(f"rank {row['rank']:,}: its position is beyond the axis {beyond[0]}")
+            kept.append({**row, **dict.fromkeys(beyond, NONE)})
+        else:
+            kept.append(row)
+    return kept
+
+
+def _groups_of_world(epochs: Sequence[Row], groups: Sequence[Row], invalid: list[str]) -> list[Row]:
+    """Return the groups whose members are all below the world size."""
+    size = {row["epoch"]: row["world_size"] or MAX_WORLD_SIZE for row in epochs}
+    kept = []
+    for row in groups:
+        if max(row["members"]) < size.get(row["epoch"], MAX_WORLD_SIZE):
+            kept.append(row)
+        else:
+            invalid.append(
+                f"group {row['group_id']:x} has rank {max(row['members']):,}, beyond the world size"
+            )
+    return kept
 
 
 def read_events(store: Store, run_id: str) -> list[Row]:

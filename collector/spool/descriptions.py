@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.tracer.span import NONE
 
-from ..identity import MAX_INT32, MAX_INT64
+from ..bounds import (
+    COORD_AXES,
+    MAX_AXIS_SIZE,
+    MAX_WORLD_SIZE,
+    find_layout_problem,
+    find_members_problem,
+    find_problems,
+    keep_valid,
+)
+from ..identity import MAX_INT64
 from ..names import storable_name
 
 if TYPE_CHECKING:
@@ -23,14 +32,15 @@ if TYPE_CHECKING:
     from ..identity import Row
     from .process import ProcessFiles
 
-LAYOUT_AXES = ("dp", "tp", "pp", "cp", "ep", "dsp", "vpp")
-COORD_AXES = ("dp", "tp", "pp", "cp", "ep")
-
 EXIT_LINE = -1
 LOST_LINE = -2
 STALLED_LINE = -3
 CLOCK_LINE = -4
+INVALID_LINE = -5
 """Line numbers of events that are not from ``events.jsonl``."""
+
+INVALID = "invalid-description"
+"""Kind of the event of a process whose description was left out in part; its text says why."""
 
 MAX_FLOAT = sys.float_info.max
 """A larger integer of JSON can't be converted."""
@@ -56,7 +66,7 @@ MAX_SETTINGS_DEPTH = 8
 def run_row(
     files: ProcessFiles, *, states: Iterable[str], created_ns: int, ended_ns: int | None
 ) -> Row:
-    """Return the row of one epoch of a run.
+    """Return the row of one epoch of a run, without what is out of bounds.
 
     Args:
         files: The process of the lowest rank, whose manifest is taken for the run.
@@ -64,21 +74,29 @@ def run_row(
         created_ns: Unix time at which the store first received data of the run.
         ended_ns: Unix time at which the last process ended; None while one runs.
     """
-    manifest = files.manifest
-    model = _object(manifest.get("model"))
-    # Declared values take precedence. The number and its convention are from the same source.
-    flops = model if _float(model.get("flops_per_token")) is not None else files.derived
-    paced = manifest.get("paced")
+    declared, _ = keep_valid("runs", _declared_run(files))
     return {
         "run_id": files.run_id,
         "epoch": files.epoch,
         "created_ns": created_ns,
-        "started_ns": _int(manifest.get("started_ns")),
         "ended_ns": ended_ns,
         "state": run_state(states),
         "source_format": "rankscope",
+        **(declared or {}),
+    }
+
+
+def _declared_run(files: ProcessFiles) -> Row:
+    """Return what a manifest declares of its run, in bounds or not."""
+    manifest = files.manifest
+    model, layout = _object(manifest.get("model")), _layout_source(files).get("layout")
+    # Declared values take precedence. The number and its convention are from the same source.
+    flops = model if _float(model.get("flops_per_token")) is not None else files.derived
+    paced = manifest.get("paced")
+    return {
+        "started_ns": _int(manifest.get("started_ns")),
         "world_size": files.identity.world_size,
-        "layout": _axes(_layout_source(files).get("layout"), LAYOUT_AXES, lowest=1),
+        "layout": {} if layout is None else layout,
         "model": json.dumps({**model, SQUARED: _float(flops.get(SQUARED))}),
         "flops_per_token": _float(flops.get("flops_per_token")),
         "flops_convention": _text(flops.get("flops_convention")),
@@ -98,14 +116,14 @@ def rank_row(
     """Return the row of one process of a rank."""
     manifest, identity = files.manifest, files.identity
     device = _object(manifest.get("device"))
-    return {
+    row = {
         "run_id": files.run_id,
         "epoch": files.epoch,
         "rank": identity.rank,
         "process": files.process,
         "host": storable_name(identity.host),
         "boot_id": identity.boot_id.hex(),
-        "local_rank": _int(manifest.get("local_rank"), missing=NONE, limit=MAX_INT32),
+        "local_rank": _int(manifest.get("local_rank"), missing=NONE),
         "pod": _text(manifest.get("pod")),
         "device_uuid": _text(device.get("uuid") or files.derived.get("device_uuid")),
         "device_name": _text(device.get("name") or files.derived.get("device_name")),
@@ -120,32 +138,97 @@ def rank_row(
         "dropped": dict(dropped),
         "produced": produced,
     }
+    return keep_valid("ranks", row)[0] or row
 
 
-def group_rows(files: ProcessFiles, lines: Iterable[tuple[int, dict[str, Any]]]) -> list[Row]:
-    """Return the rows of new lines of ``groups.jsonl``; skip lines without a valid group."""
-    rows = []
-    for _, line in lines:
-        group_id, members = line.get("group_id"), _ranks(line.get("members"))
-        if members is None or not isinstance(group_id, str) or not GROUP_ID.fullmatch(group_id):
+def group_rows(
+    files: ProcessFiles, lines: Iterable[tuple[int, dict[str, Any]]]
+) -> tuple[list[Row], list[str]]:
+    """Return the rows of new lines of ``groups.jsonl``, and why other lines are left out."""
+    rows, problems = [], []
+    for number, line in lines:
+        problem = _find_group_problem(files, line)
+        if problem is not None:
+            problems.append(f"the group in line {number + 1} of groups.jsonl: {problem}")
             continue
         rows.append(
             {
                 "run_id": files.run_id,
                 "epoch": files.epoch,
-                "group_id": int(group_id, 16),
+                "group_id": int(line["group_id"], 16),
                 "kind": _text(line.get("kind")),
                 "name": _text(line.get("name")),
-                "members": sorted(members),
+                "members": sorted(line["members"]),
             }
         )
-    return rows
+    return rows, problems
 
 
-def event_rows(files: ProcessFiles, lines: Iterable[tuple[int, dict[str, Any]]]) -> list[Row]:
-    """Return the rows of new lines of ``events.jsonl``."""
-    return [
-        event_row(
+def _find_group_problem(files: ProcessFiles, line: Mapping[str, Any]) -> str | None:
+    group_id, members = line.get("group_id"), line.get("members")
+    if not isinstance(group_id, str) or not GROUP_ID.fullmatch(group_id):
+        return "its group_id is no hexadecimal number of 1 to 16 digits"
+    problem = find_members_problem(members)
+    if problem is None and isinstance(members, list) and max(members) >= _world_size(files):
+        return f"rank {max(members)} is beyond the world size of {_world_size(files)}"
+    return problem
+
+
+class DescriptionProblems:
+    """What of a process's descriptions is left out as out of bounds; each is reported once."""
+
+    def __init__(self, files: ProcessFiles) -> None:
+        self._files = files
+        self._checked: dict[str, Any] | None = None
+        self._has_wrong_line = False
+        self._reported: list[str] = []
+
+    def poll(self, wrong_lines: list[str]) -> list[Row]:
+        """Return the event of new problems, if there are any.
+
+        Args:
+            wrong_lines: Why lines of groups and events are left out; only the first is reported.
+        """
+        problems = [] if self._has_wrong_line else wrong_lines[:1]
+        self._has_wrong_line |= bool(wrong_lines)
+        if self._files.derived is not self._checked:
+            self._checked = self._files.derived
+            problems += _find_manifest_problems(self._files)
+        new = [text for text in problems if text not in self._reported]
+        if not new:
+            return []
+        line = INVALID_LINE - len(self._reported)
+        self._reported += new
+        return [
+            event_row(
+                self._files,
+                line=line,
+                at_ns=self._files.identity.anchor_unix_ns,
+                kind=INVALID,
+                text=f"left out as invalid: {'; '.join(new)}",
+                data={},
+            )
+        ]
+
+
+def _find_manifest_problems(files: ProcessFiles) -> list[str]:
+    """Return what is out of bounds in the manifest of a process, one text for each part."""
+    found = find_problems("runs", _declared_run(files))
+    problems = [f"{name}: {problem}" for name, problem in found.items()]
+    for part in ("model", "paced"):
+        if not isinstance(files.manifest.get(part), dict | None):
+            problems += [f"{part} is no object"]
+    problem = _find_coords_problem(_layout_source(files))
+    return problems if problem is None else [*problems, problem]
+
+
+def event_rows(
+    files: ProcessFiles, lines: Iterable[tuple[int, dict[str, Any]]]
+) -> tuple[list[Row], list[str]]:
+    """Return the rows of new lines of ``events.jsonl``, and why other lines are left out."""
+    rows, problems = [], []
+    for number, line in lines:
+        row = event_row(
             files,
             line=number,
             at_ns=_int(line.get("at_ns"), missing=0),
@@ -153,8 +236,12 @@ def event_rows(files: ProcessFiles, lines: Iterable[tuple[int, dict[str, Any]]])
             text=line.get("text"),
             data=line.get("data"),
         )
-        for number, line in lines
-    ]
+        found = find_problems("events", row)
+        if found:
+            problems.append(f"the event in line {number + 1}: {'; '.join(found.values())}")
+        else:
+            rows.append(row)
+    return rows, problems
 
 
 def event_row(
@@ -242,25 +329,33 @@ def _layout_source(files: ProcessFiles) -> Mapping[str, Any]:
 
 def _coords(source: Mapping[str, Any], world_size: int) -> dict[str, int]:
     """Return the rank's position on each axis; `NONE` if unknown."""
-    declared = _axes(source.get("coords"), COORD_AXES, lowest=0)
-    sizes = _axes(source.get("layout"), LAYOUT_AXES, lowest=1)
+    unknown = dict.fromkeys(COORD_AXES, NONE)
+    if _find_coords_problem(source) is not None:
+        return unknown
+    declared, sizes = _object(source.get("coords")), _object(source.get("layout"))
     if world_size > 1 and not sizes and not declared:
-        return dict.fromkeys(COORD_AXES, NONE)
+        return unknown
     return {axis: declared.get(axis, 0 if sizes.get(axis, 1) == 1 else NONE) for axis in COORD_AXES}
 
 
-def _ranks(value: object) -> list[int] | None:
-    """Return a list of global ranks; None if it is anything else."""
-    if not isinstance(value, list):
+def _find_coords_problem(source: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with a declared position; also if the sizes of the axes are wrong."""
+    coords, layout = source.get("coords"), source.get("layout")
+    if layout is not None and find_layout_problem(layout) is not None:
+        return "coords: the layout is left out"
+    if coords is None:
         return None
-    ranks = [_int(member, missing=NONE, limit=MAX_INT32) for member in value]
-    found = [rank for rank in ranks if rank is not None and rank >= 0]
-    return found if len(found) == len(value) else None
+    if not isinstance(coords, dict):
+        return "coords is no object"
+    for axis, position in coords.items():
+        size = MAX_AXIS_SIZE if layout is None else layout.get(axis, 1)
+        if axis not in COORD_AXES or type(position) is not int or not 0 <= position < size:
+            return f"coords: {storable_name(str(axis))} is not below its size in the layout"
+    return None
 
 
-def _axes(value: object, names: tuple[str, ...], *, lowest: int) -> dict[str, int]:
-    sizes = {name: _int(_object(value).get(name), limit=MAX_INT32) for name in names}
-    return {name: size for name, size in sizes.items() if size is not None and size >= lowest}
+def _world_size(files: ProcessFiles) -> int:
+    return files.identity.world_size or MAX_WORLD_SIZE
 
 
 def _object(value: object) -> dict[str, Any]:

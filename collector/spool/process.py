@@ -30,9 +30,10 @@ from rankscope.tracer.spool import (
     read_header,
 )
 
+from ..bounds import MAX_MANIFEST_DEPTH, find_problems, is_flat
 from ..clock.map import UNKNOWN_ERROR_NS
 from ..errors import CollectorError, RunNameError
-from ..identity import MAX_INT32, MAX_INT64, check_run_name, segment_id
+from ..identity import MAX_INT64, check_run_name, segment_id
 from ..names import storable_name
 from .cut import CutKey, ProcessFacts
 from .folder import TEMPORARY, open_spool_file, stat_spool_file
@@ -57,9 +58,6 @@ FILE_BYTES = 256 << 10
 
 POLL_BYTES = 4 << 20
 """What a poll takes of the line files of all processes."""
-
-MAX_NESTING = 100
-"""Depth of a JSON document. The tracer's own have a tenth of it."""
 
 
 class SpoolFolderError(CollectorError):
@@ -269,17 +267,18 @@ class JsonLines:
 
 
 def _check_range(folder: Path, identity: SpoolIdentity) -> None:
-    """Raise if a number does not fit its column of the store, or the run's name is not allowed."""
+    """Raise if a number of the header is out of bounds, or the run's name is not allowed."""
     try:
         check_run_name(identity.run_id)
     except RunNameError as error:
         raise SpoolFolderError(f"{folder} is left unchanged: {error}") from error
-    for name in ("rank", "world_size", "epoch"):
-        value = getattr(identity, name)
-        if value > MAX_INT32:
-            raise SpoolFolderError(
-                f"{folder} has {name} {value}, more than {MAX_INT32}: it is left unchanged"
-            )
+    numbers = {
+        "epoch": identity.epoch,
+        "rank": identity.rank,
+        "world_size": identity.world_size,
+    }
+    for name, problem in find_problems("processes", numbers).items():
+        raise SpoolFolderError(f"{folder} is left unchanged: {name} {problem}")
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
@@ -287,7 +286,8 @@ def _object(line: bytes) -> dict[str, Any] | None:
         document = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return document if isinstance(document, dict) and _is_flat_enough(document) else None
+    is_valid = isinstance(document, dict) and is_flat(document, max_depth=MAX_MANIFEST_DEPTH)
+    return document if is_valid else None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -304,30 +304,12 @@ def _read_json(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(document, dict):
         raise SpoolFolderError(f"{path} is not a JSON object: the process folder is left unchanged")
-    if not _is_flat_enough(document):
+    if not is_flat(document, max_depth=MAX_MANIFEST_DEPTH):
         raise SpoolFolderError(
-            f"{path} is nested deeper than {MAX_NESTING}: the process folder is left unchanged"
+            f"{path} is nested deeper than {MAX_MANIFEST_DEPTH}: the process folder is left"
+            " unchanged"
         )
     return document
-
-
-def _is_flat_enough(document: dict[str, Any]) -> bool:
-    """Return whether a document is nested at most `MAX_NESTING` deep.
-
-    A deeper one may be parsed just below the interpreter's recursion limit and exceed the limit
-    when it is serialized.
-    """
-    level: list[Any] = [document]
-    for _ in range(MAX_NESTING):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return True
-    return False
 
 
 def _read_at(path: Path, *, offset: int, num_bytes: int) -> bytes:

@@ -23,6 +23,7 @@ from .descriptions import (
     LOST_LINE,
     RUNNING,
     STALLED_LINE,
+    DescriptionProblems,
     event_row,
     event_rows,
     exit_event,
@@ -134,6 +135,7 @@ class ProcessTail:
         self._progress_ns: int | None = None
         self._reported_stall: list[dict[str, Any]] = []
         self._reported_lines: dict[Path, int] = {}
+        self._problems = DescriptionProblems(files)
 
     @property
     def is_finished(self) -> bool:
@@ -174,12 +176,12 @@ class ProcessTail:
         self._has_ended = self._check_ended(now_ns)
         self._dropped, self._counts = files.counts()
         self._find_segments()
-        new = NewDescriptions(
-            groups=group_rows(files, files.groups.read(budget)),
-            events=event_rows(files, files.events.read(budget)),
-        )
+        groups, wrong_lines = group_rows(files, files.groups.read(budget))
+        events, wrong_events = event_rows(files, files.events.read(budget))
         self._report_long_lines()
-        return new
+        invalid = self._problems.poll([*wrong_lines, *wrong_events])
+        self.problems += [f"{files.folder}: {row['text']}" for row in invalid]
+        return NewDescriptions(groups=groups, events=[*events, *invalid])
 
     @property
     def has_more_lines(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
@@ -224,7 +225,7 @@ class SpoolTail:
             except FileNotFoundError as error:  # not written yet
                 self._unfinished[folder] = Path(str(error.filename or PROCESS_FILE)).name
                 continue
-            except (SpoolFolderError, OSError) as error:
+            except Exception as error:  # noqa: BLE001  # one process, whatever it wrote
                 self._skip(folder, error)
         placed = self._place(found)
         for files in placed:
@@ -240,7 +241,8 @@ class SpoolTail:
         """Leave a process folder unchanged and report the reason."""
         if isinstance(error, OSError) and error.errno in TEMPORARY:
             return
-        self._problems.append(str(error))
+        is_expected = isinstance(error, OSError | SpoolFolderError)
+        self._problems.append(str(error) if is_expected else _defect(folder, error))
         self._done.add(folder)
         self._unreadable.add(folder)
 
@@ -339,7 +341,7 @@ class SpoolTail:
         for folder, tail in list(self._active.items()):
             try:
                 new = tail.poll(now_ns=now_ns, budget=budget)
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001  # one process, whatever it wrote
                 self._abandon(tail, error)
                 continue
             if tail.has_more_lines and budget.left_bytes > 0:  # it had its share: others are first
@@ -383,16 +385,18 @@ class SpoolTail:
             try:
                 for cut in tail.cuts(now_ns=now_ns):
                     yield tail, cut
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001  # as above
                 self._abandon(tail, error)
 
-    def _abandon(self, tail: ProcessTail, error: OSError) -> None:
+    def _abandon(self, tail: ProcessTail, error: Exception) -> None:
         """Stop following a folder that was removed or can't be read any more."""
-        if error.errno in TEMPORARY:
+        if isinstance(error, OSError) and error.errno in TEMPORARY:
             return
         folder = tail.files.folder
         self._problems.append(
             f"{folder} can't be read any more ({error.strerror}): what was read of it is kept"
+            if isinstance(error, OSError)
+            else _defect(folder, error)
         )
         tail.close()
         tail.state = LOST
@@ -462,6 +466,16 @@ class SpoolTail:
                 self._done.add(folder)
                 if not tail.unreadable:  # else the folder holds rows that were never read
                     self._stored.append(folder)
+
+
+def _defect(folder: Path, error: Exception) -> str:
+    """Return what to report of an error that no file of a process should cause."""
+    (frame,) = traceback.extract_tb(error.__traceback__)[-1:]
+    place = f"{Path(frame.filename).name}:{frame.lineno}"
+    return (
+        f"{folder} is read no further ({type(error).__name__} at {place}): please report it; what"
+        " was read of it is kept"
+    )
 
 
 def _whole_facts(files: ProcessFiles) -> ProcessFacts:

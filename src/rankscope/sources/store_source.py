@@ -18,6 +18,7 @@ from rankscope.analysis.trace.context import (
 )
 from rankscope.analysis.trace.errors import DeletedRunError, UnknownRunError
 from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, RankInfo, RunInfo, RunSummary
+from rankscope.collector.bounds import COORD_AXES, FLOPS
 from rankscope.collector.read.reports import read_comparable_mfu
 from rankscope.collector.read.runs import (
     list_runs,
@@ -37,7 +38,6 @@ from rankscope.collector.read.steps import (
     read_steps,
 )
 from rankscope.collector.retention.deletion import was_deleted
-from rankscope.collector.spool.descriptions import COORD_AXES
 from rankscope.collector.store.placements import read_notes
 from rankscope.tracer.span import NONE
 from rankscope.tracer.spool import KEPT_REASONS, drop_name
@@ -145,16 +145,16 @@ def build_run_info(run_id: str, rows: RunRows) -> RunInfo:
     """Return the description of a run from its rows of the small tables."""
     newest = rows.epochs[-1]
     coords = _find_coords(rows)
-    flops_per_token, model = newest["flops_per_token"], json.loads(newest["model"] or "{}")
+    flops_per_token, model = newest["flops_per_token"], _document(newest["model"])
     return RunInfo(
         run_id=run_id,
         source_format=newest["source_format"],
         layout=Layout() if coords is None else Layout(**newest["layout"]),
         world_size=newest["world_size"],
         epochs=tuple(_epoch_info(row["epoch"], rows, coords) for row in rows.epochs),
-        model=model.get("name", ""),
+        model=str(model.get("name") or ""),
         flops_per_token=flops_per_token,
-        flops_per_squared_length=model.get("flops_per_squared_length") or 0.0,
+        flops_per_squared_length=_positive(model.get("flops_per_squared_length")),
         flops_convention=newest["flops_convention"] if flops_per_token is not None else "",
         paced=any(row["paced"] for row in rows.epochs),
         pace_overrun_ratio=_overrun_ratio(rows.pace),
@@ -196,6 +196,7 @@ def _warnings(rows: RunRows, *, has_coords: bool) -> tuple[str, ...]:
         f"{row['num_rows']} invalid records were stored in table bad_rows: {row['reason']}"
         for row in rows.bad
     ]
+    warnings += [f"descriptions were left out: {text}" for text in rows.invalid]
     warnings += [_format_expired(row) for row in rows.expired]
     warnings += _format_gaps(rows.gaps)
     if not has_coords:
@@ -304,9 +305,11 @@ def _rank_info(row: Row, coords: Coords, *, clock_error_ns: int) -> RankInfo:
 
 def _overrun_ratio(pace: list[Row]) -> float | None:
     """Return the largest ratio of overrun pieces of any rank; None if no rank reported any."""
-    reports = [json.loads(row["data"] or "{}") for row in pace]
+    reports = [_document(row["data"]) for row in pace]
     ratios = [
-        data["num_overruns"] / data["num_segments"] for data in reports if data.get("num_segments")
+        _positive(data.get("num_overruns")) / _positive(data.get("num_segments"))
+        for data in reports
+        if _positive(data.get("num_segments"))
     ]
     return max(ratios, default=None)
 
@@ -383,7 +386,8 @@ def to_exit(row: Row, last_step: int | None) -> RankExit:
         last_step: The last step of the rank; used if the event has no step.
     """
     data = _document(row["data"])
-    exception = data.get("exception") or {}
+    exception = data.get("exception")
+    exception = exception if isinstance(exception, dict) else {}
     step = data.get("step", last_step) if row["exit_state"] in DIED else None
     return RankExit(
         epoch=row["epoch"],
@@ -404,6 +408,11 @@ def _whole(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
+def _positive(value: Any) -> float:  # noqa: ANN401  # any JSON value
+    """Return a number of a job's document; 0 if it is missing, malformed or out of bounds."""
+    return float(value) if value is not None and FLOPS.find_problem(value) is None else 0.0
+
+
 def _origin(exception: Row) -> str:
     """Return the first exception in whose handler a later one was raised; "" if there is none."""
     contexts = exception.get("contexts")
@@ -415,7 +424,9 @@ def _origin(exception: Row) -> str:
 
 
 def _document(text: str) -> dict[str, Any]:
-    if not text:
+    """Return the document of a text; empty if it is none."""
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
         return {}
-    found = json.loads(text)
     return found if isinstance(found, dict) else {}

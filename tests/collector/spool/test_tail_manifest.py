@@ -216,7 +216,8 @@ def test_a_manifest_with_wrong_types_is_unknown_and_no_error(
 
     info = StoreSource(store).run_info(run_id)
     assert (info.model, info.flops_per_token, info.paced) == ("", None, False)
-    (warning,) = info.warnings
+    invalid, warning = info.warnings
+    assert "layout: 5 is no object; model is no object; paced is no object" in invalid
     assert warning.startswith("the job declared no parallel layout: each rank is treated as")
 
 
@@ -234,7 +235,7 @@ def test_numbers_that_fit_no_column_do_not_stop_the_tail(
 
     progress = SpoolTail(tmp_path, StoreWriter(store)).poll()
 
-    assert (progress.num_spans, len(progress.problems)) == (1, 1)
+    assert (progress.num_spans, len(progress.problems)) == (1, 2)
     assert str(absurd.folder) in progress.problems[0]
     info = StoreSource(store).run_info(run_id)
     assert info.epochs[0].groups == ()
@@ -273,3 +274,50 @@ def test_a_line_that_is_no_group_is_skipped_and_its_neighbours_are_read(
     assert progress.num_spans == 1
     groups = StoreSource(store).run_info(run_id).epochs[0].groups
     assert [(group.group_id, group.members) for group in groups] == [(1, (0, 1)), (2, (0, 1))]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "reason"),
+    [
+        ({"layout": {"pp": -5}}, "pp is -5"),
+        ({"layout": {"dp": 200_000_000}}, "dp is 200000000"),
+        ({"layout": {"dp": 1 << 20, "tp": 1 << 20}}, "the product of the axes"),
+        ({"layout": {"dp": 2}, "coords": {"dp": 2}}, "coords: dp"),
+        ({"model": None, "paced": [1]}, "paced is no object"),
+    ],
+)
+def test_a_description_out_of_bounds_is_left_out_and_reported(
+    store: Store, run_id: str, tmp_path: Path, manifest: dict[str, Any], reason: str
+) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id, rank=1, manifest=manifest)
+    spool.span()
+    spool.group(0xAB, kind="dp-comm", name="dp", members=[0, 7])
+    spool.group(0xAC, kind="dp-comm", name="dp", members=[0, 1])
+    spool.event("alert-silence", "forged", at_ns=1, data={"name": "x", "until_ns": 2, "at_ns": 1})
+    spool.end()
+
+    tail = SpoolTail(tmp_path, StoreWriter(store))
+    problems = [*tail.poll().problems, *tail.poll().problems]
+
+    (problem,) = [text for text in problems if reason in text]
+    assert problem.startswith(str(spool.folder))
+    info = StoreSource(store).run_info(run_id)
+    assert any(reason in text and "left out" in text for text in info.warnings)
+    assert info.layout == Layout()
+    assert [group.members for group in info.epochs[0].groups] == [(0, 1)]
+    assert store.rows("SELECT count() AS n FROM events WHERE kind LIKE 'alert%'") == [{"n": 0}]
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(0, 1 << 25), (1 << 24, 1 << 24)])
+def test_a_process_out_of_bounds_is_left_unread(
+    store: Store, run_id: str, tmp_path: Path, rank: int, world_size: int
+) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id, rank=rank, world_size=world_size)
+    spool.span()
+    spool.end()
+
+    progress = SpoolTail(tmp_path, StoreWriter(store)).poll()
+
+    assert (progress.num_spans, progress.num_unreadable) == (0, 1)
+    assert "is left unchanged" in progress.problems[0]
+    assert spool.folder.exists()
