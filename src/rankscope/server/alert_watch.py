@@ -15,6 +15,7 @@ from rankscope.tracer.span import NS_PER_S
 
 from .loops import Loop
 from .provider import read_liveness
+from .run_failures import WATCHED, RunFailures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,17 +49,19 @@ class AlertWatch:
         source: Lists the runs.
         reports: Diagnoses, to see which steps were analysed.
         alerting: Raises and sends.
+        failures: Failures of single runs. None: they are kept here alone.
         checks: Each returns why a part of the server does not work; no heartbeat is sent then.
         unix_ns: Clock of the store's rows.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # effects come in here
         self,
         store: Store,
         source: SpanSource,
         reports: Reports,
         alerting: Alerting,
         *,
+        failures: RunFailures | None = None,
         checks: Sequence[Callable[[], str | None]] = (),
         unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -68,6 +71,7 @@ class AlertWatch:
         self.alerting = alerting
         """Raises and sends."""
 
+        self._failures = failures or RunFailures(does_store_answer=store.answers)
         self._checks = checks
         self._unix_ns = unix_ns
         self._watched_ns = 0
@@ -83,10 +87,13 @@ class AlertWatch:
         if now_ns - self._watched_ns >= WATCH_NS:
             self._watched_ns = now_ns
             running = [run for run in self._source.runs() if run.state == RUNNING]
-            self.signals = {run.run_id: self.read(run, now_ns) for run in running}
-            self._waiting_ns = {run: self._waiting_ns[run] for run in self.signals}
-            for signals in self.signals.values():
-                self.alerting.evaluate_signals(signals)
+            signals: dict[str, RunSignals] = {}
+            for run in running:
+                with self._failures.catch(run.run_id, WATCHED):
+                    signals[run.run_id] = self.read(run, now_ns)
+                    self.alerting.evaluate_signals(signals[run.run_id])
+            self.signals = signals
+            self._waiting_ns = {run: self._waiting_ns.get(run, {}) for run in signals}
         self.alerting.turn()
         if all(check() is None for check in self._checks):
             self.alerting.beat()

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-import traceback
 from collections import Counter, deque
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.trace.errors import AnalysisError
-from rankscope.collector.errors import StoreClosedError
+from rankscope.collector.errors import StoreClosedError, StoreError
 from rankscope.collector.spool.descriptions import RUNNING
 
-from ..errors import find_exit_code, format_error
+from ..errors import find_exit_code
 from ..memory import release_memory
 from ..terminal import lines as terminal
+from .run_failures import ANALYSED, RunFailures, describe_failure, raise_common
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
     from .alerting import Alerting
     from .finding_tracker import LiveFindings
     from .reports import Reports
+    from .run_failures import Caught
 
 TAIL_PAUSE_S = 1.0
 """Many small inserts cost the engine more than a few large ones: fsyncs now, merges later."""
@@ -45,6 +44,12 @@ HEARTBEAT_ROWS = 10_000
 MEMORY_PAUSE_S = 2.0
 """Shorter than the five seconds for which the engine keeps freed pages, and which it counts only
 while it allocates."""
+
+DEFECT_PAUSE_S = 10.0
+"""Pause after a turn that a defect has ended, so that it costs little while it lasts."""
+
+TURN_NS = 2_000_000_000
+"""Time after which a turn of the analysis begins with no further run: a new one may have come."""
 
 MIN_PAUSE_NS = 2_000_000_000
 MAX_PAUSE_NS = 30_000_000_000
@@ -67,13 +72,13 @@ NO_SIGNS: Mapping[str, int] = MappingProxyType({})
 class Loop:
     """A thread that calls ``turn`` repeatedly until it is stopped.
 
-    An expected failure of a turn is logged once, and the turn is retried. While it fails,
-    `trouble` holds the reason. Any other error ends the thread. A turn that outlives `stop` may
-    find the store closed, which is its end and no failure.
+    A failure of a turn is logged once, and the turn is retried: after a longer pause if it is a
+    defect, which has no exit status (`find_exit_code`). While it fails, `trouble` holds the reason.
+    A turn that outlives `stop` may find the store closed, which is its end and no failure.
 
     Args:
         name: Name of the thread.
-        turn: The work. Expected failures are those with an exit status (`find_exit_code`).
+        turn: The work.
         pause_s: Pause between two turns.
         say: Logs a line. None: `terminal.lines.say`.
     """
@@ -119,17 +124,19 @@ class Loop:
         return self.trouble
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._pause_s):
+        pause_s = self._pause_s
+        while not self._stopping.wait(pause_s):
             begun_ns = time.monotonic_ns()
+            pause_s = self._pause_s
             try:
                 self._turn()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # nothing ends a loop but `stop`
                 if self._stopping.is_set() and isinstance(error, StoreClosedError):
                     return
                 if find_exit_code(error) is None:
-                    raise
+                    pause_s = max(pause_s, DEFECT_PAUSE_S)
                 self.num_failures += 1
-                self._log_once(f"{self.name}: {format_error(error)}")
+                self._log_once(f"{self.name}: {describe_failure(error)}")
             else:
                 self.trouble = None
             self.num_turns += 1
@@ -149,6 +156,9 @@ class _Attempt:
     duration_ns: int
     pause_ns: int
     """Pause before the next analysis, unless the run grows."""
+
+    is_unfinished: bool = False
+    """Whether the store failed: the analysis is tried again after the pause."""
 
 
 class LiveAnalysis:
@@ -174,6 +184,7 @@ class LiveAnalysis:
         findings: LiveFindings,
         *,
         before: Iterable[RunSummary],
+        failures: RunFailures | None = None,
         num_signs: Mapping[str, int] = NO_SIGNS,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -182,7 +193,7 @@ class LiveAnalysis:
         self._signs: dict[str, tuple[int, int]] = {}
         """Number of signs of each run, and when it was first seen."""
 
-        self._troubles: dict[str, str] = {}
+        self._failures = failures or RunFailures(does_store_answer=lambda: True)
         self._reports = reports
         self._alerting = alerting
         self._findings = findings
@@ -196,34 +207,41 @@ class LiveAnalysis:
         )
 
     def turn(self) -> None:
-        """Analyse the runs that have grown, or else one that has no report; forget deleted ones."""
+        """Analyse the runs that have grown, or else one that has no report; forget deleted ones.
+
+        Runs take turns: the one that has waited longest is first, of new ones the newest.
+        """
         runs = self._source.runs()
-        self._reports.keep_only({run.run_id for run in runs})
-        num_analysed = 0
-        for run in runs:
-            size = _size(run)
-            has_grown = self._seen.get(run.run_id) != size
-            if self._is_due(run, has_grown=has_grown):
-                self._try_analysis(run, has_grown=has_grown)
-                self._seen[run.run_id] = size
-                num_analysed += 1
-        if self._unreported and not num_analysed:
-            self._report_old(self._unreported.popleft())
+        known = {run.run_id for run in runs}
+        self._reports.keep_only(known)
+        self._failures.keep_only(known)
+        begun_ns = self._monotonic_ns()
+        due = sorted(filter(self._is_due, runs), key=self._last_analysed_ns)
+        attempts = []
+        for run in due:
+            attempts.append(self._try_analysis(run))
+            if self._monotonic_ns() - begun_ns >= TURN_NS:
+                break
+        raise_common(attempts)
+        if self._unreported and not due:
+            run_id = self._unreported.popleft()
+            with self._failures.catch(run_id, ANALYSED):
+                self._reports.get(run_id)
 
-    def _report_old(self, run_id: str) -> None:
-        """Make the report of a run that ended before this server started, if it has none."""
-        try:
-            self._reports.get(run_id)
-        except AnalysisError as error:
-            self._log_failure(run_id, error)
-
-    def _is_due(self, run: RunSummary, *, has_grown: bool) -> bool:
+    def _last_analysed_ns(self, run: RunSummary) -> int:
         last = self._attempts.get(run.run_id)
+        return 0 if last is None else last.ended_ns
+
+    def _is_due(self, run: RunSummary) -> bool:
+        last, seen = self._attempts.get(run.run_id), self._seen.get(run.run_id)
+        has_grown = seen != _size(run)
+        now_ns = self._monotonic_ns()
+        if last is not None and last.is_unfinished:
+            return now_ns - last.ended_ns >= last.pause_ns
         if last is None or (run.state != RUNNING and not has_grown):
             return has_grown
-        if run.state != self._seen[run.run_id][0]:
+        if seen is None or run.state != seen[0]:
             return True  # the run has ended
-        now_ns = self._monotonic_ns()
         num = self._num_signs.get(run.run_id, 0)
         known, since_ns = self._signs.setdefault(run.run_id, (num, now_ns - SETTLE_NS))
         if num != known:
@@ -235,26 +253,26 @@ class LiveAnalysis:
         pause_ns = MIN_PAUSE_NS if is_soon else last.pause_ns
         return now_ns - last.ended_ns >= max(pause_ns, last.duration_ns)
 
-    def _try_analysis(self, run: RunSummary, *, has_grown: bool) -> None:
-        """Analyse a run. An error in its data is logged and does not stop the others."""
+    def _try_analysis(self, run: RunSummary) -> Caught:
+        """Analyse a run. What is raised for it stops no other."""
         begun_ns = self._monotonic_ns()
+        size = _size(run)
         is_new = False
-        try:
-            is_new = self._analyze(run, has_grown=has_grown)
-        except Exception as error:
-            if not isinstance(error, AnalysisError) and find_exit_code(error) is not None:
-                raise  # a failure of the store concerns all runs
-            self._log_failure(run.run_id, error)
-        else:
-            self._troubles.pop(run.run_id, None)
+        with self._failures.catch(run.run_id, ANALYSED) as caught:
+            is_new = self._analyze(run, has_grown=self._seen.get(run.run_id) != size)
         last = self._attempts.get(run.run_id)
         pause_ns = MIN_PAUSE_NS if is_new or last is None else round(PAUSE_GROWTH * last.pause_ns)
         ended_ns = self._monotonic_ns()
+        is_unfinished = isinstance(caught.error, StoreError)
         self._attempts[run.run_id] = _Attempt(
             ended_ns=ended_ns,
             duration_ns=ended_ns - begun_ns,
             pause_ns=min(pause_ns, MAX_PAUSE_NS),
+            is_unfinished=is_unfinished,
         )
+        if not is_unfinished:
+            self._seen[run.run_id] = size
+        return caught
 
     def _analyze(self, run: RunSummary, *, has_grown: bool) -> bool:
         """Analyse a run if it has new steps; return whether its diagnosis is new."""
@@ -272,19 +290,6 @@ class LiveAnalysis:
             tracked = self._findings.of_run(run.run_id)
             self._alerting.evaluate(report, tracked, is_over=not is_live)
         return is_new
-
-    def _log_failure(self, run_id: str, error: Exception) -> None:
-        """Log why a run cannot be analysed, once for each reason."""
-        if isinstance(error, AnalysisError):
-            line = f"{run_id}: not analysed: {format_error(error)}"
-        else:
-            # Type and place only: the text of the error may contain data of the job.
-            (frame,) = traceback.extract_tb(error.__traceback__)[-1:]
-            place = f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno}"
-            line = f"{run_id}: not analysed: {type(error).__name__} at {place}: please report it"
-        if self._troubles.get(run_id) != line:
-            self._troubles[run_id] = line
-            terminal.say(line)
 
 
 def _size(run: RunSummary) -> tuple[str, int, int]:

@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from .alerting import Alerting
     from .around_runs import Steps
     from .reports import Reports
+    from .run_failures import RunFailures
 
 MAX_TIMELINES = 8
 """Timelines kept in memory: a page requests the same step at each zoom."""
@@ -149,22 +150,25 @@ class StoreProvider:
 
     Args:
         store: The store with the pictures of closed steps. None: all steps are drawn from spans.
+        failures: What could not be done for single runs, shown on their pages. None: nothing.
         alerting: Alerts. None: there are none.
         metrics: Metrics of the server, for the page of its state. None: it is not shown.
         timeout_s: Time that a page waits for a background job.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what it shows
         self,
         source: SpanSource,
         reports: Reports,
         *,
         store: Store | None = None,
+        failures: RunFailures | None = None,
         alerting: Alerting | None = None,
         metrics: Metrics | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._timeout_s = timeout_s
+        self._failures = failures
         self._comparisons: OrderedDict[tuple[object, ...], RunComparison] = OrderedDict()
         self._health = None
         if store is not None and metrics is not None:
@@ -213,7 +217,16 @@ class StoreProvider:
 
     def runs(self, *, max_age_ns: int = RUNS_AGE_NS) -> tuple[RunSummary, ...]:
         """Return every run, the newest first, as of ``max_age_ns`` ago at most."""
-        return self._runs.get(None, self._source.runs, max_age_ns=max_age_ns)
+        return self._runs.get(None, self._list_runs, max_age_ns=max_age_ns)
+
+    def _list_runs(self) -> tuple[RunSummary, ...]:
+        return tuple(
+            replace(run, warnings=(*run.warnings, *self._failures_of(run.run_id)))
+            for run in self._source.runs()
+        )
+
+    def _failures_of(self, run_id: str) -> tuple[str, ...]:
+        return () if self._failures is None else self._failures.of_run(run_id)
 
     def _info(self, run_id: str) -> RunInfo:
         """Return the description of a run. That of the last requested one is cached.
@@ -243,7 +256,7 @@ class StoreProvider:
         """
         if self._reports.has_report(run_id):
             self._steps.pop(run_id, None)
-            return self._reports.get(run_id)
+            return self._with_failures(self._reports.get(run_id))
         run = self._run(run_id)
         key = ("report", run_id)
         jobs = self._jobs_for(run)
@@ -259,8 +272,15 @@ class StoreProvider:
             return AnalysisFailed(
                 run=run, reason=_format_failure(error), steps=self._steps.get(run_id)
             )
-        report: RunReport | None = done.result()
-        return report
+        return self._with_failures(done.result())
+
+    def _with_failures(self, report: RunReport | None) -> RunReport | None:
+        """Return a report that says what could not be done for its run since it was made."""
+        failures = () if report is None else self._failures_of(report.run)
+        if report is None or not failures:
+            return report
+        warnings = (*report.quality.warnings, *failures)
+        return replace(report, quality=replace(report.quality, warnings=warnings))
 
     def _jobs_for(self, run: RunSummary) -> BackgroundJobs:
         return self._small_jobs if run.num_spans <= SMALL_SPANS else self._large_jobs

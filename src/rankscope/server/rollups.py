@@ -15,6 +15,7 @@ from rankscope.analysis.drawing.tiles import TilePlan, plan_tiles
 from rankscope.analysis.drawing.timeline import make_timeline, records_groups
 from rankscope.analysis.trace.rows import select_rows
 from rankscope.collector.arrow_columns import coded_strings, numbers, repeated_string
+from rankscope.collector.errors import StoreError
 from rankscope.collector.read.pictures import StepId, StepRevision, write_pixels
 from rankscope.collector.read.rollups import (
     FIRST_STEP,
@@ -39,6 +40,7 @@ from ..sources.arrow_tables import span_table
 from ..sources.store_source import StoreSource
 from ..terminal import lines as terminal
 from .pictures import make_tiles, read_part
+from .run_failures import ROLLED_UP, RunFailures, raise_common
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,17 +104,19 @@ class Rollups:
         store: The store.
         max_whole_spans: Steps with more spans that cannot be read in portions are skipped, which
             is logged once for each run.
+        failures: Failures of single runs. None: they are kept here alone.
         batch_spans: Spans held in memory at once. A single rank may have more.
         say: Logs a line.
         unix_ns: Clock for the time of a rollup.
         monotonic_ns: Clock for the duration of a turn.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # effects come in here
         self,
         store: Store,
         *,
         max_whole_spans: int = MAX_WHOLE_SPANS,
+        failures: RunFailures | None = None,
         batch_spans: int = BATCH_SPANS,
         say: Callable[[str], None] = terminal.say,
         unix_ns: Callable[[], int] = time.time_ns,
@@ -122,6 +126,8 @@ class Rollups:
         self._max_whole_spans = max_whole_spans
         self._batch_spans = batch_spans
         self._say = say
+        self._failures = failures or RunFailures(does_store_answer=store.answers, say=say)
+        self._served_ns: dict[str, int] = {}
         self._skipped_runs: set[str] = set()
         self._source = StoreSource(store)
         self._unix_ns = unix_ns
@@ -133,20 +139,29 @@ class Rollups:
     def turn(self) -> bool:
         """Roll up the open steps; return whether all are done.
 
+        Runs take turns: the one that has waited longest is first.
+
         Raises:
-            StoreError: The store failed. The remaining steps stay open.
+            StoreError: The store does not answer. The remaining steps stay open.
         """
         if self._done is None:
             rolled = read_rolled_up_runs(self._store)
             self._done = {run_id: (num_spans, "") for run_id, num_spans in rolled.items()}
         deadline_ns = self._monotonic_ns() + TURN_NS
         self._has_started = False
-        for run in self._source.runs():
+        runs = self._source.runs()
+        attempts = []
+        for run in sorted(runs, key=lambda run: self._served_ns.get(run.run_id, 0)):
             if self._is_done(run):
                 continue
-            if not self._roll_up(run, deadline_ns):
-                return False
-            self._set_done(run)
+            with self._failures.catch(run.run_id, ROLLED_UP) as caught:
+                attempts.append(caught)
+                if not self._roll_up(run, deadline_ns):
+                    return False
+                self._set_done(run)
+            if caught.error is not None and not isinstance(caught.error, StoreError):
+                self._done[run.run_id] = (run.num_spans, run.state)  # until it grows
+        raise_common(attempts)
         return True
 
     def _is_done(self, run: RunSummary) -> bool:
@@ -179,6 +194,7 @@ class Rollups:
             if self._has_started and self._monotonic_ns() >= deadline_ns:
                 return False
             self._has_started = True
+            self._served_ns[run.run_id] = self._monotonic_ns()
             if records_groups(info) and batch[0].num_spans > self._batch_spans:
                 self._roll_up_portions(info, batch[0])
             else:

@@ -35,6 +35,7 @@ from .loops import (
     sampler_loop,
     tail_loop,
 )
+from .run_failures import RunFailures
 from .signals import sigterm_as_interrupt
 from .topology import PlacedSink, Topology, place_ranks, read_topology
 from .upkeep import PartChecks, open_upkeep, part_check_loop
@@ -161,13 +162,14 @@ def serve_store(options: ServeOptions) -> None:
         before = StoreSource(store).runs()
         owner = owner_name(options.spool_owner) if options.spool_owner else SERVER
         deletions, writer = Deletions(store), StoreWriter(store, owner=owner)
+        failures = RunFailures(does_store_answer=store.answers)
         tail = (
             None
             if options.spool is None
             else _open_spool(options.spool, writer, deletions, topology, stack)
         )
         loops = [
-            open_upkeep(store, deletions, options.keep),
+            open_upkeep(store, deletions, options.keep, failures),
             memory_loop(store),
             *_sampler_loops(options, store, deletions, tail, stack),
         ]
@@ -180,6 +182,7 @@ def serve_store(options: ServeOptions) -> None:
             receivers=receivers,
             alert_config=config,
             before=before if options.only is not Part.COLLECTOR else None,
+            failures=failures,
             num_signs=writer.num_signs,
             analyze_elsewhere=partial(analyze_elsewhere, options.store_url or default_store_url()),
             loops=loops,
@@ -219,6 +222,7 @@ def serve_opened(  # noqa: PLR0913, PLR0915  # the parts of a server
     receivers: Sequence[Receiver] = (),
     alert_config: AlertConfig | None = None,
     before: Iterable[RunSummary] | None,
+    failures: RunFailures | None = None,
     num_signs: Mapping[str, int] = NO_SIGNS,
     analyze_elsewhere: AnalyzeElsewhere | None = None,
     loops: Iterable[Loop] = (),
@@ -237,6 +241,7 @@ def serve_opened(  # noqa: PLR0913, PLR0915  # the parts of a server
         alert_config: Rules of alerts. None: the default rules.
         before: The runs at the start, which raise no alerts if they ended long ago. None: no run
             is analysed here, and there are no pages.
+        failures: Failures of single runs. None: those of these loops.
         num_signs: Events of processes that stalled or ended, by run; grows.
         analyze_elsewhere: Analyses large runs outside this process. None: they are analysed here.
         loops: Further loops.
@@ -257,6 +262,7 @@ def serve_opened(  # noqa: PLR0913, PLR0915  # the parts of a server
     from .served_report import report_router
 
     access = Access(port=endpoint.port, tokens=_open_tokens(), proxy=proxy)
+    failures = failures or RunFailures(does_store_answer=store.answers)
     log = log or Log()
     log.hide(access.token)
     source = StoreSource(store)
@@ -268,9 +274,19 @@ def serve_opened(  # noqa: PLR0913, PLR0915  # the parts of a server
         unsettled = alerting.unsettled_runs()
         before = [run for run in before if run.run_id not in unsettled]
         findings = LiveFindings(store)
-        live = LiveAnalysis(source, reports, alerting, findings, before=before, num_signs=num_signs)
+        live = LiveAnalysis(
+            source,
+            reports,
+            alerting,
+            findings,
+            before=before,
+            failures=failures,
+            num_signs=num_signs,
+        )
         analysis = analysis_loop(live)
-        watch = AlertWatch(store, source, reports, alerting, checks=[analysis.why_stopped])
+        watch = AlertWatch(
+            store, source, reports, alerting, failures=failures, checks=[analysis.why_stopped]
+        )
         all_loops += [analysis, alert_loop(watch)]
     all_loops += loops
     part_checks = None if store.path is None else PartChecks(store)
@@ -292,6 +308,7 @@ def serve_opened(  # noqa: PLR0913, PLR0915  # the parts of a server
                 source,
                 reports,
                 store=store,
+                failures=failures,
                 alerting=None if watch is None else watch.alerting,
                 metrics=monitoring.metrics,
             ),

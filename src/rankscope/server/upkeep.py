@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rankscope.collector.retention.deletion import Deletions
     from rankscope.collector.store.store import Store
 
+    from .run_failures import RunFailures
+
 UPKEEP_PAUSE_S = 5.0
 EXPIRY_PAUSE_NS = HOUR_NS
 FIRST_EXPIRY_NS = 60_000_000_000
@@ -152,26 +154,45 @@ class Upkeep:
         self._next_expiry_ns = monotonic_ns() + FIRST_EXPIRY_NS
 
     def turn(self) -> None:
-        """Do the upkeep that is due."""
+        """Do the upkeep that is due. A part that fails delays no other.
+
+        Raises:
+            StoreError: A part failed, the first of them; the next call tries it again.
+        """
+        errors = []
+        for part in (self._sweep, self._expire, self._rollups.turn):
+            try:
+                part()
+            except Exception as error:  # noqa: BLE001  # raised below
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _sweep(self) -> None:
         for run_id in self._deletions.sweep():
             self._say(f"removed late rows of the deleted run {run_id!r}")
-        if self._monotonic_ns() >= self._next_expiry_ns:
-            self._expire()
-            self._next_expiry_ns = self._monotonic_ns() + EXPIRY_PAUSE_NS
-        self._rollups.turn()
 
     def _expire(self) -> None:
+        if self._monotonic_ns() < self._next_expiry_ns:
+            return
         expired = self._retention.expire()
         num_spans = sum(expired.num_spans.values())
         if num_spans:
             self._say(f"removed {num_spans:,} expired spans of {len(expired.num_spans)} runs")
         for run_id in expired.runs:
             self._say(f"removed the expired run {run_id!r}")
+        self._next_expiry_ns = self._monotonic_ns() + EXPIRY_PAUSE_NS
 
 
-def open_upkeep(store: Store, deletions: Deletions, keep: RetentionPolicy) -> Loop:
+def open_upkeep(
+    store: Store,
+    deletions: Deletions,
+    keep: RetentionPolicy,
+    failures: RunFailures | None = None,
+) -> Loop:
     """Return the loop for the upkeep of a store."""
-    upkeep = Upkeep(deletions, Retention(store, deletions, policy=keep), Rollups(store))
+    rollups = Rollups(store, failures=failures)
+    upkeep = Upkeep(deletions, Retention(store, deletions, policy=keep), rollups)
     return Loop("upkeep", upkeep.turn, pause_s=UPKEEP_PAUSE_S)
 
 

@@ -18,6 +18,7 @@ from rankscope.server.alerting import Alerting
 from rankscope.server.finding_tracker import LiveFindings
 from rankscope.server.loops import MIN_PAUSE_NS, NO_SIGNS, LiveAnalysis
 from rankscope.server.reports import Reports
+from rankscope.server.run_failures import RunFailures
 from rankscope.tracer.span import SpanFlag
 from rankscope.tracer.topology import Coords, Layout
 from tests.support.analysis.cluster import MS, Source, dp_group, gpt_cluster
@@ -59,16 +60,16 @@ class Job(Training):
 class WithBrokenRun(Job):
     """The same store with another run before it, whose data make the analysis fail."""
 
-    failure: Exception = field(default_factory=lambda: KeyError("data of the job"))
+    failure: Exception | None = field(default_factory=lambda: KeyError("data of the job"))
 
     def runs(self) -> tuple[RunSummary, ...]:  # type: ignore[override]
         (tiny,) = super().runs()
         return replace(tiny, run_id="broken"), tiny
 
     def run_info(self, run_id: str) -> RunInfo:
-        if run_id == "broken":
+        if run_id == "broken" and self.failure is not None:
             raise self.failure
-        return super().run_info(run_id)
+        return replace(super().run_info(run_id), run_id=run_id)
 
 
 @dataclass
@@ -138,6 +139,7 @@ def serve(
     job: Job,
     *,
     before: tuple[RunSummary, ...] = (),
+    failures: RunFailures | None = None,
     num_signs: Mapping[str, int] = NO_SIGNS,
 ) -> Server:
     clock, lines = Clock(), list[str]()
@@ -145,7 +147,14 @@ def serve(
     alerting = Alerting(store, page_url=lambda run, *_: run)
     findings = LiveFindings(store, say=lines.append, unix_ns=lambda: 1_000 + job.newest)
     analysis = LiveAnalysis(
-        job, reports, alerting, findings, before=before, num_signs=num_signs, monotonic_ns=clock
+        job,
+        reports,
+        alerting,
+        findings,
+        before=before,
+        failures=failures,
+        num_signs=num_signs,
+        monotonic_ns=clock,
     )
     return Server(job, reports, analysis, clock, lines)
 
@@ -255,11 +264,39 @@ def test_a_run_that_cannot_be_analysed_does_not_stop_the_others(
     assert line.startswith("rankscope: broken: not analysed: ")
     assert "data of the job" not in line
 
-    # AND a failure of the store is not a failure of one run
+
+@pytest.mark.slow
+def test_a_statement_that_fails_for_one_run_is_tried_again_and_stops_no_other(
+    empty_store: Store, whole: Source, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # GIVEN a run whose spans need more memory than a statement may have, before another run
+    failure = StoreQueryError("memory limit exceeded", code=241)
+    server = serve(empty_store, WithBrokenRun(whole, failure=failure))
+
+    for newest in range(9):
+        server.advance(newest)
+
+    # THEN the other is analysed, and the failure is logged once
+    assert len(slow_rank_3(empty_store)) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "not analysed" in line]
+    assert line == "rankscope: broken: not analysed: memory limit exceeded"
+
+    # AND it is analysed without new steps once the statement succeeds
     assert isinstance(server.job, WithBrokenRun)
-    server.job.failure = StoreQueryError("the store is unavailable")
+    server.job.failure = None
+    for _ in range(10):
+        server.advance(8)
+    assert server.reports.revision("broken") == 1
+
+
+def test_a_store_that_does_not_answer_is_no_failure_of_one_run(
+    empty_store: Store, whole: Source
+) -> None:
+    job = WithBrokenRun(whole, failure=StoreQueryError("no answer"), newest=3)
+    server = serve(empty_store, job, failures=RunFailures(does_store_answer=lambda: False))
+
     with pytest.raises(StoreQueryError):
-        server.advance(9)
+        server.advance(3)
 
 
 @pytest.mark.slow

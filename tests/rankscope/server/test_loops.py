@@ -5,8 +5,6 @@ import time
 from queue import Queue
 from typing import TYPE_CHECKING
 
-import pytest
-
 from rankscope.collector.agent.buffer import RowBuffer
 from rankscope.collector.host.sampler import Sampler
 from rankscope.collector.retention.deletion import Deletions
@@ -18,6 +16,8 @@ from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 TIMEOUT_S = 60.0
 
@@ -108,18 +108,25 @@ def test_a_failing_loop_has_a_reason() -> None:
     loop.stop()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_defect_ends_the_loop() -> None:
-    turns = Turns(ValueError("a defect"))
-    loop = Loop("work", turns, pause_s=0.001)
+def test_a_defect_is_logged_without_its_text_and_retried_after_a_longer_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loops, "DEFECT_PAUSE_S", 0.2)
+    lines: Queue[str] = Queue()
+    turns = Turns(ValueError("data of the job"))
+    loop = Loop("work", turns, pause_s=0.001, say=lines.put)
+
     loop.start()
     turns.wait(1)
+    begun_s = time.monotonic()
+    turns.wait(2)
 
-    for thread in threading.enumerate():
-        if thread.name == "work":
-            thread.join(TIMEOUT_S)
-
-    assert loop.why_stopped() == "the work thread has ended"
+    assert time.monotonic() - begun_s >= 0.15
+    wait_until(lambda: loop.why_stopped() is None, timeout_s=TIMEOUT_S)
+    loop.stop()
+    (line,) = [lines.get_nowait() for _ in range(lines.qsize())]
+    assert line.startswith("work: ValueError at server/test_loops.py:")
+    assert line.endswith("please report it")
 
 
 def test_the_sampler_loop_works_until_it_is_stopped() -> None:
