@@ -39,10 +39,10 @@ def resident_bytes() -> int:
 
 def default_resident_bytes() -> int:
     """Return the resident memory above which statements are ended."""
-    return min(MAX_RESIDENT_BYTES, int(_machine_bytes() * MACHINE_SHARE))
+    return min(MAX_RESIDENT_BYTES, int(machine_bytes() * MACHINE_SHARE))
 
 
-def _machine_bytes() -> int:
+def machine_bytes() -> int:
     """Return the memory of the machine, or the limit of this process's cgroups if it is lower."""
     found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError):

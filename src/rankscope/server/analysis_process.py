@@ -1,13 +1,15 @@
 """Analysis of an ended run in a process of its own, whose memory ends with it.
 
 A step of 12,288 ranks takes 2 to 3 GB to analyse, of which the C library of a server that lives for
-weeks would keep a part. The process reads an embedded store through the server that holds it.
+weeks would keep a part. The process reads an embedded store through the server that holds it. It
+may use `limit_bytes` of memory: one that needs more ends alone, and its run says so.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -18,7 +20,8 @@ from rankscope.analysis.report.exchange import read_report, write_report
 from rankscope.analysis.report.progress import Activity, Progress
 from rankscope.analysis.trace.errors import EmptyRunError
 
-from ..errors import FailedError, find_exit_code, format_error
+from ..errors import FailedError
+from .run_failures import describe_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +33,18 @@ START_S = 60.0
 """Longest wait for the server: it starts to analyse shortly before it answers."""
 
 RETRY_S = 0.5
+MAX_BYTES = 6 << 30
+"""Twice what the largest analysis of a server takes (`reports.MAX_SPANS`)."""
+
+MACHINE_SHARE = 1 / 2
+"""Of a smaller machine or cgroup: the server needs the rest."""
+
+
+def limit_bytes() -> int:
+    """Return the memory that one analysis may use."""
+    from rankscope.collector.gateway.settings import machine_bytes
+
+    return min(MAX_BYTES, int(machine_bytes() * MACHINE_SHARE))
 
 
 def analyze_elsewhere(
@@ -70,7 +85,7 @@ def analyze_elsewhere(
             show(Progress(activity=Activity(name), num_spans=found))
     raise FailedError(
         f"the process that analyses {run_id!r} ended with status {process.returncode}: its log"
-        " lines are above; -9 means that the machine was short of memory"
+        " lines are above; -9 and -6 mean that it was short of memory"
     )
 
 
@@ -78,14 +93,21 @@ def main() -> None:
     """Analyse the run that stdin names, and write progress and report to stdout."""
     asked = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    most = limit_bytes()
+    # Private memory that can be written to: the kernel counts what is reserved, not what is used.
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     try:
         _say("report", write_report(_analyze(**asked)))
     except EmptyRunError as error:
         _say("empty", str(error))
-    except Exception as error:
-        if find_exit_code(error) is None:
-            raise
-        _say("failed", format_error(error))
+    except MemoryError:
+        _say(
+            "failed",
+            f"the analysis needs more than {most / (1 << 30):.1f} GiB of memory, and was ended:"
+            f" rankscope analyze {asked['run_id']} --steps FIRST:LAST analyses fewer steps",
+        )
+    except Exception as error:  # noqa: BLE001  # the server logs it
+        _say("failed", describe_failure(error))
 
 
 def _end_with_parent() -> None:
