@@ -226,6 +226,8 @@ def _sum_positions(
     }
     position = np.array([position_of.get(number, -1) for number in rank.tolist()], dtype=np.int64)
     numbers, row = np.unique(step, return_inverse=True)
+    if num_positions > len(position_of):  # a declared layout may be far larger than the job
+        return np.full(len(numbers), -1, dtype=np.int64)
     known = np.full((len(numbers), num_positions), -1, dtype=np.int64)
     is_placed = (position >= 0) & (position < num_positions)
     np.maximum.at(known, (row[is_placed], position[is_placed]), values[is_placed])
