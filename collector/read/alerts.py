@@ -36,6 +36,18 @@ NEEDED_KEYS = {
 }
 """Keys of the document of each kind, in all versions."""
 
+KEY_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("severity", "cause", "by", "reason", "name"), str),
+    **dict.fromkeys(("receiver", "state", "delivery", "message"), str),
+    **dict.fromkeys(("ranks", "hosts", "receivers"), list),
+    **dict.fromkeys(("first_step", "last_step", "rank"), int | None),
+    **dict.fromkeys(("until_ns", "at_ns"), int),
+    "key": str | int,
+    "rule": str | None,
+    "run_id": str | None,
+    "post": dict | None,
+}
+
 WRITER = "rankscope"
 """Prefix of the ``process`` column of events that rankscope itself writes."""
 
@@ -304,10 +316,20 @@ def _read_documents(store: Store, kinds: Sequence[str]) -> list[tuple[Row, Row]]
     for row in store.rows(SELECT_ALERTS, {"kinds": kinds}):
         with suppress(ValueError):
             document = json.loads(row["data"])
-            needed = NEEDED_KEYS[row["kind"]]
-            if isinstance(document, dict) and needed <= document.keys():
+            if _is_own(row["kind"], document):
                 found.append((row, document))
     return found
+
+
+def _is_own(kind: str, document: object) -> bool:
+    """Return whether rankscope writes such documents with events of a kind."""
+    return (
+        isinstance(document, dict)
+        and NEEDED_KEYS[kind] <= document.keys() <= KEY_TYPES.keys()
+        and all(isinstance(value, KEY_TYPES[key]) for key, value in document.items())
+        and (kind == SILENCE_KIND or document["rule"] is not None)
+        and document.get("delivery", Delivery.NONE) in set(Delivery)
+    )
 
 
 def read_silences(store: Store) -> tuple[Silence, ...]:

@@ -175,7 +175,7 @@ def _find_group_problem(files: ProcessFiles, line: Mapping[str, Any]) -> str | N
 
 
 class DescriptionProblems:
-    """What of a process's descriptions is left out as out of bounds; each is reported once."""
+    """Descriptions of a process that are left out as out of bounds; each is reported once."""
 
     def __init__(self, files: ProcessFiles) -> None:
         self._files = files

@@ -94,7 +94,7 @@ class RunFailures:
 
 
 class Caught:
-    """What a block raised."""
+    """The error of a block, if it raised one."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
