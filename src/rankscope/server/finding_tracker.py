@@ -43,7 +43,7 @@ class LiveFindings:
         self._unix_ns = unix_ns
         self._trackers: dict[str, FindingTracker] = {}
         self._changes: dict[str, list[tuple[Change, TrackedFinding]]] = {}
-        self._pending: dict[tuple[str, int], TrackedFinding] = {}
+        self._pending: dict[str, dict[int, TrackedFinding]] = {}
 
     def update(self, report: RunReport, *, is_over: bool, cost: TurnCost | None) -> None:
         """Track a report, and record the changes; see `track` and `record`."""
@@ -76,13 +76,14 @@ class LiveFindings:
             StoreError: The changes could not be stored. The next call stores them too.
         """
         changes = self._changes.pop(run_id, [])
+        pending = self._pending.setdefault(run_id, {})
         for change, tracked in changes:
-            self._pending[tracked.run_id, tracked.number] = tracked
+            pending[tracked.number] = tracked
             if change is not Change.UPDATED:
                 self._say(_format_change(tracked, cost))
-        if self._pending:
-            write_findings(self._store, map(to_stored, self._pending.values()))
-            self._pending.clear()
+        if pending:
+            write_findings(self._store, map(to_stored, pending.values()))
+        del self._pending[run_id]
         opened = [tracked for change, tracked in changes if change is Change.OPENED]
         if opened:
             self._log_recurrences(opened)
