@@ -91,7 +91,10 @@ class AppriseReceiver(Receiver):
             kind = "success"
         _guarded.is_internal, _guarded.refusal = self._is_internal, None
         try:
-            is_sent = bool(self._plugin.notify(title=title, body=body, notify_type=kind))
+            is_sent = bool(
+                # Without its format, a mail would show the text as HTML.
+                self._plugin.notify(title=title, body=body, notify_type=kind, body_format="text")
+            )
         except Exception as error:  # noqa: BLE001  # a plugin may raise anything
             return Answer(is_delivered=False, is_final=False, text=type(error).__name__)
         finally:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import socket
+import subprocess
+import threading
 from typing import Any
 from xml.etree import ElementTree as Xml
 
@@ -32,6 +35,8 @@ from tests.deploy.files import (
 from tests.support.paths import ROOT
 
 PROFILES = ("single", "cluster")
+PINNED = re.compile(r"[\w./-]+:v?\d[\w.-]*@sha256:[0-9a-f]{64}")
+"""Name of an image with version and digest."""
 
 
 def names_in(profile: str) -> set[str]:
@@ -57,8 +62,8 @@ def stores(profile: str) -> dict[str, str]:
 def test_services_use_known_keys_only() -> None:
     # Docker refuses a file with a misspelt key, but only when the services are started.
     known = {
-        "build", "cap_add", "cap_drop", "command", "depends_on", "environment", "healthcheck",
-        "hostname", "image", "networks", "ports", "profiles", "read_only", "restart",
+        "build", "cap_drop", "command", "depends_on", "entrypoint", "environment", "healthcheck",
+        "hostname", "image", "mem_limit", "networks", "ports", "profiles", "read_only", "restart",
         "security_opt", "tmpfs", "ulimits", "user", "volumes",
     }  # fmt: skip
     of_healthcheck = {"test", "interval", "timeout", "retries", "start_period"}
@@ -81,15 +86,18 @@ def test_named_volumes_are_declared_once_and_used() -> None:
     assert used == set(compose()["volumes"])
 
 
-def test_containers_of_our_image_have_no_rights_beyond_a_plain_user() -> None:
-    ours = [one for one in services().values() if one["image"] == "rankscope:local"]
+@pytest.mark.parametrize("name", sorted(services()))
+def test_a_container_has_no_rights_beyond_a_plain_user_and_a_limit_of_memory(name: str) -> None:
+    service = services()[name]
 
-    assert len(ours) == 5
-    for service in ours:
-        assert service["read_only"]
-        assert service["cap_drop"] == ["ALL"]
-        assert service["security_opt"] == ["no-new-privileges:true"]
-        assert all(mount.endswith(":ro") for mount in service["volumes"])
+    assert service["read_only"]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert re.fullmatch(r"[1-9]\d*[mg]", service["mem_limit"])
+    user = service["user"].partition(":")[0]
+    assert int(user) if user.isdigit() else user.startswith("${RANKSCOPE_UID")
+    own = [mount for mount in service["volumes"] if mount.startswith("./")]
+    assert all(mount.endswith(":ro") for mount in own)
 
 
 def test_each_profile_has_the_documented_services() -> None:
@@ -117,7 +125,7 @@ def test_the_dependencies_of_a_service_start_in_the_same_profiles(name: str) -> 
 def test_images_are_pinned_and_mounted_files_exist(name: str) -> None:
     service = services()[name]
 
-    assert re.search(r":[\w.]*\d", service["image"]) or "build" in service
+    assert PINNED.fullmatch(service["image"]) or "build" in service
     for source in mounts(service):
         made = source.startswith("./deploy/secrets/")
         assert made or (ROOT / source).exists(), source
@@ -212,7 +220,29 @@ def test_keepers_and_servers_have_the_addresses_of_all_keepers() -> None:
     assert texts(xml(CLUSTER_XML), "zookeeper/node/host") == list(running.values())
     (port,) = texts(xml(KEEPER_XML), "keeper_server/tcp_port")
     assert set(texts(xml(CLUSTER_XML), "zookeeper/node/port")) == {port}
-    assert all(port in services()[name]["healthcheck"]["test"][1] for name in running.values())
+    assert all(port in services()[name]["healthcheck"]["test"][-1] for name in running.values())
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize(("answer", "status"), [(b"imok", 0), (b"", 1)])
+def test_a_keeper_is_healthy_if_it_says_so(answer: bytes, status: int) -> None:
+    (port,) = texts(xml(KEEPER_XML), "keeper_server/tcp_port")
+    _, *command = services("cluster")["keeper-1"]["healthcheck"]["test"]
+    with socket.create_server(("127.0.0.1", 0)) as keeper:
+        command[-1] = command[-1].replace(port, str(keeper.getsockname()[1]))
+
+        def serve() -> None:
+            client, _ = keeper.accept()
+            with client:
+                assert client.recv(16) == b"ruok\n"
+                client.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        done = subprocess.run(command, timeout=60, check=False)
+        thread.join()
+
+    assert done.returncode == status
 
 
 def test_the_environment_has_the_variables_that_configurations_read() -> None:
@@ -261,6 +291,22 @@ def test_alerts_go_to_the_alertmanager_of_the_deployment() -> None:
             "http://alertmanager:9093/api/v2/alerts"
         )
     assert services()["alertmanager"]["ports"] == ["127.0.0.1:9093:9093"]
+
+
+def test_grafana_installs_one_version_of_its_plugin() -> None:
+    (plugin,) = services()["grafana"]["environment"]["GF_PLUGINS_PREINSTALL_SYNC"].split(",")
+
+    assert re.fullmatch(r"grafana-clickhouse-datasource@\d+\.\d+\.\d+", plugin)
+
+
+def test_the_bases_of_the_image_are_pinned_and_of_one_debian() -> None:
+    recipe = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    bases = re.findall(r"^FROM (\S+)", recipe, re.MULTILINE)
+
+    assert len(bases) == 2
+    assert all(PINNED.fullmatch(base) for base in bases)
+    # The compiled part of one runs in the other.
+    assert all("-bookworm@" in base for base in bases)
 
 
 def test_the_image_copies_every_package_and_only_existing_files() -> None:

@@ -15,6 +15,7 @@ from ..errors import print_notice
 from ..record.exit_record import write_json
 from ..record.plain_values import plain_copy
 from ..spool import MANIFEST_FILE
+from .commit import read_commit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +41,6 @@ VARIABLES = {
 """Variables by which a job without an edit declares what MFU needs, and what they contain."""
 
 PACKAGES = ("numpy", "triton", "transformers", "flash-attn", "transformer-engine", "deepspeed")
-GIT_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +72,7 @@ def build_manifest(
         started_ns: When the tracer was installed, Unix time.
         environ: Environment of the process; only allowed names are kept.
     """
+    commit = read_commit()
     manifest = {
         "version": MANIFEST_VERSION,
         **_identity_part(identity),
@@ -95,7 +96,7 @@ def build_manifest(
             "flops_convention": job.flops_convention,
         },
         "paced": _plain_mapping(job.paced),
-        "git": read_git(),
+        "git": None if commit is None else {"commit": commit},
         "config": _plain_mapping(job.config) or {},
         "environment": allowed_environment(environ),
         "versions": read_versions(),
@@ -182,15 +183,6 @@ def allowed_environment(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def read_git() -> dict[str, object] | None:
-    """Return commit and dirtiness of the working folder; None outside of a repository."""
-    commit = _git("rev-parse", "HEAD")
-    if not commit:
-        return None
-    changes = _git("status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
-
-
 def read_versions() -> dict[str, object]:
     """Return versions of Python, torch, CUDA, NCCL and other packages that affect speed.
 
@@ -234,22 +226,6 @@ def _identity_part(identity: Identity) -> dict[str, object]:
 
 def _plain_mapping(mapping: Mapping[str, object] | None) -> object:
     return None if mapping is None else plain_copy(dict(mapping))
-
-
-def _git(*arguments: str) -> str | None:
-    import subprocess
-
-    try:
-        done = subprocess.run(  # noqa: S603 - fixed words
-            ["git", *arguments],  # noqa: S607 - the job's own git
-            capture_output=True,
-            text=True,
-            timeout=GIT_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _nccl_version(torch: Any) -> str | None:  # noqa: ANN401

@@ -47,6 +47,22 @@ def test_a_mail_says_what_where_at_what_cost_and_what_to_do() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("options", "shown"), [("", "<img src=3Dx>"), ("&format=html", "&lt;img&nbsp;src=3Dx&gt;")]
+)
+def test_a_name_in_a_mail_is_no_html(options: str, shown: str) -> None:
+    server = MailServer()
+    receiver = AppriseReceiver("mail", server.url + options)
+
+    receiver.send({**DOCUMENT, "text": "<img src=x>"})
+    receiver.close()
+    mail = server.mails.get(timeout=TIMEOUT_S)
+    server.close()
+
+    assert shown in mail
+    assert "<img" not in mail.partition("text/html")[2]
+
+
 def test_a_mail_server_that_is_down_is_tried_again() -> None:
     first = MailServer()
     first.close()
