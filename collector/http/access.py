@@ -7,7 +7,7 @@ import secrets
 import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rankscope.tracer.span import NS_PER_S
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 
 MAX_SESSIONS = 256
+"""Of one token: who signs in often ends no session of another token."""
+
 SESSION_BYTES = 32
 SESSION_NS = 7 * 86_400 * 10**9
 """Limits the use of a stolen cookie to a week."""
@@ -38,6 +40,14 @@ BEARER_TRIES = 100
 """Failures of one client a minute: agents behind one address may share it."""
 
 
+class Session(NamedTuple):
+    """An open session of a browser."""
+
+    opened_ns: int
+    token_id: str | None
+    """Id of the token that opened it. None: the server's own."""
+
+
 class Sessions:
     """Open sessions of browsers. Their names are random and given out by the server alone.
 
@@ -47,36 +57,39 @@ class Sessions:
 
     def __init__(self, *, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._monotonic_ns = monotonic_ns
-        self._opened_ns: OrderedDict[str, int] = OrderedDict()
-        self._token_ids: dict[str, str | None] = {}
+        self._opened: dict[str, Session] = {}
+        """By name, the oldest first."""
 
     def open(self, token_id: str | None = None) -> str:
-        """Return the name of a new session. Beyond `MAX_SESSIONS` the oldest one ends.
+        """Return the name of a new session. Beyond `MAX_SESSIONS` the token's oldest one ends.
 
         Args:
             token_id: Id of the token that opens it. None: the server's own.
         """
-        session = secrets.token_urlsafe(SESSION_BYTES)
-        self._opened_ns[session] = self._monotonic_ns()
-        self._token_ids[session] = token_id
-        while len(self._opened_ns) > MAX_SESSIONS:
-            self.end(next(iter(self._opened_ns)))
-        return session
+        name = secrets.token_urlsafe(SESSION_BYTES)
+        self._opened[name] = Session(self._monotonic_ns(), token_id)
+        own = []
+        for other, session in list(self._opened.items()):
+            if not self._is_young(session):
+                self.end(other)
+            elif session.token_id == token_id:
+                own.append(other)
+        for oldest in own[:-MAX_SESSIONS]:
+            self.end(oldest)
+        return name
 
-    def token_id(self, session: str) -> str | None:
-        """Return the id of the token that opened a session; None for the server's own."""
-        return self._token_ids.get(session)
-
-    def is_open(self, session: str) -> bool:
-        """Return whether ``session`` is open."""
+    def find(self, name: str) -> Session | None:
+        """Return an open session; None if there is none of this name."""
         # Names are random, so the time of a lookup reveals nothing about other names.
-        opened_ns = self._opened_ns.get(session)
-        return opened_ns is not None and self._monotonic_ns() - opened_ns < SESSION_NS
+        session = self._opened.get(name)
+        return session if session is not None and self._is_young(session) else None
 
-    def end(self, session: str) -> None:
+    def end(self, name: str) -> None:
         """End a session. Does nothing if it is not open."""
-        self._opened_ns.pop(session, None)
-        self._token_ids.pop(session, None)
+        self._opened.pop(name, None)
+
+    def _is_young(self, session: Session) -> bool:
+        return self._monotonic_ns() - session.opened_ns < SESSION_NS
 
 
 class Throttle:
@@ -232,12 +245,12 @@ class Access:
 
         Only the server's own token opens a session that may change anything.
         """
-        if not self.sessions.is_open(session):
+        found = self.sessions.find(session)
+        if found is None:
             return None
-        token_id = self.sessions.token_id(session)
-        if token_id is None:
+        if found.token_id is None:
             return FULL_GRANT
-        grant = None if self.tokens is None else self.tokens.grant_by_id(token_id)
+        grant = None if self.tokens is None else self.tokens.grant_by_id(found.token_id)
         return None if grant is None else replace(grant, role=Role.READ)
 
     def set_cookie_header(self, text: str, *, is_secure: bool, instead_of: str = "") -> str:

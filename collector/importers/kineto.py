@@ -48,8 +48,17 @@ MAX_BYTES = 1 << 30
 MAX_RATIO = 100
 """Decompressed over compressed size; of a trace it is 10 to 20."""
 
+MAX_PARSED_RATIO = 20
+"""Memory of the parsed values over size of the text; of a trace it is some 5."""
+
+FREE_BYTES = 64 << 20
+"""Memory that a small file may take whatever its ratio: lists of ranks alone have a high one."""
+
 MAX_NS = 1 << 62
 MAX_RANKS = 1 << 20
+MAX_MEMBERS = 1 << 22
+"""Of the groups of one file, and of the different groups of all: 64 groups of 65,536 ranks. A group
+of all ranks, which lists none in the file, counts as many as any other."""
 
 STEP = re.compile(r"ProfilerStep#(\d{1,9})")
 BACKWARD_PREFIX = "autograd::engine::evaluate_function"
@@ -97,6 +106,7 @@ class Group(NamedTuple):
     name: str
     axis: str
     members: tuple[int, ...]
+    group_id: int
 
     @property
     def kind(self) -> SpanKind:
@@ -143,18 +153,26 @@ class RankTrace:
 
 
 def read_traces(files: Sequence[Path], run_id: str) -> Iterator[Process]:
-    """Yield the process of each rank, with its records.
+    """Yield the process of each rank, with its records, and with the groups of no process before.
 
     Raises:
-        TraceError: A file is no such trace, two have one rank, or a communication names no group.
+        TraceError: A file is no such trace, two have one rank, a communication names no group, or
+            the groups have more than `MAX_MEMBERS`.
     """
     seen: dict[int, Path] = {}
+    known: set[int] = set()
+    num_members = 0
     for path in files:
         trace = read_trace(path)
         if trace.rank in seen:
             raise TraceError(path, f"is of rank {trace.rank}, as is {seen[trace.rank]}")
         seen[trace.rank] = path
-        yield _to_process(trace, run_id)
+        process = _to_process(trace, run_id)
+        process.groups = {key: one for key, one in process.groups.items() if key not in known}
+        known |= process.groups.keys()
+        num_members += sum(len(members) for *_, members in process.groups.values())
+        _check_members(path, num_members)
+        yield process
 
 
 def read_trace(path: Path) -> RankTrace:
@@ -191,9 +209,12 @@ def _load(path: Path) -> dict[str, Any]:
                     text = unpacked.read(most + 1)
                 size = len(text)
             else:
-                most, text = MAX_BYTES, b"" if size > MAX_BYTES else file.read(MAX_BYTES)
+                most, text = MAX_BYTES, b"" if size > MAX_BYTES else file.read(size)
         if size > most:
             raise TraceError(path, f"has more than {most:,} bytes: profile fewer steps")
+        if _parsed_bytes(text) > max(MAX_PARSED_RATIO * size, FREE_BYTES):
+            reason = "has more values than a trace of its size: it is not from torch.profiler"
+            raise TraceError(path, reason)
         document = json.loads(text)
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise TraceError(path, f"is no JSON file that can be read ({error})") from None
@@ -202,23 +223,34 @@ def _load(path: Path) -> dict[str, Any]:
     return document
 
 
+def _parsed_bytes(text: bytes) -> int:
+    """Return about how much memory the values of a JSON text take."""
+    in_objects, in_lists, values = (text.count(each) for each in (b"{", b"[", b","))
+    return 2 * len(text) + 250 * in_objects + 90 * in_lists + 40 * values
+
+
 def _describe(path: Path, document: Event, about: Event) -> RankTrace:
     """Return the trace without its events.
 
     Raises:
         ValueError: A number is out of range. Other errors come from values of another type.
+        TraceError: The groups have more than `MAX_MEMBERS`.
     """
     rank, world_size = int(about["rank"]), int(about["world_size"])
     base_ns = int(document.get("baseTimeNanoseconds", 0))
     if not (0 <= rank < world_size <= MAX_RANKS and 0 <= base_ns < MAX_NS):
         raise ValueError(f"rank {rank} of {world_size}, base time {base_ns}")
     devices = document.get("deviceProperties") or [{}]
-    groups = {}
-    for each in about.get("pg_config") or ():
-        name, described = str(each["pg_name"]), str(each.get("pg_desc", ""))
-        members = tuple(sorted(map(int, each.get("ranks") or range(world_size))))
+    config = about.get("pg_config") or ()
+    _check_members(path, sum(len(each.get("ranks") or range(world_size)) for each in config))
+    groups, everyone = {}, tuple(range(world_size)) if config else ()
+    for each in config:
+        name, described = _text(each["pg_name"]), _text(each.get("pg_desc"))
+        members = tuple(sorted(map(int, each["ranks"]))) if each.get("ranks") else everyone
+        if not 0 <= members[0] <= members[-1] < world_size or len(set(members)) < len(members):
+            raise ValueError(f"members of group {name[:64]!r} of {world_size} ranks")
         axis = AXIS_OF_DESCRIPTION.get(described, described.removeprefix("mesh_"))
-        groups[name] = Group(name, axis, members)
+        groups[name] = Group(name, axis, members, make_group_id(name, members))
     if not {group.axis for group in groups.values()} & AXES:
         # Without a named axis, the job is data parallel over the group of all ranks.
         groups = {
@@ -229,34 +261,49 @@ def _describe(path: Path, document: Event, about: Event) -> RankTrace:
         path=path,
         rank=rank,
         world_size=world_size,
-        host=str(document.get("host_name", "")),
-        device=str(devices[0].get("name", "")),
+        host=_text(document.get("host_name")),
+        device=_text(devices[0].get("name")),
         base_ns=base_ns,
         groups=groups,
     )
 
 
+def _check_members(path: Path, num_members: int) -> None:
+    if num_members > MAX_MEMBERS:
+        reason = (
+            f"has process groups of {num_members:,} members, more than {MAX_MEMBERS:,}: remove"
+            " those that it does not use from the pg_config of its distributedInfo"
+        )
+        raise TraceError(path, reason)
+
+
+def _text(value: Any) -> str:  # noqa: ANN401  # of any JSON type
+    """Return a name or a number as text; "" of anything else."""
+    return str(value) if isinstance(value, str | int | float) else ""
+
+
 def _is_complete(event: Any) -> bool:  # noqa: ANN401  # of any JSON type
     """Return whether an event is an interval of time; absent arguments are added."""
-    try:
-        is_interval = event["ph"] == "X" and 0 <= 1000 * (event["ts"] + event["dur"]) < MAX_NS
-        names = event["name"], event.setdefault("cat", ""), str(event.get("tid", ""))
-        is_sound = isinstance(event.setdefault("args", {}), dict) and event["dur"] >= 0
-    except (TypeError, KeyError, AttributeError):
+    if not isinstance(event, dict) or event.get("ph") != "X":
         return False
-    return is_interval and is_sound and all(isinstance(name, str) for name in names)
+    times = event.get("ts"), event.get("dur")
+    if not all(isinstance(each, int | float) and 0 <= each < MAX_NS / 2000 for each in times):
+        return False
+    names = event.get("name"), event.setdefault("cat", "")
+    is_sound = isinstance(event.setdefault("args", {}), dict)
+    return is_sound and all(isinstance(name, str) for name in names)
 
 
 def _read_events(trace: RankTrace, events: list[Event]) -> None:
     trace.is_of_device = any(each["cat"] in KERNELS for each in events)
     launches = {
-        str(each["args"]["correlation"]): each
+        _text(each["args"]["correlation"]): each
         for each in events
         if each["cat"] in LAUNCHES and "correlation" in each["args"]
     }
     for event in events:
         if event["cat"] in KERNELS:
-            launch = launches.get(str(event["args"].get("correlation")), event)
+            launch = launches.get(_text(event["args"].get("correlation")), event)
             begin, end = _times(trace, event)
             work = Work(begin, end, _times(trace, launch)[0], _thread(launch), event)
             (trace.comm if COMM_KERNEL.match(event["name"]) else trace.compute).append(work)
@@ -295,7 +342,7 @@ def _times(trace: RankTrace, event: Event) -> tuple[int, int]:
 
 
 def _thread(event: Event) -> str:
-    return str(event.get("tid", ""))
+    return _text(event.get("tid"))
 
 
 def _outermost_operators(trace: RankTrace, events: Iterable[Event]) -> list[Work]:
@@ -330,7 +377,11 @@ def _covers(intervals: Sequence[tuple[int, ...]], at_ns: int) -> int:
 
 def _to_process(trace: RankTrace, run_id: str) -> Process:
     groups = trace.groups.values()
-    own = [AxisGroup(axis=one.axis, members=one.members) for one in groups if one.axis in AXES]
+    own = [
+        AxisGroup(axis=one.axis, members=one.members)
+        for one in groups
+        if one.axis in AXES and trace.rank in one.members
+    ]
     derived = derive_layout(own, rank=trace.rank, world_size=trace.world_size)
     process = Process(
         run_id=run_id,
@@ -343,10 +394,7 @@ def _to_process(trace: RankTrace, run_id: str) -> Process:
             "device": {"name": trace.device or None},
             "config": {"imported": "torch.profiler"},
         },
-        groups={
-            make_group_id(one.name, one.members): (str(one.kind), one.axis, one.members)
-            for one in groups
-        },
+        groups={one.group_id: (str(one.kind), one.axis, one.members) for one in groups},
     )
     phases = _find_phases(trace)
     process.records += _compute_records(trace, phases)
@@ -463,9 +511,9 @@ def _comm_records(trace: RankTrace) -> Iterator[Record]:
     for work, comm in _numbered_comm(trace):
         args = work.event["args"]
         step = trace.steps[_covers(trace.steps, work.launch_ns)][2]
-        name = str(args.get("Collective name") or work.event["name"].removeprefix(GLOO_PREFIX))
+        name = _text(args.get("Collective name")) or work.event["name"].removeprefix(GLOO_PREFIX)
         yield Record(
-            comm.kind, name, f"comm {args.get('stream', comm.axis)}", step, work.start_ns,
+            comm.kind, name, f"comm {_text(args.get('stream', comm.axis))}", step, work.start_ns,
             work.end_ns, flags, launch_ns=work.launch_ns, comm=comm,
         )  # fmt: skip
 
@@ -487,7 +535,7 @@ def _numbered_comm(trace: RankTrace) -> Iterator[tuple[Work, Comm]]:
         yield (
             work,
             Comm(
-                group_id=make_group_id(group.name, group.members),
+                group_id=group.group_id,
                 axis=group.axis,
                 kind=group.kind if ends is None else _p2p_kind(trace.rank, ends),
                 # The profiler begins in the same step on all ranks, not in the same call.
@@ -503,7 +551,7 @@ def _group_of(trace: RankTrace, args: dict[str, Any]) -> Group:
     name = args.get("Process Group Name")
     if name is None and len(trace.groups) == 1:  # gloo's events name none
         return next(iter(trace.groups.values()))
-    found = trace.groups.get(str(name))
+    found = trace.groups.get(_text(name))
     if found is None:
         reason = (
             "has a communication that names no known process group: profile with torch 2.4 or"
@@ -532,7 +580,7 @@ def _p2p_kind(rank: int, ends: tuple[int, int]) -> SpanKind:
 def _num_bytes(args: dict[str, Any]) -> int:
     """Return the bytes of the larger side; `NONE` if they are unknown."""
     sizes = [args.get(name) for name in ("In msg nelems", "Out msg nelems")]
-    element = ELEMENT_BYTES.get(str(args.get("dtype")))
+    element = ELEMENT_BYTES.get(_text(args.get("dtype")))
     known = [size for size in sizes if _is_count(size)]
     num = max(known) * element if known and element else NONE
     return num if num < MAX_NS else NONE

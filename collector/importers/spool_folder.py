@@ -87,7 +87,7 @@ class Process:
     """What its `manifest.json` has beside the identity."""
 
     groups: dict[int, tuple[str, str, tuple[int, ...]]]
-    """Kind, name and members by id."""
+    """Kind, name and members by id. It is enough if one process of a run has a group."""
 
     records: list[Record] = field(default_factory=list)
 
@@ -141,11 +141,10 @@ def write_process(spool: Path, process: Process) -> None:
     segment = header(SEGMENT_MAGIC, num)
     SEALED.pack_into(segment, SEALED_OFFSET, 1 + num)
     (folder / "seg-000000.rsp").write_bytes(segment + rows)
-    lines = [
-        {"group_id": f"{group_id:016x}", "kind": kind, "name": name, "members": members}
-        for group_id, (kind, name, members) in process.groups.items()
-    ]
-    (folder / GROUPS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with (folder / GROUPS_FILE).open("w") as file:
+        for group_id, (kind, name, members) in process.groups.items():
+            line = {"group_id": f"{group_id:016x}", "kind": kind, "name": name, "members": members}
+            file.write(json.dumps(line) + "\n")
     _write_json(folder / EXIT_FILE, {"state": "ended", "at_ns": end_ns})
 
 

@@ -13,14 +13,24 @@ if TYPE_CHECKING:
 DAY_S = 86_400
 
 
-def test_sessions_are_bounded_and_the_oldest_ends() -> None:
+def test_the_sessions_of_a_token_are_bounded_and_its_oldest_ends() -> None:
     sessions = Sessions()
-    oldest = sessions.open()
-    newest = [sessions.open() for _ in range(MAX_SESSIONS)][-1]
+    oldest = sessions.open("reader")
+    newest = [sessions.open("reader") for _ in range(MAX_SESSIONS)][-1]
 
-    assert not sessions.is_open(oldest)
-    assert sessions.is_open(newest)
+    assert sessions.find(oldest) is None
+    assert sessions.find(newest) is not None
     assert len(newest) >= 43  # 32 random bytes in base64
+
+
+def test_sign_ins_of_one_token_end_no_session_of_another() -> None:
+    sessions = Sessions()
+    operator, other = sessions.open(), sessions.open("other")
+    for _ in range(MAX_SESSIONS + 4):
+        sessions.open("reader")
+
+    assert sessions.find(operator) is not None
+    assert sessions.find(other) is not None
 
 
 def test_a_session_ends_on_request_and_after_a_week(clock: FakeClock) -> None:
@@ -29,11 +39,20 @@ def test_a_session_ends_on_request_and_after_a_week(clock: FakeClock) -> None:
     sessions.end(first)
     sessions.end("never opened")
 
-    assert not sessions.is_open(first)
+    assert sessions.find(first) is None
     clock.advance_s(7 * DAY_S - 1)
-    assert sessions.is_open(second)
+    assert sessions.find(second) is not None
     clock.advance_s(1)
-    assert not sessions.is_open(second)
+    assert sessions.find(second) is None
+
+
+def test_sessions_that_ended_by_age_are_forgotten(clock: FakeClock) -> None:
+    sessions = Sessions(monotonic_ns=clock)
+    sessions.open("revoked long ago")
+    clock.advance_s(7 * DAY_S)
+    sessions.open()
+
+    assert len(sessions._opened) == 1
 
 
 @pytest.fixture

@@ -67,8 +67,8 @@ def test_a_session_is_never_chosen_by_the_browser(client: Client, access: Access
     # THEN the session is a new one, and the attacker's is invalid
     given = SimpleCookie(answer.headers["set-cookie"])[COOKIE].value
     assert given != "planted"
-    assert access.sessions.is_open(given)
-    assert not access.sessions.is_open("planted")
+    assert access.sessions.find(given) is not None
+    assert access.sessions.find("planted") is None
 
 
 def test_a_new_login_ends_the_previous_session(client: Client, access: Access) -> None:
@@ -77,8 +77,8 @@ def test_a_new_login_ends_the_previous_session(client: Client, access: Access) -
 
     assert first is not None
     assert second is not None
-    assert not access.sessions.is_open(first)
-    assert access.sessions.is_open(second)
+    assert access.sessions.find(first) is None
+    assert access.sessions.find(second) is not None
 
 
 def test_a_stolen_cookie_is_invalid_after_the_logout(client: Client) -> None:

@@ -6,6 +6,7 @@ import gzip
 import json
 import subprocess
 import sys
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -305,6 +306,125 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path, document: Any, reason
     path.write_text(json.dumps(document))
 
     with pytest.raises(TraceError, match=reason):
+        list(read_traces([path], "run"))
+
+
+def with_groups(folder: Path, rank: int, world_size: int, config: list[dict[str, Any]]) -> Path:
+    """Write a trace of one step with these groups."""
+    trace = TraceBuilder(rank, world_size)
+    trace.step(0, 0, 100)
+    document = trace.document()
+    document["distributedInfo"]["pg_config"] = config
+    path = folder / f"rank{rank}.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def of_all_ranks(num: int, *, first: int = 0) -> list[dict[str, Any]]:
+    """Return groups of all ranks, which torch writes without their members."""
+    return [
+        {"pg_name": str(number), "pg_desc": "undefined", "ranks": []}
+        for number in range(first, first + num)
+    ]
+
+
+def test_the_groups_of_a_large_job_are_read_and_written_once(tmp_path: Path) -> None:
+    mine = {"pg_name": "tp", "pg_desc": "mesh_tp", "ranks": list(range(8))}
+    paths = [with_groups(tmp_path, rank, 16_384, [*of_all_ranks(60), mine]) for rank in (0, 1)]
+
+    first, second = read_traces(paths, "run")
+
+    assert sorted(len(members) for *_, members in first.groups.values()) == [8] + 60 * [16_384]
+    assert second.groups == {}
+
+
+def test_groups_of_too_many_members_are_refused_in_one_file_and_in_all(tmp_path: Path) -> None:
+    reason = "has process groups of 62,914,560 members, more than 4,194,304: remove those"
+    paths = [with_groups(tmp_path, 0, 1 << 20, of_all_ranks(60))]
+    with pytest.raises(TraceError, match=reason):
+        list(read_traces(paths, "run"))
+
+    paths = []
+    paths = [
+        with_groups(tmp_path, rank, 1 << 20, of_all_ranks(3, first=3 * rank)) for rank in (0, 1)
+    ]
+    with pytest.raises(TraceError, match=f"{paths[1].name}: has process groups of 6,291,456"):
+        list(read_traces(paths, "run"))
+
+
+@pytest.mark.parametrize("members", [[0, -1], [0, 4], [0, 0], [[0], [1]]])
+def test_members_that_are_no_ranks_of_the_job_are_refused(tmp_path: Path, members: Any) -> None:  # noqa: ANN401
+    config = [{"pg_name": "0", "ranks": members}]
+
+    with pytest.raises(TraceError, match="another distributedInfo"):
+        list(read_traces([with_groups(tmp_path, 0, 4, config)], "run"))
+
+
+def test_a_group_without_its_rank_is_no_part_of_the_layout(tmp_path: Path) -> None:
+    others = {"pg_name": "1", "pg_desc": "mesh_ep", "ranks": [1, 2]}
+    everyone = {"pg_name": "0", "pg_desc": "mesh_dp", "ranks": []}
+
+    (process,) = read_traces([with_groups(tmp_path, 0, 4, [everyone, others])], "run")
+
+    assert process.manifest["layout"]["dp"] == 4
+    assert process.manifest["layout"]["ep"] == 1
+
+
+DEEP: list[Any] = []
+for _ in range(300):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"ts": -1e30, "dur": 1e30},
+        {"ts": 10**400, "dur": 0.5},
+        {"ts": -(10**400), "dur": 10**400},
+        {"ts": 0, "dur": float("inf")},
+        {"ts": 0, "dur": float("nan")},
+        {"ts": 0, "dur": 10**17},
+        {"ts": 0, "dur": 1, "args": []},
+    ],
+    ids=range(7),
+)
+def test_an_event_without_times_is_left_out(tmp_path: Path, event: dict[str, Any]) -> None:
+    trace = one_step()
+    trace.events.append({"ph": "X", "cat": "", "name": "ProfilerStep#9", "args": {}, **event})
+
+    assert spans(read_one(trace, tmp_path), None) == [(0.0, 100.0)]
+
+
+@pytest.mark.parametrize("begin", [[0] * 100_000, "0" * 1_000_000], ids=["list", "text"])
+def test_a_time_of_another_type_is_not_multiplied(tmp_path: Path, begin: Any) -> None:  # noqa: ANN401
+    trace = one_step()
+    trace.events.append({"ph": "X", "cat": "", "name": "x", "ts": begin, "dur": type(begin)()})
+    path = trace.write(tmp_path)
+
+    tracemalloc.start()
+    list(read_traces([path], "run"))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak_bytes < 100_000_000
+
+
+def test_names_of_another_type_are_empty(tmp_path: Path) -> None:
+    trace = one_step()
+    for event in trace.events:
+        event["tid"] = DEEP
+        event["args"] |= {"stream": DEEP, "Collective name": DEEP, "dtype": DEEP}
+
+    process = read_one(trace, tmp_path)
+
+    assert of_kind(process, SpanKind.DP_COMM)[0].track == "comm "
+
+
+def test_a_text_of_more_values_than_a_trace_has_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "values.json"
+    path.write_bytes(b'{"traceEvents": [' + 500_000 * b"{}," + b"{}]}")
+
+    with pytest.raises(TraceError, match="more values than a trace of its size"):
         list(read_traces([path], "run"))
 
 
