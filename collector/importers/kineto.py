@@ -60,6 +60,9 @@ MAX_MEMBERS = 1 << 22
 """Of the groups of one file, and of the different groups of all: 64 groups of 65,536 ranks. A group
 of all ranks, which lists none in the file, counts as many as any other."""
 
+BEGIN_BYTES = 1 << 20
+RANK = re.compile(rb'"distributedInfo": \{[^{}\[\]]*"rank": (\d{1,9})')
+
 STEP = re.compile(r"ProfilerStep#(\d{1,9})")
 BACKWARD_PREFIX = "autograd::engine::evaluate_function"
 OPTIMIZER_PREFIX = "Optimizer.step#"
@@ -155,24 +158,48 @@ class RankTrace:
 def read_traces(files: Sequence[Path], run_id: str) -> Iterator[Process]:
     """Yield the process of each rank, with its records, and with the groups of no process before.
 
+    A profiler with a schedule writes a file for each window of steps; those of one rank are joined.
+
     Raises:
-        TraceError: A file is no such trace, two have one rank, a communication names no group, or
-            the groups have more than `MAX_MEMBERS`.
+        TraceError: A file is no such trace, two have the same step of one rank, a communication
+            names no group, or the groups have more than `MAX_MEMBERS`.
     """
-    seen: dict[int, Path] = {}
+    seen: dict[tuple[int, int], Path] = {}
     known: set[int] = set()
     num_members = 0
-    for path in files:
+    process: Process | None = None
+    for path in sorted(files, key=lambda path: (_find_rank(path), path)):
         trace = read_trace(path)
-        if trace.rank in seen:
-            raise TraceError(path, f"is of rank {trace.rank}, as is {seen[trace.rank]}")
-        seen[trace.rank] = path
-        process = _to_process(trace, run_id)
-        process.groups = {key: one for key, one in process.groups.items() if key not in known}
-        known |= process.groups.keys()
-        num_members += sum(len(members) for *_, members in process.groups.values())
+        for *_, step in trace.steps:
+            if (trace.rank, step) in seen:
+                other = seen[trace.rank, step]
+                raise TraceError(path, f"has step {step} of rank {trace.rank}, as has {other}")
+            seen[trace.rank, step] = path
+        window = _to_process(trace, run_id)
+        window.groups = {key: one for key, one in window.groups.items() if key not in known}
+        known |= window.groups.keys()
+        num_members += sum(len(members) for *_, members in window.groups.values())
         _check_members(path, num_members)
+        if process is not None and process.rank == window.rank:
+            process.records += window.records
+            process.groups |= window.groups
+            continue
+        if process is not None:
+            yield process
+        process = window
+    if process is not None:
         yield process
+
+
+def _find_rank(path: Path) -> int:
+    """Return the rank that the begin of a file names; `NONE` if it names none there."""
+    try:
+        with os.fdopen(open_regular_file(path), "rb") as file:
+            begin = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
+            found = RANK.search(begin.read(BEGIN_BYTES))
+    except (OSError, EOFError, zlib.error):
+        return NONE
+    return NONE if found is None else int(found[1])
 
 
 def read_trace(path: Path) -> RankTrace:

@@ -438,11 +438,30 @@ def test_a_text_that_is_no_json_and_a_small_file_of_much_text_are_refused(tmp_pa
             list(read_traces([path], "run"))
 
 
-def test_two_files_of_one_rank_and_an_unknown_group_are_refused(tmp_path: Path) -> None:
+def test_windows_of_a_rank_are_joined_wherever_their_files_are(tmp_path: Path) -> None:
+    paths = []
+    for step in (5, 15):
+        folder = tmp_path / f"step{step}"
+        folder.mkdir()
+        for rank in (0, 1):
+            trace = TraceBuilder(rank, 2)
+            trace.step(step, 0, 100)
+            add_step(trace, 10, reduced=60)
+            paths.append(trace.write(folder))
+
+    processes = list(read_traces(paths, "run"))
+
+    assert [process.rank for process in processes] == [0, 1]
+    for process in processes:
+        assert {record.step for record in process.records} == {5, 15}
+    assert [len(process.groups) for process in processes] == [1, 0]
+
+
+def test_two_files_of_one_step_and_an_unknown_group_are_refused(tmp_path: Path) -> None:
     path = one_step().write(tmp_path)
     again = tmp_path / "again.json"
     again.write_bytes(path.read_bytes())
-    with pytest.raises(TraceError, match="is of rank 0, as is"):
+    with pytest.raises(TraceError, match="of rank 0, as has"):
         list(read_traces([path, again], "run"))
 
     trace = one_step()
