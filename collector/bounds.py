@@ -58,6 +58,9 @@ class Bound:
     is_needed: bool = False
     """Whether a row without a valid value is left out."""
 
+    schema: Mapping[str, Any] | None = None
+    """The bound in JSON Schema, as far as it can be; None: that of the column's type."""
+
 
 def whole(low: int, high: int, *, unknown: int = NONE, is_needed: bool = False) -> Bound:
     """Return the bound of a whole number from ``low`` to ``high``."""
@@ -67,7 +70,8 @@ def whole(low: int, high: int, *, unknown: int = NONE, is_needed: bool = False) 
             return None
         return f"{_shown(value)} is no whole number from {low:,} to {high:,}"
 
-    return Bound(find_problem, unknown, is_needed)
+    schema = {"type": "integer", "minimum": low, "maximum": high}
+    return Bound(find_problem, unknown, is_needed, schema)
 
 
 def find_layout_problem(value: object) -> str | None:
@@ -162,19 +166,54 @@ RANK = whole(0, MAX_WORLD_SIZE - 1, is_needed=True)
 RANK_OR_NONE = whole(NONE, MAX_WORLD_SIZE - 1, is_needed=True)
 LOCAL = whole(NONE, MAX_WORLD_SIZE - 1)
 POSITION = whole(NONE, MAX_AXIS_SIZE - 1)
-FLOPS = Bound(_find_flops_problem)
-TIME = Bound(_find_time_problem)
+NULL = {"type": "null"}
+FLOPS = Bound(
+    _find_flops_problem,
+    schema={"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": MAX_FLOPS}, NULL]},
+)
+TIME = Bound(
+    _find_time_problem,
+    # A float of JSON Schema cannot hold the number before a power of two.
+    schema={"anyOf": [{"type": "integer", "minimum": 0, "exclusiveMaximum": MAX_INT64 + 1}, NULL]},
+)
+CREATED = Bound(_find_time_problem, 0, schema=TIME.schema)
+LAYOUT = Bound(
+    find_layout_problem,
+    {},
+    schema={
+        "type": "object",
+        "properties": {
+            axis: {"type": "integer", "minimum": 1, "maximum": MAX_AXIS_SIZE}
+            for axis in LAYOUT_AXES
+        },
+        "additionalProperties": False,
+    },
+)
+MEMBERS = Bound(
+    find_members_problem,
+    is_needed=True,
+    schema={
+        "type": "array",
+        "minItems": 1,
+        "items": {"type": "integer", "minimum": 0, "exclusiveMaximum": MAX_WORLD_SIZE},
+    },
+)
+KIND = Bound(
+    _find_kind_problem,
+    is_needed=True,
+    schema={"type": "string", "pattern": f"^(?!{OWN_KINDS})"},
+)
 DOCUMENT = Bound(find_document_problem, "")
 MANIFEST = Bound(_find_manifest_problem, "")
 
 BOUNDS: dict[str, dict[str, Bound]] = {
     "runs": {
         "epoch": EPOCH,
-        "created_ns": TIME,
+        "created_ns": CREATED,
         "started_ns": TIME,
         "ended_ns": TIME,
         "world_size": whole(1, MAX_WORLD_SIZE, unknown=0),
-        "layout": Bound(find_layout_problem, {}),
+        "layout": LAYOUT,
         "model": DOCUMENT,
         "flops_per_token": FLOPS,
         "paced": DOCUMENT,
@@ -189,11 +228,11 @@ BOUNDS: dict[str, dict[str, Bound]] = {
         "started_ns": TIME,
         "exit_ns": TIME,
     },
-    "groups": {"epoch": EPOCH, "members": Bound(find_members_problem, is_needed=True)},
+    "groups": {"epoch": EPOCH, "members": MEMBERS},
     "events": {
         "epoch": EPOCH,
         "rank": RANK_OR_NONE,
-        "kind": Bound(_find_kind_problem, is_needed=True),
+        "kind": KIND,
         "data": MANIFEST,
     },
     "heartbeats": {

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..bounds import find_problems
+from ..bounds import BOUNDS, find_problems
 from ..errors import RunNameError, WireError
 from ..identity import MAX_INT64, RUN_NAME, check_run_name
 from ..names import storable_name
@@ -288,7 +288,9 @@ def request_schema(table: str) -> dict[str, Any]:
     row = {
         "type": "object",
         "required": list(known.identity),
-        "properties": {name: check.schema for name, check in columns.items()},
+        "properties": {
+            name: _schema_of(table, name) or check.schema for name, check in columns.items()
+        },
     }
     return {
         "type": "object",
@@ -298,6 +300,11 @@ def request_schema(table: str) -> dict[str, Any]:
             "rows": {"type": "array", "maxItems": MAX_ROWS, "items": row},
         },
     }
+
+
+def _schema_of(table: str, column: str) -> Mapping[str, Any] | None:
+    bound = BOUNDS.get(table, {}).get(column)
+    return None if bound is None else bound.schema
 
 
 def runs_of(rows: list[Row]) -> set[str]:

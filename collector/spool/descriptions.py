@@ -74,16 +74,16 @@ def run_row(
         created_ns: Unix time at which the store first received data of the run.
         ended_ns: Unix time at which the last process ended; None while one runs.
     """
-    declared, _ = keep_valid("runs", _declared_run(files))
-    return {
+    row = {
         "run_id": files.run_id,
         "epoch": files.epoch,
         "created_ns": created_ns,
         "ended_ns": ended_ns,
         "state": run_state(states),
         "source_format": "rankscope",
-        **(declared or {}),
+        **_declared_run(files),
     }
+    return keep_valid("runs", row)[0] or row
 
 
 def _declared_run(files: ProcessFiles) -> Row:

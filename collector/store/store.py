@@ -288,13 +288,6 @@ class Store:
             raise StoreQueryError(_first_line(error), code=error.code) from error
         return int(json.loads(data)["version"])
 
-    def answers(self) -> bool:
-        """Return whether the engine answers a trivial statement."""
-        try:
-            return bool(self.rows("SELECT 1 AS one"))
-        except StoreError:
-            return False
-
     def close(self) -> None:
         """Close every thread's client and release the embedded store. May be repeated."""
         with self._lock:

@@ -71,7 +71,7 @@ class AlertWatch:
         self.alerting = alerting
         """Raises and sends."""
 
-        self._failures = failures or RunFailures(does_store_answer=store.answers)
+        self._failures = failures or RunFailures(store)
         self._checks = checks
         self._unix_ns = unix_ns
         self._watched_ns = 0

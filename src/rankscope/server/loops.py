@@ -16,7 +16,7 @@ from rankscope.collector.spool.descriptions import RUNNING
 from ..errors import find_exit_code
 from ..memory import release_memory
 from ..terminal import lines as terminal
-from .run_failures import ANALYSED, RunFailures, describe_failure, raise_common
+from .run_failures import ANALYSED, describe_failure, raise_common
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .alerting import Alerting
     from .finding_tracker import LiveFindings
     from .reports import Reports
-    from .run_failures import Caught
+    from .run_failures import Caught, RunFailures
 
 TAIL_PAUSE_S = 1.0
 """Many small inserts cost the engine more than a few large ones: fsyncs now, merges later."""
@@ -184,7 +184,7 @@ class LiveAnalysis:
         findings: LiveFindings,
         *,
         before: Iterable[RunSummary],
-        failures: RunFailures | None = None,
+        failures: RunFailures,
         num_signs: Mapping[str, int] = NO_SIGNS,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -193,7 +193,7 @@ class LiveAnalysis:
         self._signs: dict[str, tuple[int, int]] = {}
         """Number of signs of each run, and when it was first seen."""
 
-        self._failures = failures or RunFailures(does_store_answer=lambda: True)
+        self._failures = failures
         self._reports = reports
         self._alerting = alerting
         self._findings = findings

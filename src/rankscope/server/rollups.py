@@ -126,7 +126,7 @@ class Rollups:
         self._max_whole_spans = max_whole_spans
         self._batch_spans = batch_spans
         self._say = say
-        self._failures = failures or RunFailures(does_store_answer=store.answers, say=say)
+        self._failures = failures or RunFailures(store, say=say)
         self._served_ns: dict[str, int] = {}
         self._skipped_runs: set[str] = set()
         self._source = StoreSource(store)

@@ -20,6 +20,8 @@ from ..terminal import lines as terminal
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
+    from rankscope.collector.store.store import Store
+
 ANALYSED = "analysed"
 ROLLED_UP = "rolled up"
 WATCHED = "watched for alerts"
@@ -30,15 +32,12 @@ class RunFailures:
     """The failures of the runs of a store, as of now.
 
     Args:
-        does_store_answer: Returns whether a trivial statement succeeds. If it does not, a failure
-            of the store concerns all runs.
+        store: If it does not answer a trivial statement, its failure concerns all runs.
         say: Logs a line. None: `terminal.lines.say`.
     """
 
-    def __init__(
-        self, *, does_store_answer: Callable[[], bool], say: Callable[[str], None] | None = None
-    ) -> None:
-        self._does_store_answer = does_store_answer
+    def __init__(self, store: Store, *, say: Callable[[str], None] | None = None) -> None:
+        self._store = store
         self._say = say or terminal.say
         self._lock = threading.Lock()
         self._texts: dict[tuple[str, str], str] = {}
@@ -81,6 +80,12 @@ class RunFailures:
         """Forget all other runs, because they are no longer in the store."""
         with self._lock:
             self._texts = {key: text for key, text in self._texts.items() if key[0] in run_ids}
+
+    def _does_store_answer(self) -> bool:
+        try:
+            return bool(self._store.rows("SELECT 1 AS one"))
+        except StoreError:
+            return False
 
     def _record(self, run_id: str, what: str, error: Exception) -> None:
         text = f"not {what}: {describe_failure(error)}"

@@ -162,7 +162,7 @@ def serve_store(options: ServeOptions) -> None:
         before = StoreSource(store).runs()
         owner = owner_name(options.spool_owner) if options.spool_owner else SERVER
         deletions, writer = Deletions(store), StoreWriter(store, owner=owner)
-        failures = RunFailures(does_store_answer=store.answers)
+        failures = RunFailures(store)
         tail = (
             None
             if options.spool is None
@@ -262,7 +262,7 @@ def serve_opened(  # noqa: PLR0913, PLR0915  # the parts of a server
     from .served_report import report_router
 
     access = Access(port=endpoint.port, tokens=_open_tokens(), proxy=proxy)
-    failures = failures or RunFailures(does_store_answer=store.answers)
+    failures = failures or RunFailures(store)
     log = log or Log()
     log.hide(access.token)
     source = StoreSource(store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -69,6 +70,9 @@ def tokens(folder: Path) -> tuple[TokenFile, dict[str, str]]:
     return book, {"own": OWN, "unknown": f"rst_0123456789ab_{'A' * 43}", "none": "", **shown}
 
 
+UNDESCRIBED = re.compile("document|is no object|product of the axes|beyond the world size")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sort", SORTS)
 def test_no_generated_request_causes_a_server_error(
@@ -109,7 +113,9 @@ def test_no_generated_request_causes_a_server_error(
                 )
                 assert answer.status_code < 500 or answer.status_code == 503
                 if sort == "own" and case.path.startswith("/v1/rows/"):
-                    assert answer.status_code == 200, answer.text  # a described request is accepted
+                    # A described request is accepted; a schema cannot bound these.
+                    is_bound = answer.status_code == 422 and UNDESCRIBED.search(answer.text)
+                    assert answer.status_code == 200 or is_bound, answer.text
                 if sort in INVALID and case.path not in {"/healthz", "/readyz"}:
                     assert answer.status_code in {401, 429}
 

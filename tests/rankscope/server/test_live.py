@@ -14,6 +14,7 @@ from rankscope.analysis.trace.tables import RunSummary
 from rankscope.collector.errors import StoreQueryError
 from rankscope.collector.read.alerts import read_alerts
 from rankscope.collector.read.findings import read_findings
+from rankscope.collector.store.store import open_store
 from rankscope.server.alerting import Alerting
 from rankscope.server.finding_tracker import LiveFindings
 from rankscope.server.loops import MIN_PAUSE_NS, NO_SIGNS, LiveAnalysis
@@ -26,6 +27,7 @@ from tests.support.analysis.training import Training
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -152,7 +154,7 @@ def serve(
         alerting,
         findings,
         before=before,
-        failures=failures,
+        failures=failures or RunFailures(store),
         num_signs=num_signs,
         monotonic_ns=clock,
     )
@@ -290,10 +292,12 @@ def test_a_statement_that_fails_for_one_run_is_tried_again_and_stops_no_other(
 
 
 def test_a_store_that_does_not_answer_is_no_failure_of_one_run(
-    empty_store: Store, whole: Source
+    empty_store: Store, whole: Source, tmp_path: Path
 ) -> None:
     job = WithBrokenRun(whole, failure=StoreQueryError("no answer"), newest=3)
-    server = serve(empty_store, job, failures=RunFailures(does_store_answer=lambda: False))
+    with open_store(f"chdb://{tmp_path / 'other'}") as closed:
+        pass
+    server = serve(empty_store, job, failures=RunFailures(closed))
 
     with pytest.raises(StoreQueryError):
         server.advance(3)
