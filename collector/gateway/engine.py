@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .allowlist import SELECT_COMBINATORS, SELECT_FUNCTIONS, allowed_functions
 from .errors import MEMORY_LIMIT_EXCEEDED, TIMEOUT_EXCEEDED, TOO_MANY_QUERIES, QueryError
 from .session import ReadOnlySession, purge_engine
-from .settings import VALUES, QueryLimits, choose_settings, resident_bytes
+from .settings import VALUES, QueryLimits, choose_settings, machine_bytes, resident_bytes
 from .statement import check_statement
 
 if TYPE_CHECKING:
@@ -203,12 +203,12 @@ class QueryEngine:
 
     Args:
         path: Folder of the store.
-        limits: Limits of statements.
+        limits: Limits of statements. None: those that fit the memory of the machine or cgroup.
     """
 
     def __init__(self, path: Path, limits: QueryLimits | None = None) -> None:
         self._path = path
-        self._limits = limits or QueryLimits()
+        self._limits = limits or QueryLimits.fitting(machine_bytes())
         self._workers = Workers(self._limits.max_running, name="query")
         self._lock = threading.RLock()  # a result's finalizer may run while this thread holds it
         self._num_present = 0
@@ -302,6 +302,7 @@ class QueryEngine:
         deadline: _Deadline,
     ) -> QueryResult:
         deadline.started_s = time.monotonic()
+        self._check_held()  # results of those before it, for which it has waited
         parser = self._parser()
         statement = check_statement(
             request.text,
@@ -339,12 +340,16 @@ class QueryEngine:
         with self._lock:
             if self._is_closed or self._num_present >= limit:
                 raise QueryError(TOO_MANY_QUERIES, f"{limit} statements run or wait: try again")
-            if self._held_bytes >= self._limits.max_held_bytes:
-                raise QueryError(TOO_MANY_QUERIES, "too many unfetched results: try again")
+            self._check_held()
             self._num_present += 1
             running = self._workers.submit(lambda: self._answer(request, settings, mark, deadline))
         running.add_done_callback(self._count_finished)
         return running
+
+    def _check_held(self) -> None:
+        with self._lock:
+            if self._held_bytes >= self._limits.max_held_bytes:
+                raise QueryError(TOO_MANY_QUERIES, "too many unfetched results: try again")
 
     def _count_finished(self, _: Future[QueryResult]) -> None:
         with self._lock:

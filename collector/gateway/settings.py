@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from .errors import BAD_ARGUMENTS, QueryError, refused
 
@@ -23,23 +23,14 @@ CGROUP_LIMITS = {
 
 Source: cgroups(7); the kernel's cgroup-v1/memory and cgroup-v2."""
 
-MACHINE_SHARE = 7 / 8
-"""Share of the machine's memory, or of the cgroup's, that the server may use while statements run.
-The rest is for what grows between two checks."""
-
-MAX_RESIDENT_BYTES = 7 * GIB
-"""The limit of the engine (`collector.store.store.ENGINE_OPTIONS`), and the rest of the server."""
+SEVERAL_BYTES = 16 * GIB
+"""Memory from which on statements run beside each other."""
 
 
 def resident_bytes() -> int:
     """Return the resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def default_resident_bytes() -> int:
-    """Return the resident memory above which statements are ended."""
-    return min(MAX_RESIDENT_BYTES, int(machine_bytes() * MACHINE_SHARE))
 
 
 def machine_bytes() -> int:
@@ -76,8 +67,26 @@ class QueryLimits:
     max_held_bytes: int = 2 * GIB
     """Size of results that clients have not fetched yet. Beyond it, statements are refused."""
 
-    max_resident_bytes: int = field(default_factory=default_resident_bytes)
-    """Resident memory of the whole server. Beyond it, running statements are ended."""
+    max_resident_bytes: int = 7 * GIB
+    """Resident memory of the whole server: the engine's limit, and the rest. Beyond it, running
+    statements are ended."""
+
+    @classmethod
+    def fitting(cls, memory_bytes: int) -> Self:
+        """Return the limits of a server that has this much memory, at most the defaults.
+
+        All running statements together have a quarter, results that are held an eighth. The rest
+        is for ingest, pages, analyses, compressed copies of results, and what a statement takes
+        beyond its limit.
+        """
+        most = cls()
+        num_running = most.max_running if memory_bytes >= SEVERAL_BYTES else 1
+        return cls(
+            max_memory_bytes=min(most.max_memory_bytes, memory_bytes // 4 // num_running),
+            max_running=num_running,
+            max_held_bytes=min(most.max_held_bytes, memory_bytes // 8),
+            max_resident_bytes=min(most.max_resident_bytes, memory_bytes // 8 * 7),
+        )
 
     def settings(self) -> dict[str, int | str]:
         """Return the engine's settings of each statement."""

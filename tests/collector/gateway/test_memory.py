@@ -46,6 +46,49 @@ def test_a_statement_is_ended_while_the_server_uses_too_much_memory(store: Store
     engine.close()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT number, count() FROM numbers(1000000000) GROUP BY number FORMAT Null",
+        "SELECT count() FROM numbers(1000000000) AS a JOIN numbers(1000000000) AS b USING (number)",
+        "SELECT groupArray(number) FROM numbers(1000000000) FORMAT Null",
+        "SELECT number FROM numbers(1000000000) ORDER BY cityHash64(number) FORMAT Null",
+        "SELECT DISTINCT number FROM numbers(1000000000) FORMAT Null",
+        "SELECT sum(number) OVER (ORDER BY number) FROM numbers(1000000000) FORMAT Null",
+        "SELECT 1 IN (SELECT number FROM numbers(1000000000))",
+    ],
+)
+def test_statements_of_a_small_server_end_within_their_share_of_its_memory(
+    store: Store, text: str
+) -> None:
+    # GIVEN an engine with the limits of a server that has 1 GiB in all
+    assert store.path is not None
+    limits = replace(
+        QueryLimits.fitting(1024 * MIB), max_resident_bytes=QueryLimits().max_resident_bytes
+    )
+    engine = QueryEngine(store.path, limits)
+    purge_engine(store.path)
+    before = peak = resident_bytes()
+
+    # WHEN two statements at once would take tens of them
+    async def crowd() -> list[object]:
+        nonlocal peak
+        asked = asyncio.gather(
+            *(engine.answer(QueryRequest(text=text)) for _ in range(2)), return_exceptions=True
+        )
+        while not asked.done():
+            peak = max(peak, resident_bytes())
+            await asyncio.sleep(0.01)
+        return list(await asked)
+
+    found = asyncio.run(crowd())
+    engine.close()
+
+    # THEN both are ended at their own limits, and the server, which takes 170 MiB, would live
+    assert [getattr(one, "code", None) for one in found] == [241, 241]
+    assert peak - before < 768 * MIB
+
+
 def test_memory_that_the_engine_keeps_for_reuse_ends_no_statement(store: Store, ask: Ask) -> None:
     # GIVEN an engine that has freed much memory, and whose limit is below what it keeps
     assert store.path is not None

@@ -9,10 +9,17 @@ import pytest
 
 from rankscope.collector.gateway.engine import QueryEngine, QueryRequest
 from rankscope.collector.gateway.errors import QueryError
-from rankscope.collector.gateway.settings import QueryLimits, choose_settings
+from rankscope.collector.gateway.settings import (
+    CGROUP_LIMITS,
+    GIB,
+    QueryLimits,
+    choose_settings,
+    machine_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from rankscope.collector.store.store import Store
     from tests.collector.gateway.conftest import Ask
@@ -157,6 +164,47 @@ def test_unfetched_results_block_other_statements_until_released(
     del held
     # The worker thread may still refer to the result for a moment.
     assert once_let_go(small, "SELECT 1") == b"1\n"
+
+
+def test_unfetched_results_of_others_block_statements_that_have_waited_for_them(
+    store: Store,
+) -> None:
+    assert store.path is not None
+    engine = QueryEngine(store.path, replace(LIMITS, max_waiting=3))
+    request = QueryRequest(text="SELECT repeat('x', 10) FROM numbers(100)")
+
+    async def crowd() -> list[object]:
+        asked = (engine.answer(request) for _ in range(4))
+        return list(await asyncio.gather(*asked, return_exceptions=True))
+
+    found = asyncio.run(crowd())
+    engine.close()
+    refused = [one for one in found if isinstance(one, QueryError)]
+    assert [one.status for one in refused] == [503] * 3
+
+
+@pytest.mark.parametrize("gib", [0.5, 1, 2, 4, 8, 15, 16, 24, 512])
+def test_the_limits_fit_the_memory_and_are_at_most_the_usual_ones(gib: float) -> None:
+    memory_bytes, most = int(gib * GIB), QueryLimits()
+    found = QueryLimits.fitting(memory_bytes)
+
+    assert found.max_running * found.max_memory_bytes <= memory_bytes / 4
+    assert found.max_held_bytes <= memory_bytes / 8
+    assert found.max_resident_bytes <= memory_bytes * 7 / 8
+    assert found.max_memory_bytes <= most.max_memory_bytes
+    assert (found == most) == (gib >= 20)
+
+
+def test_the_memory_is_that_of_the_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = machine_bytes()
+    for controllers, (_, name) in CGROUP_LIMITS.items():
+        monkeypatch.setitem(CGROUP_LIMITS, controllers, (tmp_path, name))
+        (tmp_path / name).write_text("max\n")
+    assert machine_bytes() >= whole
+
+    for _, name in CGROUP_LIMITS.values():
+        (tmp_path / name).write_text(f"{whole // 3}\n")
+    assert machine_bytes() == whole // 3
 
 
 def test_rows_that_are_stored_twice_are_read_once(store: Store, ask: Ask) -> None:
