@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from ..errors import StoreError, StoreHeldError, StoreVersionError
 from ..store.location import EmbeddedLocation, parse_store_url, read_server_file
 from ..store.migrations import known_migrations
-from ..store.store import Store, open_store
+from ..store.store import MAX_ERROR_CHARS, Store, open_store
 from ..timed_connection import TimedConnection
 
 if TYPE_CHECKING:
@@ -130,6 +130,9 @@ class ServedStore(Store):
                 " this one"
             )
 
+    def _forget_client(self) -> None:
+        """Keep it: each of its statements has an answer of its own."""
+
     def _refuse(self) -> NoReturn:
         raise StoreError(
             f"the store {self.url} is read through the server {self.server.url},"
@@ -139,6 +142,7 @@ class ServedStore(Store):
     def _connect(self) -> Client:
         import clickhouse_connect
 
+        clickhouse_connect.common.set_setting("max_error_size", MAX_ERROR_CHARS)
         parts = urlsplit(self.server.url)
         return clickhouse_connect.get_client(
             host=parts.hostname or "",
