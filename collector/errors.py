@@ -72,6 +72,25 @@ class StoreQueryError(StoreError):
         self.code = code
 
 
+class StoreDamagedError(StoreQueryError):
+    """A part of a table has other bytes than were written, so its rows can't be read.
+
+    Args:
+        table: Name of the table.
+        part: Folder of the part.
+        store: Folder or URL of the store.
+        reason: What the engine found.
+        code: The engine's error code.
+    """
+
+    def __init__(self, *, table: str, part: str, store: str, reason: str, code: int | None) -> None:
+        super().__init__(
+            f"table {table} of the store {store} has a damaged part at {part} ({reason}): restore"
+            " the store from a backup, and check the disk",
+            code=code,
+        )
+
+
 class RunNameError(CollectorError):
     """The name is not allowed for a run: it must be safe in a URL."""
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from contextlib import closing
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
 from ..errors import StoreError, StoreHeldError, StoreVersionError
 from ..store.location import EmbeddedLocation, parse_store_url, read_server_file
 from ..store.migrations import known_migrations
-from ..store.store import Store, open_store
+from ..store.store import MAX_ERROR_CHARS, Store, open_store
+from ..timed_connection import TimedConnection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -80,10 +81,7 @@ def _answers(server: ServerFile) -> bool:
     Checked before the driver connects, because the driver logs its failures.
     """
     try:
-        parts = urlsplit(server.url)
-        connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        connection = connect(parts.hostname or "", parts.port, timeout=CONNECT_S)
-        with closing(connection):
+        with closing(TimedConnection(server.url, timeout_s=CONNECT_S)) as connection:
             connection.request("GET", "/ping", headers={"Authorization": f"Bearer {server.token}"})
             answer = connection.getresponse()
             return answer.status == HTTPStatus.OK and answer.read(len(PONG)) == PONG
@@ -132,6 +130,9 @@ class ServedStore(Store):
                 " this one"
             )
 
+    def _forget_client(self) -> None:
+        """Keep it: each of its statements has an answer of its own."""
+
     def _refuse(self) -> NoReturn:
         raise StoreError(
             f"the store {self.url} is read through the server {self.server.url},"
@@ -141,6 +142,7 @@ class ServedStore(Store):
     def _connect(self) -> Client:
         import clickhouse_connect
 
+        clickhouse_connect.common.set_setting("max_error_size", MAX_ERROR_CHARS)
         parts = urlsplit(self.server.url)
         return clickhouse_connect.get_client(
             host=parts.hostname or "",

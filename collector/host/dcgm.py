@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 
 from ..errors import CollectorError
+from ..timed_connection import TimedConnection
 from .gpu import IDLE_REASON, plain_uuid
 from .sample import Sample, SourceAbsentError
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 MAX_BODY_BYTES = 4 << 20
 MAX_LINES = 50_000
 MAX_LINE_BYTES = 4096
-TIMEOUT_S = 0.5
+TIMEOUT_S = 1.0
 HTTP_OK = 200
 METRIC_PREFIX = b"DCGM_"
 
@@ -73,7 +74,7 @@ class DcgmSource:
         url: URL of the exporter's page (``http://127.0.0.1:9400/metrics``). Redirects are not
             followed.
         local_rank_of: Returns the local rank of each device by `plain_uuid`, as for `GpuSource`.
-        timeout_s: Timeout of the connection and of each read.
+        timeout_s: Time for one reading, from connecting to the last byte.
 
     Raises:
         DcgmError: The URL is not http or https.
@@ -118,9 +119,7 @@ class DcgmSource:
 
     def _fetch(self) -> bytes:
         parts = self._parts
-        is_https = parts.scheme == "https"
-        kind = http.client.HTTPSConnection if is_https else http.client.HTTPConnection
-        connection = kind(parts.hostname or "", parts.port, timeout=self._timeout_s)
+        connection = TimedConnection(parts.geturl(), timeout_s=self._timeout_s)
         try:
             connection.request("GET", parts.path or "/metrics", headers={"user-agent": "rankscope"})
             response = connection.getresponse()

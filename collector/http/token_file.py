@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import re
-import secrets
 import stat
 import time
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import TokenFileError
+from ..new_file import new_file
 from .tokens import TOKEN_FORM, Grant, Role, TokenRecord, TokenSet
 
 if TYPE_CHECKING:
@@ -84,18 +84,10 @@ def _check_private(path: Path, found: os.stat_result) -> None:
 
 def write_private(path: Path, content: bytes) -> None:
     """Replace a file atomically and durably. Only its owner can read it."""
-    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(scratch, flags, OWNER_ONLY)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(descriptor)
-        scratch.replace(path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
+    with new_file(path, mode=OWNER_ONLY) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ..errors import CollectorError
+from ..timed_connection import TimedConnection
 from .receiver import RETRY_DELAYS_S, TIMEOUT_S, Answer, Receiver
 from .webhook_address import (
     AddressRefusedError,
-    PinnedConnection,
-    PinnedTlsConnection,
     check_addresses,
     is_obscured_address,
     resolve_host,
@@ -69,7 +68,8 @@ class Webhook(Receiver):
         url: ``https`` URL, or ``http`` for internal addresses. Redirects are not followed. A URL
             that ends in ``/api/v2/alerts`` is an Alertmanager's and gets alerts in its form.
         is_internal: Whether the host may have an internal address although its name is public.
-        timeout_s: Timeout of the connection and of each read.
+        timeout_s: Time for one attempt, from connecting to the last header of the answer. The name
+            is resolved before, within the resolver's own time.
         retry_delays_s: Pauses before each retry after no answer, status 429, or 500 and above.
             Any other status that is not a success is final.
         name: Its name.
@@ -108,6 +108,7 @@ class Webhook(Receiver):
         self._is_https = parts.scheme == "https"
         self._is_inside = is_internal
         self._resolve = resolve
+        self._url = url
         self._host = parts.hostname
         self._port = port or (443 if self._is_https else 80)
         try:
@@ -135,8 +136,7 @@ class Webhook(Receiver):
             return Answer(is_delivered=False, is_final=True, text=f"not sent: {error}")
         except OSError as error:
             return _unanswered(error)
-        kind = PinnedTlsConnection if self._is_https else PinnedConnection
-        connection = kind(self._host, self._port, address=address, timeout_s=self._timeout_s)
+        connection = TimedConnection(self._url, timeout_s=self._timeout_s, address=address)
         headers = {"content-type": "application/json", "user-agent": "rankscope"}
         try:
             connection.request("POST", self._target, body, headers | self._signature(body))

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-import ssl
-from http.client import HTTPConnection, HTTPSConnection
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -114,32 +112,6 @@ def is_obscured_address(host: str) -> bool:
     last = host.rstrip(".").rpartition(".")[2].lower()
     is_number = last.isdigit() or last.startswith("0x")
     return is_number and _plain(host) is None
-
-
-class PinnedConnection(HTTPConnection):
-    """HTTP connection to a given address, even if the host resolves to another by now."""
-
-    def __init__(self, host: str, port: int, *, address: str, timeout_s: float) -> None:
-        super().__init__(host, port, timeout=timeout_s)
-        self._address = address
-
-    def connect(self) -> None:
-        """Connect to the address."""
-        self.sock = socket.create_connection((self._address, self.port), self.timeout)
-
-
-class PinnedTlsConnection(HTTPSConnection):
-    """HTTPS connection to a given address. The certificate must be valid for the host's name."""
-
-    def __init__(self, host: str, port: int, *, address: str, timeout_s: float) -> None:
-        self._tls = ssl.create_default_context()
-        super().__init__(host, port, timeout=timeout_s, context=self._tls)
-        self._address = address
-
-    def connect(self) -> None:
-        """Connect to the address, with a TLS handshake for the name."""
-        plain = socket.create_connection((self._address, self.port), self.timeout)
-        self.sock = self._tls.wrap_socket(plain, server_hostname=self.host)
 
 
 def _plain(host: str) -> Address | None:

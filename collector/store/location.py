@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from rankscope.tracer.spool import read_regular_file
 
 from ..errors import StoreUrlError
+from ..new_file import new_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -169,16 +170,9 @@ def write_server_file(store_path: Path, *, url: str, token: str | None = None) -
         OSError: The file cannot be written, for instance because the disk is full.
     """
     target = store_path / SERVER_FILE
-    scratch = target.with_suffix(f".{os.getpid()}.tmp")
     document = json.dumps({"pid": os.getpid(), "url": url, "token": token})
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(document)
-        scratch.replace(target)
-    except OSError:
-        scratch.unlink(missing_ok=True)
-        raise
+    with new_file(target, mode=0o600) as file:
+        file.write(document.encode())
     return target
 
 

@@ -14,16 +14,18 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import stat
 import sys
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 from weakref import WeakSet
 
 from ..errors import (
     StoreClosedError,
+    StoreDamagedError,
     StoreError,
     StoreHeldError,
     StoreQueryError,
@@ -42,12 +44,12 @@ from .location import (
 from .migrations import CREATE_VERSION_TABLE, SELECT_VERSION, known_migrations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
     from pathlib import Path
-    from types import TracebackType
 
     import pyarrow as pa
     from clickhouse_connect.driver.client import Client
+    from clickhouse_connect.driver.exceptions import ClickHouseError
 
     from ..identity import Row
 
@@ -115,6 +117,15 @@ WHERE database = currentDatabase() AND startsWith(reason, 'broken')
 GROUP BY table ORDER BY table
 """
 
+DAMAGE_CODES = frozenset({32, 33, 39, 40, 74, 246, 271, 432})
+"""Codes of the engine for bytes that it can't read or that are not those that it wrote, among them
+CANNOT_READ_ALL_DATA (33), CHECKSUM_DOESNT_MATCH (40), CORRUPTED_DATA (246)."""
+
+DAMAGED_PART = re.compile(r"while reading from part (\S+) in table \S*?([^\s.`]+)`? \(")
+ENGINE_REASON = re.compile(r"DB::Exception: (.+?)(?:\. |\.?: While |$)")
+MAX_ERROR_CHARS = 4096
+"""Of an error that the driver passes on. By default it cuts off the name of a damaged part."""
+
 NO_ANSWER = "the store's server does not answer"
 
 RETRY_DELAYS_S = (0.5, 1.0, 2.0, 4.0)
@@ -154,7 +165,8 @@ class Store:
     forked child can't use it and must open its own.
 
     Statements take bound parameters in ClickHouse's form, ``{run_id:String}``. Every method raises
-    `StoreQueryError` if the engine refuses a statement, and `StoreClosedError` after `close`.
+    `StoreQueryError` if the engine refuses a statement, `StoreDamagedError` if a part of a table
+    can't be read, and `StoreClosedError` after `close`.
 
     Args:
         url: URL of the store, as `open_store` takes it.
@@ -224,7 +236,7 @@ class Store:
                 with closing(cast("IO[bytes]", answer)) as stream:
                     yield stream
 
-        with _translated_errors(), closing(results()) as streams:
+        with self._translated_errors(), closing(results()) as streams:
             found = read_native_blocks(streams, num_rows=num_rows)
         # An empty result has no block, so its columns' names are unknown.
         return found if found.num_columns else self.arrow(sql, *parameters[:1])
@@ -237,7 +249,7 @@ class Store:
         client = self._client()
         for rewritten in self._statements.rewrite(sql, parameters):
             statement = rewritten.sql
-            with _translated_errors():
+            with self._translated_errors():
                 client.command(statement, parameters=_plain(rewritten.parameters))
 
     def local_table(self, table: str) -> str:
@@ -250,7 +262,7 @@ class Store:
     def insert_arrow(self, table: str, rows: pa.Table) -> None:
         """Insert columns by name. Returns when they are on disk."""
         client = self._client()
-        with _translated_errors():
+        with self._translated_errors():
             client.insert_arrow(table, rows)
 
     def insert_rows(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -262,7 +274,7 @@ class Store:
         if not lines:
             return
         client = self._client()
-        with _translated_errors():
+        with self._translated_errors():
             client.raw_insert(table, None, lines.encode(), fmt="JSONEachRow")
 
     def stop_merges(self) -> None:
@@ -285,7 +297,7 @@ class Store:
         except DatabaseError as error:
             if error.code == UNKNOWN_TABLE:
                 return 0
-            raise StoreQueryError(_first_line(error), code=error.code) from error
+            raise self._query_error(error) from error
         return int(json.loads(data)["version"])
 
     def close(self) -> None:
@@ -306,8 +318,44 @@ class Store:
 
     def _query(self, sql: str, parameters: Mapping[str, Any] | None, *, fmt: str) -> bytes:
         client = self._client()
-        with _translated_errors():
+        with self._translated_errors():
             return client.raw_query(sql, parameters=_plain(parameters), fmt=fmt)
+
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        """Turn the driver's errors into `StoreQueryError`."""
+        try:
+            yield
+        except Exception as error:
+            from clickhouse_connect.driver.exceptions import ClickHouseError
+
+            if not isinstance(error, ClickHouseError):
+                raise
+            self._forget_client()
+            raise self._query_error(error) from error
+
+    def _forget_client(self) -> None:
+        """Drop this thread's client of the engine, after an error.
+
+        The engine would begin its next answer with what it had of the one that failed: rows of
+        another statement, or bytes of another format.
+        """
+        if self.path is not None:
+            self._local.client = None
+
+    def _query_error(self, error: ClickHouseError) -> StoreQueryError:
+        code, text = getattr(error, "code", None), str(error)
+        part = DAMAGED_PART.search(text)
+        if part is None or code not in DAMAGE_CODES:
+            return StoreQueryError(_first_line(error), code=code)
+        reason = ENGINE_REASON.search(text)
+        return StoreDamagedError(
+            table=part[2],
+            part=part[1],
+            store=str(self.path or self.url),
+            reason=reason[1][:100] if reason else f"code {code}",
+            code=code,
+        )
 
     def _client(self) -> Client:
         """Return this thread's client, connecting on its first use."""
@@ -395,6 +443,7 @@ def _connect(location: EmbeddedLocation | ServerLocation, *, url: str, read_only
     import clickhouse_connect
     from clickhouse_connect.driver.exceptions import ClickHouseError
 
+    clickhouse_connect.common.set_setting("max_error_size", MAX_ERROR_CHARS)
     try:
         return clickhouse_connect.get_client(
             host=location.host,
@@ -511,26 +560,6 @@ def _embedded_error(path: Path, error: Exception) -> StoreError:
 def _free_bytes(path: Path) -> int:
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize
-
-
-class _translated_errors:  # noqa: N801  # reads as a statement
-    """Context manager that turns the driver's errors into `StoreQueryError`."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if exc_type is None:
-            return
-        from clickhouse_connect.driver.exceptions import ClickHouseError
-
-        if isinstance(exc, ClickHouseError):
-            raise StoreQueryError(_first_line(exc), code=getattr(exc, "code", None)) from exc
 
 
 def _plain(parameters: Mapping[str, Any] | None) -> dict[str, Any] | None:

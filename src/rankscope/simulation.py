@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.collector.client.served_writer import run_writer
 from rankscope.collector.errors import RunBegunError, RunExistsError
+from rankscope.collector.new_file import new_file
 from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.spool.cut import Cut, CutKey
 from rankscope.collector.spool.descriptions import manifest_row
@@ -276,9 +277,9 @@ def write_files(
             for name in FILE_TABLES:
                 rows = getattr(tables, name)
                 if name not in writers:
-                    path = folder / f"{name}.parquet"
+                    file = stack.enter_context(new_file(folder / f"{name}.parquet"))
                     writers[name] = stack.enter_context(
-                        pq.ParquetWriter(path, rows.schema, compression="zstd")
+                        pq.ParquetWriter(file, rows.schema, compression="zstd")
                     )
                 writers[name].write_table(rows, row_group_size=ROW_GROUP_ROWS)
             num_spans += tables.spans.num_rows
@@ -297,4 +298,5 @@ def _write_description(simulation: Simulation, folder: Path) -> None:
     }
     for name, rows in documents.items():
         lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+        with new_file(folder / f"{name}.jsonl") as file:
+            file.write(lines.encode())

@@ -112,3 +112,12 @@ def test_the_notebooks_are_copied_and_none_is_replaced(tmp_path: Path) -> None:
     assert copies[0].read_bytes() == (FOLDER / copies[0].name).read_bytes()
     with pytest.raises(BadInputError, match="exists and is not replaced: give another folder"):
         copy_notebooks(tmp_path / "new")
+
+
+def test_a_notebook_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / f"{NAMES[0]}.ipynb").symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(BadInputError, match="exists and is not replaced"):
+        copy_notebooks(tmp_path)
+
+    assert not (tmp_path / "elsewhere").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 from dataclasses import dataclass
@@ -222,10 +223,17 @@ def offer_profiles(recorder: Recorder) -> None:
 
 
 def _export(profiler: Any, path: Path) -> int:  # noqa: ANN401
-    """Write the file and rename it, so that a reader sees all or nothing; return its size."""
-    fresh = path.with_name(f".{path.name}.new")
-    profiler.export_chrome_trace(str(fresh))
-    fresh.replace(path)
+    """Write the file and rename it, so that a reader sees all or nothing; return its size.
+
+    The profiler would follow a link, so the name is a random one.
+    """
+    fresh = path.with_name(f".{path.name}.{os.urandom(8).hex()}.new")
+    try:
+        profiler.export_chrome_trace(str(fresh))
+        fresh.replace(path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
     return path.stat().st_size
 
 

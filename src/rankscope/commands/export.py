@@ -1,10 +1,12 @@
 """`rankscope export`: the spans of a stored run as a file for another program."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from enum import StrEnum
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
@@ -106,26 +108,23 @@ def export_spans(  # noqa: PLR0913  # what, from where, to where
         BadInputError: The file exists, or there are no such spans.
         OSError: The file could not be written.
     """
+    from rankscope.collector.new_file import new_file
+
     from ..server.reports import find_run
     from ..sources.store_source import StoreSource
 
     find_run(StoreSource(store), run_id)  # raises for an unknown run
-    if out.exists():
+    if os.path.lexists(out):
         raise BadInputError(f"{out} exists: give another --out, or delete it")
-    part = out.with_name(f"{out.name}.part")
     num_spans = 0
-    try:
-        with ExitStack() as stack:
-            write = _open_writer(stack, part, file_format)
-            for block in _read_blocks(store, run_id, steps, ranks):
-                write(block)
-                num_spans += block.num_rows
-                show(f"exported {num_spans:,} spans")
+    with new_file(out) as file, ExitStack() as stack:
+        write = _open_writer(stack, file, file_format)
+        for block in _read_blocks(store, run_id, steps, ranks):
+            write(block)
+            num_spans += block.num_rows
+            show(f"exported {num_spans:,} spans")
         if not num_spans:
             raise BadInputError(f"run {run_id!r} has no spans in these steps and ranks")
-        part.rename(out)
-    finally:
-        part.unlink(missing_ok=True)
     return num_spans
 
 
@@ -156,17 +155,17 @@ def _read_blocks(
 
 
 def _open_writer(
-    stack: ExitStack, path: Path, file_format: ExportFormat
+    stack: ExitStack, file: BinaryIO, file_format: ExportFormat
 ) -> Callable[["pa.Table"], None]:
-    """Open a file and return the function that writes a block into it."""
+    """Return the function that writes a block into a file."""
     if file_format is ExportFormat.PARQUET:
-        return _open_parquet(stack, path)
+        return _open_parquet(stack, file)
     if file_format is ExportFormat.CSV:
-        return _open_csv(stack, path)
-    return _open_chrome(stack, path)
+        return _open_csv(stack, file)
+    return _open_chrome(stack, file)
 
 
-def _open_parquet(stack: ExitStack, path: Path) -> Callable[["pa.Table"], None]:
+def _open_parquet(stack: ExitStack, file: BinaryIO) -> Callable[["pa.Table"], None]:
     import pyarrow.parquet as pq
 
     from ..sources.chrome_trace import plain_table
@@ -177,14 +176,14 @@ def _open_parquet(stack: ExitStack, path: Path) -> Callable[["pa.Table"], None]:
         block = plain_table(block)
         if not writers:
             writers.append(
-                stack.enter_context(pq.ParquetWriter(path, block.schema, compression="zstd"))
+                stack.enter_context(pq.ParquetWriter(file, block.schema, compression="zstd"))
             )
         writers[0].write_table(block)
 
     return write
 
 
-def _open_csv(stack: ExitStack, path: Path) -> Callable[["pa.Table"], None]:
+def _open_csv(stack: ExitStack, file: BinaryIO) -> Callable[["pa.Table"], None]:
     from pyarrow import csv
 
     from ..sources.chrome_trace import plain_table
@@ -194,16 +193,16 @@ def _open_csv(stack: ExitStack, path: Path) -> Callable[["pa.Table"], None]:
     def write(block: "pa.Table") -> None:
         block = _without_formulas(plain_table(block))
         if not writers:
-            writers.append(stack.enter_context(csv.CSVWriter(path, block.schema)))
+            writers.append(stack.enter_context(csv.CSVWriter(file, block.schema)))
         writers[0].write_table(block)
 
     return write
 
 
-def _open_chrome(stack: ExitStack, path: Path) -> Callable[["pa.Table"], None]:
+def _open_chrome(stack: ExitStack, file: BinaryIO) -> Callable[["pa.Table"], None]:
     from ..sources.chrome_trace import ChromeTrace
 
-    trace = ChromeTrace(stack.enter_context(path.open("w", encoding="utf-8")).write)
+    trace = ChromeTrace(stack.enter_context(TextIOWrapper(file, encoding="utf-8")).write)
     stack.callback(trace.end)
     return trace.add
 

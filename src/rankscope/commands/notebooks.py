@@ -1,5 +1,6 @@
 """`rankscope notebooks`: copies of the notebooks that come with the package."""
 
+import os
 from importlib import resources
 from pathlib import Path
 from typing import Annotated
@@ -34,10 +35,11 @@ def copy_notebooks(folder: Path) -> list[Path]:
     found = resources.files("rankscope.notebooks").iterdir()
     sources = {entry.name: entry for entry in found if entry.name.endswith(SUFFIX)}
     copies = [folder / name for name in sorted(sources)]
-    existing = [path for path in copies if path.exists()]
+    existing = [path for path in copies if os.path.lexists(path)]
     if existing:
         raise BadInputError(f"{existing[0]} exists and is not replaced: give another folder")
     folder.mkdir(parents=True, exist_ok=True)
     for path in copies:
-        path.write_bytes(sources[path.name].read_bytes())
+        with path.open("xb") as file:  # not through a link that was put there meanwhile
+            file.write(sources[path.name].read_bytes())
     return copies

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -14,6 +13,7 @@ from rankscope.analysis.report.text import format_time
 from rankscope.collector.errors import StoreHeldError
 from rankscope.collector.store.location import read_server_file
 from rankscope.collector.store.store import open_store
+from rankscope.collector.timed_connection import TimedConnection
 
 from ..errors import BadInputError, FailedError
 from .alerting import Alerting
@@ -99,9 +99,7 @@ def change_alerts(store_url: str, change: AlertChange) -> str:
 
 
 def _request_change(change: AlertChange, server: ServerFile) -> str:
-    parts = urlsplit(server.url)
-    connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    connection = connect(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
+    connection = TimedConnection(server.url, timeout_s=TIMEOUT_S)
     headers = {"Authorization": f"Bearer {server.token}", "Content-Type": "application/json"}
     try:
         connection.request("POST", PATH, change.model_dump_json(), headers)

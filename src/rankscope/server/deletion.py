@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.collector.errors import StoreHeldError
@@ -14,6 +14,7 @@ from rankscope.collector.read.runs import read_run_names
 from rankscope.collector.retention.deletion import Deletion, Deletions
 from rankscope.collector.store.location import read_server_file
 from rankscope.collector.store.store import open_store
+from rankscope.collector.timed_connection import TimedConnection
 
 from ..errors import FailedError
 
@@ -53,9 +54,7 @@ def _delete_here(store_url: str, run_id: str) -> Deletion:
 
 
 def _request_deletion(run_id: str, server: ServerFile) -> Deletion:
-    parts = urlsplit(server.url)
-    connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    connection = connect(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
+    connection = TimedConnection(server.url, timeout_s=TIMEOUT_S)
     headers = {"Authorization": f"Bearer {server.token}", "Accept": "application/json"}
     try:
         connection.request("DELETE", f"/v1/runs?{urlencode({'run_id': run_id})}", headers=headers)

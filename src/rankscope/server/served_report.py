@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from contextlib import closing
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPException
 from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 from rankscope.analysis.report.exchange import read_report, write_report
 from rankscope.analysis.trace.errors import AnalysisError
 from rankscope.collector.spool.descriptions import RUNNING
+from rankscope.collector.timed_connection import TimedConnection
 
 from .reports import find_run
 
@@ -65,13 +66,10 @@ def fetch_report(server: ServerFile, run_id: str) -> RunReport | None:
 
     None if the server has none, is of another version, or does not answer.
     """
-    parts = urlsplit(server.url)
-    connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     query = urlencode({"run_id": run_id, "version": installed_version("rankscope")})
     headers = {"Authorization": f"Bearer {server.token}"}
     try:
-        connection = connect(parts.hostname or "", parts.port, timeout=ANSWER_S)
-        with closing(connection):
+        with closing(TimedConnection(server.url, timeout_s=ANSWER_S)) as connection:
             connection.request("GET", f"{PATH}?{query}", headers=headers)
             answer = connection.getresponse()
             body = answer.read()

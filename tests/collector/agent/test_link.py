@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 import tracemalloc
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,10 +14,12 @@ from urllib3.connection import HTTPConnection
 from rankscope.collector.agent.errors import AgentConfigError, LinkError, RetryLaterError
 from rankscope.collector.agent.link import MAX_ANSWER_BYTES, Deadlines, Link
 from tests.support.collector.fake_collector import FakeCollector, Reply
+from tests.support.collector.talking_server import speaking, trickle
 from tests.support.ports import fixed_port
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.slow
@@ -32,27 +33,6 @@ MEBIBYTE = bytes(1 << 20)
 
 
 @contextmanager
-def speaking(talk: Callable[[socket.socket], object]) -> Iterator[int]:
-    """Serve a port: ``talk`` is called with each connection; yield the port."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def accept() -> None:
-            with suppress(OSError):
-                while True:
-                    connection, _ = server.accept()
-                    threading.Thread(target=answer, args=(connection,), daemon=True).start()
-
-        def answer(connection: socket.socket) -> None:
-            with connection, suppress(OSError):
-                connection.recv(65536)
-                talk(connection)
-
-        threading.Thread(target=accept, daemon=True).start()
-        yield server.getsockname()[1]
-        server.shutdown(socket.SHUT_RDWR)
-
-
-@contextmanager
 def link_to(port: int, *, deadlines: Deadlines = LONG) -> Iterator[Link]:
     url = f"http://localhost:{port}"
     link = Link([url], agent="host/1", environment=TOKEN, deadlines=deadlines)
@@ -60,16 +40,6 @@ def link_to(port: int, *, deadlines: Deadlines = LONG) -> Iterator[Link]:
         yield link
     finally:
         link.close()
-
-
-def trickle(text: bytes) -> Callable[[socket.socket], None]:
-    def talk(connection: socket.socket) -> None:
-        while True:
-            for byte in text:
-                connection.sendall(bytes([byte]))
-                time.sleep(0.05)
-
-    return talk
 
 
 def swallow(connection: socket.socket) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ import pytest
 
 from rankscope.collector.host.dcgm import MAX_BODY_BYTES, MAX_LINES, DcgmError, DcgmSource
 from rankscope.collector.host.sample import Sample, SourceAbsentError
+from tests.support.collector.talking_server import speaking, trickle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,6 +56,16 @@ def exporter(page: bytes, *, status: int = 200) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def test_an_exporter_that_answers_byte_by_byte_is_absent_after_the_timeout() -> None:
+    with speaking(trickle(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 1000)) as port:
+        source = DcgmSource(f"http://127.0.0.1:{port}/metrics", timeout_s=2.0)
+        begun_s = time.monotonic()
+        with pytest.raises(SourceAbsentError, match="timed out"):
+            source.read(0)
+
+    assert time.monotonic() - begun_s < 30  # the page would never end
 
 
 def test_a_page_becomes_samples_in_our_units() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from rankscope.collector.notify.apprise_receiver import (
@@ -7,6 +9,7 @@ from rankscope.collector.notify.apprise_receiver import (
     ReceiverUrlError,
     format_message,
 )
+from tests.support.collector.talking_server import speaking, trickle
 from tests.support.receiver import TIMEOUT_S, MailServer, Receiver
 
 pytestmark = pytest.mark.slow
@@ -101,6 +104,22 @@ def test_a_redirect_to_a_metadata_service_is_refused() -> None:
     server.close()
 
     assert not answer.is_delivered
+
+
+@pytest.mark.parametrize("scheme", ["json", "jsons"])
+def test_a_receiver_that_answers_byte_by_byte_holds_its_thread_for_the_timeout_only(
+    scheme: str,
+) -> None:
+    hello = b"\x16\x03\x03\x40\x00" if scheme == "jsons" else b"HTTP/1.1 200 OK\r\nx: "
+    with speaking(trickle(hello + b"y" * 1000)) as port:
+        url = f"{scheme}://127.0.0.1:{port}/"
+        receiver = AppriseReceiver("hook", url, timeout_s=0.5)
+        begun_s = time.monotonic()
+        answer = receiver.send(DOCUMENT)
+        receiver.close()
+
+    assert (answer.is_delivered, answer.is_final) == (False, False)
+    assert time.monotonic() - begun_s < 30  # the headers alone would take 50 s
 
 
 def test_an_unknown_url_is_refused_without_its_secret() -> None:

@@ -20,6 +20,7 @@ from rankscope.collector.notify.webhook import (
 )
 from rankscope.collector.read.alerts import Delivery
 from tests.support.collector.authority import Authority
+from tests.support.collector.talking_server import speaking, trickle
 from tests.support.receiver import TIMEOUT_S, Receiver
 
 if TYPE_CHECKING:
@@ -87,6 +88,17 @@ def test_a_missing_receiver_is_an_outcome_not_an_exception(receiver: Receiver) -
     receiver.close()
 
     assert deliver(url, retries=1) is Delivery.UNDELIVERED
+
+
+def test_a_receiver_that_answers_byte_by_byte_holds_its_thread_for_the_timeout_only() -> None:
+    outcomes: Queue[Delivery] = Queue()
+    with speaking(trickle(b"HTTP/1.1 200 OK\r\nx: " + b"y" * 1000)) as port:
+        webhook = Webhook(f"http://127.0.0.1:{port}", timeout_s=0.5, retry_delays_s=())
+        webhook.post({"run": "AR"}, on_done=outcomes.put)
+        outcome = outcomes.get(timeout=30)  # the headers alone would take 50 s
+        webhook.close()
+
+    assert outcome is Delivery.UNDELIVERED
 
 
 def test_posting_never_blocks_and_drops_alerts_beyond_the_queue(receiver: Receiver) -> None:

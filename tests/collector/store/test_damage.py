@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.programs import rankscope
+from tests.integration.programs import rankscope, serving
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,9 +55,9 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def clock_files(folder: Path, pattern: str) -> list[Path]:
-    """Return files of table ``clock``; the engine names its folder by a uuid."""
-    (described,) = folder.rglob("clock.sql")
+def table_files(folder: Path, table: str, pattern: str) -> list[Path]:
+    """Return files of a table; the engine names its folder by a uuid."""
+    (described,) = folder.rglob(f"{table}.sql")
     uuid = described.read_text().partition("UUID '")[2][:36]
     return sorted((folder / "store" / uuid[:3] / uuid).rglob(pattern))
 
@@ -81,7 +82,7 @@ def test_a_store_that_the_engine_cannot_read_is_left_unchanged(folder: Path) -> 
 
 def test_a_damaged_part_is_kept_and_reported(folder: Path) -> None:
     assert run(READ, folder) == "['first', 'second']\n\n"
-    part = clock_files(folder, "data.bin")[0]
+    part = table_files(folder, "clock", "data.bin")[0]
     os.truncate(part, 3)
 
     for _ in range(2):
@@ -89,14 +90,46 @@ def test_a_damaged_part_is_kept_and_reported(folder: Path) -> None:
         assert rows in {"['first']", "['second']"}
         (line,) = lines
         assert line.startswith("table clock has lost the rows of 1 damaged parts")
-    kept = [path for path in clock_files(folder, "data.bin") if "detached" in path.parts]
+    kept = [path for path in table_files(folder, "clock", "data.bin") if "detached" in path.parts]
     assert [path.stat().st_size for path in kept] == [3]
 
 
 def test_corrupt_rows_are_an_error(folder: Path) -> None:
-    for part in clock_files(folder, "data.bin"):
+    for part in table_files(folder, "clock", "data.bin"):
         part.write_bytes(bytes(byte ^ 0xFF for byte in part.read_bytes()))
     before = files_of(folder)
 
-    assert run(READ, folder).startswith("StoreQueryError Code: ")
+    answer = run(READ, folder)
+
+    assert answer.startswith(f"StoreDamagedError table clock of the store {folder} has a damaged")
+    assert answer.endswith("restore the store from a backup, and check the disk\n")
     assert before <= files_of(folder)
+
+
+@pytest.mark.slow
+def test_a_flipped_bit_is_named_by_every_command_also_through_a_server(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    made = rankscope(
+        "simulate", "healthy", "--run", "r", "--ranks", "4", "--steps", "10", store=store
+    )
+    assert made.returncode == 0, made.stderr
+    largest = max(table_files(store, "spans", "data.bin"), key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 4
+    largest.write_bytes(content)
+    expected = (
+        rf"rankscope: table spans of the store {store} has a damaged part at {largest.parent}/"
+        r" \(Checksum doesn't match.*\): restore the store from a backup, and check the disk\n"
+    )
+
+    def check(*arguments: str) -> None:
+        done = rankscope(*arguments, store=store)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert re.fullmatch(expected, done.stderr), done.stderr
+
+    check("analyze", "r")
+    check("export", "r", "--format", "csv", "--out", str(tmp_path / "r.csv"))
+    assert rankscope("runs", store=store).returncode == 0
+    with serving(store=store):
+        check("analyze", "r")
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(("r", "."))] == []

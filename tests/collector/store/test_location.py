@@ -115,6 +115,18 @@ def test_the_server_file_is_read_until_it_is_removed(tmp_path: Path) -> None:
     assert read_server_file(tmp_path) is None
 
 
+def test_the_server_file_is_not_written_through_a_link(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    for name in ("server.json", f"server.{os.getpid()}.tmp"):
+        (tmp_path / name).symlink_to(victim)
+
+    write_server_file(tmp_path, url="http://127.0.0.1:8050", token="t")
+
+    assert victim.read_text() == "precious"
+    assert read_server_file(tmp_path) is not None
+
+
 @pytest.mark.multiproc
 def test_a_server_file_of_a_dead_process_is_ignored(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:

@@ -30,7 +30,7 @@ from rankscope.collector.store.migrations import known_migrations
 from rankscope.collector.store.store import ALLOCATOR_VARIABLE, Store, migrate, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -247,6 +247,20 @@ def test_the_error_of_a_refused_statement_is_one_line(folder: Path) -> None:
 
     assert "nonsense" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+FAILS_HALFWAY = "SELECT number, throwIf(number = 190000) AS is_end FROM numbers(200000)"
+
+
+@pytest.mark.parametrize("read", [Store.rows, Store.arrow], ids=["rows", "arrow"])
+def test_the_answer_after_a_failed_one_has_nothing_of_it(
+    folder: Path, read: Callable[[Store, str], object]
+) -> None:
+    with open_store(url_of(folder)) as store:
+        with pytest.raises(StoreQueryError):
+            read(store, FAILS_HALFWAY)
+
+        assert store.rows("SELECT 1 AS x") == [{"x": 1}]
 
 
 def test_a_bound_parameter_is_never_parsed_as_sql(folder: Path) -> None:

@@ -172,3 +172,25 @@ def test_a_file_is_never_replaced_and_none_is_left_by_a_failure(
     with pytest.raises(BadInputError, match="exists: give another --out"):
         export(store, out, "csv")
     assert out.read_text() == "mine"
+
+
+@pytest.mark.parametrize("form", [*ExportFormat])
+def test_no_link_beside_the_file_is_followed(store: Store, tmp_path: Path, form: str) -> None:
+    victim, out = tmp_path / "victim", tmp_path / "out"
+    victim.write_text("precious")
+    (tmp_path / "out.part").symlink_to(victim)
+
+    export(store, out, form)
+
+    assert victim.read_text() == "precious"
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "out.part", "victim"}
+
+
+def test_a_link_to_no_file_is_not_replaced(store: Store, tmp_path: Path) -> None:
+    out = tmp_path / "r.csv"
+    out.symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(BadInputError, match="exists: give another --out"):
+        export(store, out, "csv")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["r.csv"]

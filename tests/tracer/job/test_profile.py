@@ -80,6 +80,20 @@ def test_the_requested_steps_are_profiled_and_linked(recorder: Recorder, tmp_pat
     assert not torch._C._autograd._profiler_enabled()
 
 
+def test_a_profile_is_not_written_through_a_link(recorder: Recorder, tmp_path: Path) -> None:
+    # The second is where the profiler itself writes at first.
+    for name in (".profile-000000002.json.new", ".profile-000000002.json.new.tmp"):
+        (recorder.folder / name).symlink_to(tmp_path / "elsewhere")
+    work(recorder)
+    request(recorder, steps=1)
+    work(recorder)
+    work(recorder)
+    wait_until(lambda: len(read_events(recorder)) == 2)
+
+    assert not (tmp_path / "elsewhere").exists()
+    assert (recorder.folder / "profile-000000002.json").is_file()
+
+
 def test_a_request_is_answered_once_and_by_its_ranks_only(recorder: Recorder) -> None:
     seen: list[Mapping[str, object]] = []
     recorder.on_control(seen.append)  # called after the profiles' own listener
