@@ -135,7 +135,7 @@ def find_slow_compute(case: Case, profile: ComputeProfile) -> tuple[Candidate, .
             found.append(replace(slow, evidence=name_worker(alike, slow.evidence)))
     whole = [_stage_candidate(stage, model, case.ranks) for stage in stages]
     found += [_without_slow_ranks(stage, found, model) for stage in whole]
-    for host in _find_slow_hosts(profile, case.ranks):
+    for host in _find_slow_hosts(profile, case.ranks, number):
         found = [*_without_host(found, host), _host_candidate(case, host)]
     if profile.is_equalized:
         found = [replace(each, evidence=each.evidence + EQUALIZED) for each in found]
@@ -149,11 +149,19 @@ def find_slow_compute(case: Case, profile: ComputeProfile) -> tuple[Candidate, .
     return (*recurring, *(each for each in merged if each.cause is not CAUSE))
 
 
-def _find_slow_hosts(profile: ComputeProfile, ranks: Mapping[int, RankInfo]) -> list[SlowRanks]:
+def _find_slow_hosts(
+    profile: ComputeProfile, ranks: Mapping[int, RankInfo], worker: NDArray[np.int64]
+) -> list[SlowRanks]:
     """Find hosts (nearly) all of whose ranks are slow together.
 
     The median of a host's ranks varies less than each of them: what is noise of one is none of
-    eight. Each rank is compared with its stage, and each host with the median of the others.
+    eight. Each rank is compared with its stage, and each host with the median of the others. Ranks
+    that look the same in the trace count once: one slow rank makes all of them longer.
+
+    Args:
+        profile: Compute of each rank against its peers.
+        ranks: Their hosts.
+        worker: Shape (ranks of the profile,): the same number for ranks that look the same.
     """
     hosts = np.array([ranks[rank].host for rank in profile.ranks.tolist()])
     ratio = np.full_like(profile.total_ns, np.nan)
@@ -161,8 +169,9 @@ def _find_slow_hosts(profile: ComputeProfile, ranks: Mapping[int, RankInfo]) -> 
         rows = np.flatnonzero(profile.stage == stage)
         if len(np.unique(hosts[rows])) > 1:
             ratio[rows] = profile.total_ns[rows] / row_medians(profile.total_ns[rows].T)
-    compared = hosts[~np.isnan(ratio).all(axis=1) & (hosts != "")]
-    names, sizes = np.unique(compared, return_counts=True)
+    compared = np.flatnonzero(~np.isnan(ratio).all(axis=1) & (hosts != ""))
+    _, one_each = np.unique(worker[compared], return_index=True)
+    names, sizes = np.unique(hosts[compared[one_each]], return_counts=True)
     names = names[sizes >= THRESHOLDS.min_several]
     if len(names) < THRESHOLDS.min_several:
         return []

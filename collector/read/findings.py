@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING
 
+from ..bounds import find_layout_problem
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -152,14 +154,14 @@ def read_finding_places(store: Store) -> tuple[StoredPlace, ...]:
 
 
 def read_finding_jobs(store: Store) -> tuple[StoredJob, ...]:
-    """Return the epochs of all findings."""
+    """Return the epochs of all findings, without layouts that are out of bounds."""
     counted = store.rows(COUNT_FINDING_HOSTS)
     num_hosts = {(row["run_id"], row["epoch"]): row["num_hosts"] for row in counted}
     return tuple(
         StoredJob(
             run_id=row["run_id"],
             epoch=row["epoch"],
-            layout=dict(row["layout"]),
+            layout={} if find_layout_problem(row["layout"]) else row["layout"],
             num_hosts=num_hosts.get((row["run_id"], row["epoch"]), 0),
         )
         for row in store.rows(SELECT_FINDING_JOBS)

@@ -23,20 +23,26 @@ if TYPE_CHECKING:
     from rankscope.analysis.report.report import Finding
     from tests.support.analysis.cluster import Action, Cluster
 
+HOSTS = ("a", "b", "c", "d")
 NUM_STEPS = 8
 USUAL_HZ = 1.65e9
 PHASE = (3 * S, 6 * S)
 
 
 def findings_of(
-    factor: Callable[[int, int], float], clock_hz: Callable[[int, int], float], *, tp: int
+    factor: Callable[[int, int], float],
+    clock_hz: Callable[[int, int], float],
+    *,
+    tp: int,
+    host_size: int = 8,
 ) -> dict[str, Finding]:
-    """Analyse eight ranks of one host that compute for 30 ms per step, with one clock reading each.
+    """Analyse eight ranks that compute for 30 ms per step, with one clock reading each.
 
     Args:
         factor: Factor of the compute of (rank, step).
         clock_hz: Clock of (rank, step).
         tp: Ranks of a worker, whose communication is not traced.
+        host_size: Ranks of a host.
     """
 
     def script(rank: int, step: int) -> Iterator[Action]:
@@ -47,28 +53,33 @@ def findings_of(
     cluster = trained(script, num_steps=NUM_STEPS, layout=Layout(dp=8 // tp, tp=tp))
     plain = source_of(cluster)
     (epoch,) = plain.info.epochs
-    ranks = tuple(replace(each, host="a", local_rank=each.rank) for each in epoch.ranks)
+    ranks = tuple(
+        replace(each, host=HOSTS[each.rank // host_size], local_rank=each.rank % host_size)
+        for each in epoch.ranks
+    )
     source = Source(
         replace(plain.info, epochs=(replace(epoch, ranks=ranks),)),
         plain.span_table,
         plain.step_table,
-        RunContext(samples=_clock_samples(cluster, clock_hz)),
+        RunContext(samples=_clock_samples(cluster, clock_hz, host_size)),
     )
     return {each.cause: each for each in analyze_run(source, "run").findings}
 
 
-def _clock_samples(cluster: Cluster, clock_hz: Callable[[int, int], float]) -> SampleTable:
+def _clock_samples(
+    cluster: Cluster, clock_hz: Callable[[int, int], float], host_size: int
+) -> SampleTable:
     rows = sorted(
         (rank, (start + end) // 2, clock_hz(rank, step)) for step, rank, start, end in cluster.steps
     )
-    device, at_ns, value = zip(*rows, strict=True)
+    rank, at_ns, value = zip(*rows, strict=True)
     return SampleTable(
-        host=np.zeros(len(rows), np.int32),
-        device=np.array(device, np.int32),
+        host=np.array(rank, np.int32) // host_size,
+        device=np.array(rank, np.int32) % host_size,
         at_ns=np.array(at_ns, np.int64),
         name=np.zeros(len(rows), np.int32),
         value=np.array(value),
-        hosts=("a",),
+        hosts=HOSTS,
         names=("gpu-clock-hz",),
     )
 
@@ -105,14 +116,15 @@ def test_a_clock_that_explains_a_part_leaves_the_rest_to_all_partners() -> None:
     assert throttle.recoverable_ratio == pytest.approx(0.0)
 
 
-def test_a_clock_that_explains_nearly_all_names_one_partner() -> None:
+@pytest.mark.parametrize("host_size", [8, 2], ids=["one host", "a host for each worker"])
+def test_a_clock_that_explains_nearly_all_names_one_partner(host_size: int) -> None:
     def factor(rank: int, step: int) -> float:
         return 1.5 if rank in (4, 5) and step >= 2 else 1.0
 
     def clock_hz(rank: int, step: int) -> float:
         return USUAL_HZ / 1.4 if rank == 4 and step >= 2 else USUAL_HZ
 
-    found = findings_of(factor, clock_hz, tp=2)
+    found = findings_of(factor, clock_hz, tp=2, host_size=host_size)
 
     # The rest, 1.5 / 1.4, is 7 %: too little for a finding of its own.
     assert [(each.cause, each.ranks) for each in found.values()] == [("clock-throttle", (4,))]
