@@ -35,7 +35,7 @@ MAX_MANIFEST_DEPTH = 100
 MAX_DOCUMENT_CHARS = 256 << 10
 MAX_MANIFEST_CHARS = 4 << 20
 MAX_FLOPS = 1e24
-"""Of one token, and of one device per second: 10^6 times the largest that exist."""
+"""Of one token, and of one device per second; the largest that exist are some 1e13 and 1e16."""
 
 
 OWN_KINDS = "alert"
@@ -68,7 +68,7 @@ def whole(low: int, high: int, *, unknown: int = NONE, is_needed: bool = False) 
     def find_problem(value: object) -> str | None:
         if type(value) is int and low <= value <= high:
             return None
-        return f"{_shown(value)} is no whole number from {low:,} to {high:,}"
+        return f"{_shown(value)} is not an integer from {low:,} to {high:,}"
 
     schema = {"type": "integer", "minimum": low, "maximum": high}
     return Bound(find_problem, unknown, is_needed, schema)
@@ -77,12 +77,12 @@ def whole(low: int, high: int, *, unknown: int = NONE, is_needed: bool = False) 
 def find_layout_problem(value: object) -> str | None:
     """Return what is wrong with the sizes of the parallel axes."""
     if not isinstance(value, dict):
-        return f"{_shown(value)} is no object"
+        return f"{_shown(value)} is not an object"
     for axis, size in value.items():
         if axis not in LAYOUT_AXES:
-            return f"{_shown(axis)} is none of the axes {', '.join(LAYOUT_AXES)}"
+            return f"{_shown(axis)} is not one of the axes {', '.join(LAYOUT_AXES)}"
         if type(size) is not int or not 1 <= size <= MAX_AXIS_SIZE:
-            return f"{axis} is {_shown(size)}, no whole number from 1 to {MAX_AXIS_SIZE:,}"
+            return f"{axis} is {_shown(size)}, not an integer from 1 to {MAX_AXIS_SIZE:,}"
     product = math.prod(size for axis, size in value.items() if axis not in OVERLAID_AXES)
     if product > MAX_WORLD_SIZE:
         return f"the product of the axes is {product:,}, more than {MAX_WORLD_SIZE:,} ranks"
@@ -92,10 +92,10 @@ def find_layout_problem(value: object) -> str | None:
 def find_members_problem(value: object) -> str | None:
     """Return what is wrong with the ranks of a group."""
     if not isinstance(value, list) or not value:
-        return f"{_shown(value)} is no list of ranks"
+        return f"{_shown(value)} is not a list of ranks"
     for member in value:
         if type(member) is not int or not 0 <= member < MAX_WORLD_SIZE:
-            return f"{_shown(member)} is no rank from 0 to {MAX_WORLD_SIZE - 1:,}"
+            return f"{_shown(member)} is not a rank from 0 to {MAX_WORLD_SIZE - 1:,}"
     return None
 
 
@@ -112,7 +112,7 @@ def find_document_problem(
     except (ValueError, RecursionError):
         return "the document is not JSON"
     if not isinstance(document, dict):
-        return f"{_shown(document)} is no object"
+        return f"{_shown(document)} is not an object"
     if not is_flat(document, max_depth=max_depth):
         return f"the document is nested deeper than {max_depth}"
     return None
@@ -142,7 +142,7 @@ def _find_flops_problem(value: object) -> str | None:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MAX_FLOPS:
         return None
-    return f"{_shown(value)} is no number above 0, at most {MAX_FLOPS:.0e}"
+    return f"{_shown(value)} is not a number above 0 and at most {MAX_FLOPS:.0e}"
 
 
 def _find_manifest_problem(text: str) -> str | None:
@@ -158,7 +158,7 @@ def _find_kind_problem(value: object) -> str | None:
 def _find_time_problem(value: object) -> str | None:
     if value is None or (type(value) is int and 0 <= value <= MAX_INT64):
         return None
-    return f"{_shown(value)} is no time in ns since 1970"
+    return f"{_shown(value)} is not a time in ns since 1970"
 
 
 EPOCH = whole(0, MAX_INT32, is_needed=True)

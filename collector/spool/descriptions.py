@@ -167,7 +167,7 @@ def group_rows(
 def _find_group_problem(files: ProcessFiles, line: Mapping[str, Any]) -> str | None:
     group_id, members = line.get("group_id"), line.get("members")
     if not isinstance(group_id, str) or not GROUP_ID.fullmatch(group_id):
-        return "its group_id is no hexadecimal number of 1 to 16 digits"
+        return "its group_id is not a hexadecimal number of 1 to 16 digits"
     problem = find_members_problem(members)
     if problem is None and isinstance(members, list) and max(members) >= _world_size(files):
         return f"rank {max(members)} is beyond the world size of {_world_size(files)}"
@@ -217,7 +217,7 @@ def _find_manifest_problems(files: ProcessFiles) -> list[str]:
     problems = [f"{name}: {problem}" for name, problem in found.items()]
     for part in ("model", "paced"):
         if not isinstance(files.manifest.get(part), dict | None):
-            problems += [f"{part} is no object"]
+            problems += [f"{part} is not an object"]
     problem = _find_coords_problem(_layout_source(files))
     return problems if problem is None else [*problems, problem]
 
@@ -346,7 +346,7 @@ def _find_coords_problem(source: Mapping[str, Any]) -> str | None:
     if coords is None:
         return None
     if not isinstance(coords, dict):
-        return "coords is no object"
+        return "coords is not an object"
     for axis, position in coords.items():
         size = MAX_AXIS_SIZE if layout is None else layout.get(axis, 1)
         if axis not in COORD_AXES or type(position) is not int or not 0 <= position < size:

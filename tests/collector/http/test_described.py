@@ -70,7 +70,7 @@ def tokens(folder: Path) -> tuple[TokenFile, dict[str, str]]:
     return book, {"own": OWN, "unknown": f"rst_0123456789ab_{'A' * 43}", "none": "", **shown}
 
 
-UNDESCRIBED = re.compile("document|is no object|product of the axes|beyond the world size")
+UNDESCRIBED = re.compile("document|is not an object|product of the axes|beyond the world size")
 
 
 @pytest.mark.slow

@@ -217,7 +217,7 @@ def test_a_manifest_with_wrong_types_is_unknown_and_no_error(
     info = StoreSource(store).run_info(run_id)
     assert (info.model, info.flops_per_token, info.paced) == ("", None, False)
     invalid, warning = info.warnings
-    assert "layout: 5 is no object; model is no object; paced is no object" in invalid
+    assert "layout: 5 is not an object; model is not an object; paced is not an object" in invalid
     assert warning.startswith("the job declared no parallel layout: each rank is treated as")
 
 
@@ -283,7 +283,7 @@ def test_a_line_that_is_no_group_is_skipped_and_its_neighbours_are_read(
         ({"layout": {"dp": 200_000_000}}, "dp is 200000000"),
         ({"layout": {"dp": 1 << 20, "tp": 1 << 20}}, "the product of the axes"),
         ({"layout": {"dp": 2}, "coords": {"dp": 2}}, "coords: dp"),
-        ({"model": None, "paced": [1]}, "paced is no object"),
+        ({"model": None, "paced": [1]}, "paced is not an object"),
     ],
 )
 def test_a_description_out_of_bounds_is_left_out_and_reported(
