@@ -228,7 +228,6 @@ def find_conditions(
 
     Args:
         report: The newest diagnosis.
-        tracked: The run's findings.
         rules: Thresholds; the defaults if None.
         is_over: Whether the run has ended: then only what ended it is active.
     """
@@ -406,7 +405,6 @@ def _explaining(
     Args:
         report: The newest diagnosis.
         tracked: The run's findings. One that is open comes first; it may have left the window.
-        steps: First and last step of the drop.
         lost_s: What the drop costs in each step; 0 if unknown.
 
     Returns:

@@ -103,7 +103,6 @@ def find_signal_conditions(
     """Return all that the signals of a run give reason to alert about.
 
     Args:
-        signals: The signals.
         rules: Thresholds; the defaults if None.
     """
     rules = rules or AlertRules()

@@ -84,8 +84,6 @@ def analyze_run(
     """Analyse a run, or the steps ``first`` to ``last`` of it.
 
     Args:
-        source: Where the run is read from.
-        run_id: The run.
         first: First step of the analysis; None: the first of the run.
         last: Last step of the analysis; None: the last of the run.
         num_earlier_steps: Steps of the run before these; None: the source has all of them.
@@ -175,13 +173,7 @@ def _without_columns(spans: SpanTable) -> SpanTable:
 
 
 def read_operations(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
-    """Return spans of any known format as operations with their dependencies.
-
-    Args:
-        run: Description of the run.
-        spans: Its spans.
-        steps: Its step rows, as the hosts recorded them.
-    """
+    """Return spans of any known format as operations with their dependencies."""
     clocks = align_clocks(run, spans)
     spans = clocks.align(spans)
     return _read(clocks.run, lambda: spans, align_steps_to_device(spans, clocks.align(steps)))
@@ -211,7 +203,6 @@ def _read_replayable(
     Args:
         record: The run; the steps are those of the device.
         take_spans: Returns its spans, and does not hold them.
-        executor: Finds who waited, beside what follows.
 
     Returns:
         The remaining operations, their replay and who waited; None if no step remains.
@@ -419,7 +410,6 @@ def _diagnose(
     """Return the findings of the replay, or why there can be none.
 
     Args:
-        run: The run.
         case: All of it; None if there is no compute.
         parts: The same between restarts that moved ranks; empty if none did.
     """
@@ -464,7 +454,6 @@ def _report_without_replay(
     """Report a run of which no step can be replayed, and why.
 
     Args:
-        record: The run.
         findings: What is known without a replay.
         reading: Its operations; None if there are no spans.
     """

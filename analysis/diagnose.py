@@ -39,7 +39,6 @@ def diagnose(case: Case, parts: tuple[Case, ...] = ()) -> tuple[Finding, ...]:
     alarm. `grade_findings` leaves out the first one if there is an alarm.
 
     Args:
-        case: The run.
         parts: Its steps between restarts that moved ranks to other hosts, each of which is searched
             by itself; empty if none did.
     """

@@ -136,8 +136,6 @@ def with_proofs(
     together. Of a gap that begins before the step's first span, the part in the step is shown.
 
     Args:
-        findings: The findings.
-        reading: The operations of the run.
         begin_by_step: Epoch and begin of each step, as of `find_step_begins`.
     """
     findings = tuple(findings)

@@ -48,9 +48,6 @@ def assess_quality(
     """Return the limits of a run's trace, with a warning for each.
 
     Args:
-        run: Description of the run: account of its records, clocks, warnings.
-        spans: Its spans.
-        steps: Its step rows.
         reading: Its operations; None if there are no spans.
         samples: Readings of its hosts; None if there are none.
         has_worker_slowdown: Whether the slowdown by dp position and worker was computed.

@@ -94,7 +94,6 @@ def find_placements(
     """Return where the ranks of a run are in some steps, in order of time.
 
     Args:
-        run: Its epochs.
         steps: Rows of these steps; of a step in several epochs, the newest counts.
         numbers: The steps, ascending.
     """
@@ -148,9 +147,7 @@ def find_recurrence(
     other work, so neither a host nor a position is the same.
 
     Args:
-        now: The finding.
         history: Findings of any epoch of any run; those of this epoch are ignored.
-        others: The other findings of this epoch.
         placements: Returns the placements of all ranks of this epoch; called only if needed.
 
     Returns:

@@ -60,8 +60,6 @@ class RunWindow:
     epochs before the first repeated one are kept.
 
     Args:
-        source: Where the run is read from.
-        run_id: The run.
         max_spans: Bound on the time and memory of one analysis; at least one step is kept.
         max_steps: The same for jobs with few spans.
     """
@@ -94,12 +92,7 @@ class RunWindow:
         return sum(step < first for step in self._steps_read)
 
     def fit(self, seconds: float, budget_s: float) -> None:
-        """Set the number of steps to keep from the time that an analysis takes.
-
-        Args:
-            seconds: Duration of the analysis of the current window.
-            budget_s: Duration that it should have.
-        """
+        """Set the number of steps to keep from the time that an analysis takes."""
         if self._contents is None or self.last is None:
             return
         num_steps = len(np.unique(self._contents.steps.step))
@@ -313,9 +306,7 @@ def _join_contexts(old: RunContext, new: RunContext, *, first: int, begin_ns: in
     """Return the new context, with the old one's micro-batches and samples of earlier steps.
 
     Args:
-        old: Context of the window.
         new: Context from step ``first`` on.
-        first: First step of the new context.
         begin_ns: Begin of that step, Unix time.
     """
     before = select_rows(old.microbatches, old.microbatches.step < first)

@@ -44,11 +44,6 @@ def ideal_wait_ns(
     In the ideal full replay, such a wait begins when the rank has ended its last operation before
     the wait and has entered the communication. It ends at the communication's arrival.
 
-    Args:
-        model: Operations of a run.
-        waits: Their waits.
-        ideal: Times of the ideal full replay.
-
     Returns:
         Shape (waits,).
     """
@@ -62,10 +57,6 @@ def ideal_wait_ns(
 
 def schedule_parts(model: ReplayModel, waits: WaitIntervals) -> NDArray[np.int8]:
     """Return the `SchedulePart` of each wait; steady if its rank lacks forward or backward.
-
-    Args:
-        model: Operations of a run.
-        waits: Their waits.
 
     Returns:
         Shape (waits,).
@@ -116,7 +107,6 @@ def measure_bubble(
     """Return the bubble by formula and as measured; None without a pipeline.
 
     Args:
-        reading: Operations of a run, with compute by micro-batch.
         layout: Its number of stages.
         bubble_ns: Bubble of all ranks and steps.
         compute_ns: Useful forward and backward compute of all ranks and steps.

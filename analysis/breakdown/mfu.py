@@ -53,7 +53,6 @@ def compute_mfu(
     unknown, or if not all data positions were traced.
 
     Args:
-        run: Layout, ranks and FLOPs per token.
         steps: Any number of epochs.
         microbatches: Lengths of the same steps.
         usual: MFU of an earlier run that compares with this one; None if there is none.
@@ -100,7 +99,6 @@ def explain_missing_mfu(run: RunInfo, steps: StepTable) -> str:
     """Return why `compute_mfu` returns None, and what makes it known.
 
     Args:
-        run: Layout, ranks and FLOPs per token.
         steps: Any number of epochs.
     """
     install = "`tracer.install`"
@@ -135,7 +133,6 @@ def count_tokens(run: RunInfo, steps: StepTable) -> dict[int, int]:
     Without a layout each rank counts as a position of its own, so only their ratios mean something.
 
     Args:
-        run: Layout and ranks.
         steps: Any number of epochs.
     """
     return {

@@ -161,9 +161,6 @@ def build_waterfall(
     """Split the steps of each rank into parts.
 
     Args:
-        run: Layout and source format.
-        reading: Operations and waits of the run.
-        steps: Its step rows.
         ideal: Returns the times of some steps' operations in the ideal full replay; None: replay
             it.
 
@@ -217,7 +214,6 @@ def attribute_waiting(waterfall: Waterfall, found: WaitAttribution) -> WaitingAt
 
     Args:
         waterfall: The run's waterfall.
-        found: Who caused its waits.
     """
     rows = np.flatnonzero(waterfall.waiting_ns[found.wait] > 0)
     wait, on_rank, waits = found.wait[rows], found.on_rank[rows], waterfall.waits
@@ -238,7 +234,6 @@ def summarize_waterfall(waterfall: Waterfall, waited: WaitAttribution) -> Waterf
 
     Args:
         waterfall: The run's waterfall.
-        waited: Who caused its waits.
     """
     found = attribute_waiting(waterfall, waited)
     by_culprit = np.bincount(found.on_rank, weights=found.waiting_ns)

@@ -195,8 +195,6 @@ def merge_recurring(
     """Merge candidates of one cause that recur in the same steps, or on most ranks in turn.
 
     Args:
-        found: Candidates of one cause.
-        num_ranks: Ranks that were compared.
         in_turn: Cause if most ranks take turns; None: the same.
     """
     kept = [each for each in found if each.shown_steps is None]

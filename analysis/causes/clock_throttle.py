@@ -109,10 +109,7 @@ def explain_by_clock(
     with its own share, and the rest is slow compute of all partners.
 
     Args:
-        slow: A rank with its partners.
         throttled: Those of them whose clock was lower.
-        drop: The largest drop.
-        model: The operations.
         workers: Identity of each rank, equal for partners whose compute looks the same.
     """
     most, share = drop.explained_ratio, format_percent(drop.explained_ratio)
@@ -163,8 +160,6 @@ def find_clock_drop(
     was read: a device that waits draws less power and is not throttled.
 
     Args:
-        samples: Readings.
-        host: The device's host.
         device: Its local rank.
         phase_ns: (begin, end) of the phase, Unix time.
     """

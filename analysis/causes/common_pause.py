@@ -41,7 +41,6 @@ def list_pauses(pauses: CommonPauses, steps: NDArray[np.int32]) -> tuple[CommonP
     """Return the steps with a common pause, each with what it is as far as it is known.
 
     Args:
-        pauses: The common pauses of a run.
         steps: Step number of each column.
     """
     seconds = (np.median(pauses.lost_ns, axis=0) / NS_PER_S).tolist()
@@ -65,9 +64,6 @@ def pause_candidates(
     """Return some of the common pauses as one candidate, if there are any.
 
     Args:
-        cause: Their cause.
-        gaps: The run's gaps.
-        pauses: All common pauses.
         chosen: Shape (pauses,): those that have this cause.
         where: Where in the step they are, in words.
     """

@@ -57,7 +57,6 @@ def find_data_stalls(
     """Find single ranks, and stages, that wait for input.
 
     Args:
-        gaps: The run's gaps.
         steps: Shape (steps,): steps that are searched.
         explained: Shape (gaps,): gaps that another cause explains.
     """

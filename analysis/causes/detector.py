@@ -197,7 +197,6 @@ class Detector(CauseModule, Protocol):
         must not drop them: later detectors need them as explanations.
 
         Args:
-            case: The run.
             found: Candidates of the detectors before this one.
         """
         ...

@@ -41,10 +41,6 @@ def equalize_declared_lengths(items: ComputeItems, lengths: MicrobatchTable) -> 
     One ``b / a`` is fitted for each kind over all ranks, so that neither a slow rank nor a stage
     with more work counts. What its length does not explain stays in the item.
 
-    Args:
-        items: Compute by micro-batch.
-        lengths: Declared lengths.
-
     Returns:
         None if a length is unknown, if all are equal, or if they do not explain compute
         (correlation below `min_correlation`).
@@ -68,12 +64,7 @@ def equalize_declared_lengths(items: ComputeItems, lengths: MicrobatchTable) -> 
 
 
 def squared_lengths(items: ComputeItems, lengths: MicrobatchTable) -> NDArray[np.float64]:
-    """Return the sum of squared lengths of each item's micro-batch. Shape (items,); NaN if unknown.
-
-    Args:
-        items: Compute by micro-batch.
-        lengths: Declared lengths.
-    """
+    """Return each item's sum of squared lengths; NaN if unknown. Shape (items,)."""
     key, num = factorize(
         *(
             np.concatenate((getattr(items, name), getattr(lengths, name)))
@@ -92,7 +83,6 @@ def _fit_scale(
     """Return the factor by which each item is longer for its length; None if there is no fit.
 
     Args:
-        items: Compute by micro-batch.
         rows: Items of one kind.
         relative: Shape (rows,): sum of squared lengths over the mean.
     """
@@ -129,7 +119,6 @@ def equalize_inferred_lengths(
     rank's stage.
 
     Args:
-        items: Compute by micro-batch.
         coords: Position of each rank.
 
     Returns:
@@ -242,7 +231,6 @@ def equalize_experts(
     make the pieces vary less, they are left as recorded.
 
     Args:
-        model: The operations.
         experts: Shape (ops,): compute of experts.
         chosen: Shape (ops,): compute outside experts that has been equalized.
         equalized_ns: Shape (ops,): what that would take.

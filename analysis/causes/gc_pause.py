@@ -52,7 +52,6 @@ def find_gc_pauses(gaps: HostGaps, allowed: NDArray[np.bool_]) -> tuple[Candidat
     `min_pause_ns`, half of that is enough for the others.
 
     Args:
-        gaps: The run's gaps.
         allowed: Shape (gaps,): gaps that are not part of a common pause.
     """
     gap_ns = gaps.gaps.gap_ns
@@ -79,7 +78,6 @@ def find_rare_pauses(gaps: HostGaps, allowed: NDArray[np.bool_]) -> tuple[Candid
     """Find pauses inside steps that are too rare for garbage collection.
 
     Args:
-        gaps: The run's gaps.
         allowed: Shape (gaps,): gaps that nothing explains.
     """
     items, gap_ns = gaps.gaps, gaps.gaps.gap_ns
@@ -145,7 +143,6 @@ def _pause_candidate(gaps: HostGaps, chosen: NDArray[np.bool_], where: str) -> C
     """Return pauses as a candidate; None if they cost too little.
 
     Args:
-        gaps: The run's gaps.
         chosen: Shape (gaps,): the pauses.
         where: Where they are, in words: "in gc spans".
     """

@@ -67,7 +67,6 @@ def find_host_stalls(
     in the first of them.
 
     Args:
-        gaps: The run's gaps.
         steps: Shape (steps,): steps that are searched.
         explained: Shape (gaps,): gaps that are part of a common pause; None: none.
         searches: Whether a stall recurs, and where it is; the first one that finds a rank counts.
@@ -136,9 +135,7 @@ def _expected_ns(
     there: a rank is late if it takes longer than all of them.
 
     Args:
-        gaps: The run's gaps.
         lost_ns: Shape (ranks, steps).
-        places: Where it is lost.
 
     Returns:
         Shapes (ranks, steps), ns, and (ranks,).
@@ -158,7 +155,6 @@ def _is_persistent(excess: NDArray[np.float64], phase: Phase) -> bool:
 
     Args:
         excess: Shape (steps,), of one rank; NaN if unknown.
-        phase: The phase.
     """
     known = excess[phase.inside]
     known = known[~np.isnan(known)]

@@ -91,7 +91,6 @@ def find_launch_skews(
     would be as the first one is.
 
     Args:
-        gaps: The run's gaps.
         groups: Members of each group whose collectives are launched after compute.
         steps: Shape (steps,): steps that are searched.
         explained: Shape (gaps,): gaps that another cause explains.
@@ -207,12 +206,9 @@ def _skew_candidate(
     would wait for the next one.
 
     Args:
-        gaps: The run's gaps.
-        phase: The steps.
         chosen: Shape (gaps,): the gaps of the part.
         expected_ns: Shape (ranks, steps): their sum if all members were in time.
         late: Rows of the late members.
-        num_members: Size of the group.
     """
     ranks = tuple(gaps.profile.ranks[late].tolist())
     lag_ns = phase.excess_ratio * float(np.median(gaps.compute_ns[late]))

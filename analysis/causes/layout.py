@@ -219,7 +219,6 @@ def read_layer(
 
     Args:
         manifests: Manifests of all ranks.
-        microbatches: Tokens of the micro-batches.
         tp: Ranks that share a layer.
     """
     manifests = tuple(manifests)

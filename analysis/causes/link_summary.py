@@ -176,7 +176,6 @@ def _matrix(
     """Return the matrix of the pairs: by host if several hosts are known, else by rank.
 
     Args:
-        profile: The table of transfers.
         sums: Shape (5, links).
         order: Links, the slowest first: their ends have a row.
     """

@@ -99,10 +99,8 @@ def find_slow_network(
     """Find slow links, and decide whether it is single links or the network.
 
     Args:
-        profile: The table of transfers.
         blamed: Ranks that compute slowly: a slow device also sends and receives slowly, so of its
             links only those that are slower still are evidence.
-        step_ns: Median time of a step.
         step_start_ns: Begin of each step, Unix time.
         samples: Counters of the hosts' network, if any.
     """
@@ -226,12 +224,6 @@ def judge_only_groups(
     flaps shows in the counters of some host. So if they rose on none, it is a link that carries
     less than before: a port, or a slot with fewer lanes. Without counters the two look alike,
     unless several groups are slow at once.
-
-    Args:
-        profile: The table of transfers.
-        found: The groups as a slow link.
-        num_groups: Their number.
-        symptom: Counters in these steps.
     """
     host_of = {rank: profile.ranks[rank].host for rank in found.ranks}
     there = tuple(rank for rank, host in host_of.items() if (host,) == symptom.hosts)
@@ -256,7 +248,6 @@ def find_network_symptom(samples: SampleTable, phase_ns: tuple[int, int]) -> Net
     """Return the first of `SYMPTOMS` whose counters rose in a phase, and on which hosts.
 
     Args:
-        samples: Readings.
         phase_ns: (begin, end) of the phase, Unix time.
     """
     known, watched = False, set[str]()
@@ -288,7 +279,6 @@ def _growth(
     """Return (host, growth in a phase, growth outside) of each host's counters of one name.
 
     Args:
-        samples: Readings.
         code: The name, as a code of ``samples.names``.
         phase_ns: (begin, end) of the phase, Unix time.
 

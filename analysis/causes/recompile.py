@@ -46,7 +46,6 @@ def find_recompiles(gaps: HostGaps, events: Sequence[EventRecord]) -> tuple[Cand
     In the first `min_lasting_steps` steps of a job that is usual.
 
     Args:
-        gaps: The run's gaps.
         events: Events of the run; those of kind ``compilation`` have the compile ids.
     """
     items, steps = gaps.gaps, gaps.profile.steps

@@ -145,7 +145,6 @@ def _find_sequences(case: Case, compute: Sequence[Candidate]) -> Candidate | Non
     """Return unequal lengths as a candidate; None if there is no effect, or if it costs little.
 
     Args:
-        case: The run.
         compute: What computes slowly: that varies for another reason.
     """
     reading, model = case.reading, case.reading.model
@@ -195,7 +194,6 @@ def describe_calls(calls: ComputeItems, ranks: NDArray[np.int64]) -> str:
     """Return how unequal the forwards without gradients of the ranks are, and whose are longest.
 
     Args:
-        calls: The forwards.
         ranks: All ranks, ascending.
     """
     steps = sorted_unique(calls.step)
@@ -241,7 +239,6 @@ def describe_sequence_effect(
     or without these, if forward and backward are correlated (`min_correlation`) on several ranks.
 
     Args:
-        items: Compute by micro-batch.
         lengths: Declared lengths, if any.
         blamed: Ranks whose compute varies for another reason.
         is_routed: Whether the items include compute of experts. What the router sends them varies
@@ -296,7 +293,6 @@ def sequence_candidate(
 
     Args:
         effect: How much compute varies between micro-batches, in words; "" if it does not.
-        replayer: The run.
         slow: Shape (ops,): operations of slow ranks in their slow steps, left as recorded.
         experts: Shape (ops,): compute of experts, which also depends on the router.
         calls: Forwards without gradients, of which each rank would take an equal share in each
@@ -379,7 +375,6 @@ def find_expert_imbalance(
     Args:
         experts: Shape (ops,): compute of experts; None: none is known.
         profile: Compute of the ranks outside their experts.
-        replayer: Prices the candidate.
         blamed: Ranks whose whole compute is slow.
 
     Returns:
@@ -468,9 +463,7 @@ def mark_explained_stages(
     """Mark stages that have more work only because of some ranks' experts.
 
     Args:
-        found: All that was found.
         experts: Result of `find_expert_imbalance`.
-        model: The operations.
     """
     duration_ns = model.operations.duration_ns
     fixed_ns = duration_ns if experts.fixed_ns is None else experts.fixed_ns

@@ -100,7 +100,6 @@ def find_slow_compute(case: Case, profile: ComputeProfile) -> tuple[Candidate, .
     """Find what computes slowly, whether its cause is the device, its clock or the stage's work.
 
     Args:
-        case: The run.
         profile: Its compute, as recorded or as if micro-batches had equal lengths.
     """
     model, workers = case.reading.model, case.workers
@@ -245,7 +244,6 @@ def _rank_candidate(
 
     Args:
         profile: Compute of each rank against its peers.
-        phase: The steps in which the rank is slow.
         part: The operations of its partners, ascending.
         partners: Ranks, itself included, that look the same in the trace.
     """
@@ -288,8 +286,6 @@ def _stage_candidate(
     if some of its ranks are not longer, or if it is on one host of several and slow for a while.
 
     Args:
-        slow: The ranks.
-        model: The operations.
         ranks: Host of each rank.
     """
     profile = slow.profile

@@ -71,7 +71,6 @@ def find_culprits(profile: LinkProfile, slow: Sequence[Phase]) -> tuple[Culprit,
     at fault. Those of one host, switch or rack are merged.
 
     Args:
-        profile: The table of transfers.
         slow: The slow links that slow devices do not explain.
     """
     found: list[Culprit] = []
@@ -94,9 +93,6 @@ def find_slow_host(profile: LinkProfile) -> tuple[LinkProfile, Culprit] | None:
 
     Its links are compared with alike ones between other hosts, step by step, because with few hosts
     the slow ones may be half of all alike ones.
-
-    Args:
-        profile: The table of transfers.
 
     Returns:
         The table with the host's links compared so, and the host; None if there is none, if no
@@ -263,8 +259,6 @@ def is_explained_by_devices(
     """Return whether slow devices explain a slow link: they send as slowly as they compute.
 
     Args:
-        profile: The table.
-        slow: The link.
         blamed: Ranks that compute slowly.
         min_lost_ns: Time per step that the rest must lose to be a second fault.
     """

@@ -98,9 +98,6 @@ def _measure_stage(
     """Return the slow ranks of a stage; None if its excess is within the noise of its ranks.
 
     Args:
-        profile: Compute by rank and step.
-        rows: The stage's ranks.
-        phase: The steps in which the stage is longer.
         others_ns: Shape (steps,): compute of the other stages.
     """
     total_ns = profile.total_ns[rows, phase.inside]

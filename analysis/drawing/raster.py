@@ -256,8 +256,6 @@ def fold_picture(picture: StepPicture, order: RowOrder, folded: Collection[int])
     """Join the lines of each folded group to one, which shows what most of them do.
 
     Args:
-        picture: The picture.
-        order: What its rows are grouped by.
         folded: Numbers of groups.
     """
     if not folded:
@@ -296,7 +294,6 @@ def redraw_viewport(picture: StepPicture, part: StepTimeline) -> StepPicture:
     """Draw the viewport of a picture anew, from the spans in it.
 
     Args:
-        picture: The picture of a viewport.
         part: The spans of its ranks in its time; begin and end are the whole step's.
     """
     if picture.viewport is None:
@@ -317,10 +314,8 @@ def draw_raster(
     """Draw a step as pixels.
 
     Args:
-        timeline: The step.
         ranks: From the top; ranks that are left out are not drawn.
         max_lines: Neighbouring ranks are joined until no more lines are needed.
-        num_bins: Columns.
     """
     blocks = split_ranks(ranks, ranks_per_line(len(ranks), max_lines=max_lines))
     return measure_areas(timeline, blocks, num_bins=num_bins).raster()
@@ -381,7 +376,6 @@ def measure_areas(
     Args:
         timeline: The step; its begin and end are the picture's. Time outside is left out.
         rank_blocks: The ranks of each line; spans of other ranks are left out.
-        num_bins: Columns.
     """
     spans = timeline.spans
     line_by_rank = _lines_by_rank(rank_blocks)
@@ -477,7 +471,6 @@ def find_innermost(timeline: StepTimeline, keep: NDArray[np.bool_]) -> Stretches
     of a synchronous communication inside another span, which may have no ``wait`` of its own.
 
     Args:
-        timeline: The step.
         keep: Shape (spans,): the spans that count.
     """
     spans = timeline.spans

@@ -92,10 +92,7 @@ def price_candidates(
     price, and no share that could be recovered.
 
     Args:
-        candidates: All candidates.
-        replayer: The run.
         workers: Identity of each rank, equal for partners whose compute looks the same.
-        tokens_by_step: Tokens of the job's steps, as far as they are known.
 
     Source:
         S of a set: arXiv 2505.05713, where the set is put back into a run whose operations are all
@@ -257,9 +254,6 @@ def _stage_ratio(
     of that kind.
 
     Args:
-        model: The operations.
-        candidates: All candidates.
-        ideal: The ideal run.
         unblamed: The run, without waits for partners in compute.
 
     Returns:
@@ -378,11 +372,8 @@ def _take_out(
     """Return the times of one candidate's operations in the recorded run without its excess.
 
     Args:
-        fix: The candidate.
         with_fault: Result of `_put_back`.
-        fixed: The run with every candidate fixed.
         total: The fixed run plus the excess of every candidate.
-        recorded: The run.
         num_sharing: Shape (ops,) each: number of candidates to which the operation's duration
             belongs, and its launch gap.
     """
@@ -452,7 +443,6 @@ def ideal_outside(
     communication is the median of the alike ones outside all parts. Without any, it is unchanged.
 
     Args:
-        model: The operations.
         candidates: All candidates. Operations with a ``fixed_ns`` of their own are left out.
         duration_ns: Shape (ops,): durations without waits for partners.
     """
@@ -485,7 +475,6 @@ def _ratio_by_step(
     """Return the ratio of recorded to ideal compute in each step; 1 if no step is unusual.
 
     Args:
-        model: The operations.
         others: Shape (ops,): compute of one kind outside all parts.
         duration_ns: Shape (ops,): recorded durations.
         ideal_ns: Shape (ops,).
@@ -516,7 +505,6 @@ def _medians_outside(
     """Return ideals in which those of wanted operations are medians of alike ones outside.
 
     Args:
-        model: The operations.
         wanted: Shape (ops,).
         inside: Shape (ops,): operations of any part.
         ideal_ns: Shape (ops,): kept if there are no alike ones outside.

@@ -89,9 +89,6 @@ def select_operations(
     """Return the operations that meet all conditions of a part. Shape (ops,).
 
     Args:
-        part: The conditions.
-        run: Positions and hosts of the ranks.
-        reading: The run's operations.
         spans: The run's spans. Needed for the conditions ``group`` and ``name`` only.
 
     Raises:
@@ -216,7 +213,6 @@ def price_part(replayer: Replayer, mask: NDArray[np.bool_]) -> PartPrice:
     """Return what a set costs: what if this rank, link, stage, ... were healthy.
 
     Args:
-        replayer: The run.
         mask: Shape (ops,): the set, as of `select_operations`.
     """
     step_ns, recorded_ns = replayer.full_without(mask), replayer.full_recorded()
@@ -234,7 +230,6 @@ def part_slowdown(replayer: Replayer, mask: NDArray[np.bool_]) -> float | None:
     """Return S of a set: the ideal run with the set's recorded durations, over the ideal run.
 
     Args:
-        replayer: The run.
         mask: Shape (ops,): the set.
     """
     return ratio(float(replayer.put_back(mask).mean()), float(replayer.ideal().mean()))

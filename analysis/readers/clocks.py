@@ -199,7 +199,6 @@ def align_clocks(run: RunInfo, spans: SpanTable) -> Alignment:
     follows from its starts.
 
     Args:
-        run: Its ranks and their clocks.
         spans: Spans of any of its steps, with all members of each communication.
     """
     clock_of = {
@@ -322,9 +321,7 @@ def _find_meetings(
     ever make its ends later.
 
     Args:
-        spans: The spans.
         clock: Code of the clock of each (epoch, rank).
-        joining: Ids of the groups with members on several clocks.
     """
     rooted = np.array([name in ROOTED for name in spans.names], dtype=np.bool_)
     usable = is_communication(spans) & ((spans.flags & _UNUSABLE) == 0) & (spans.seq != NONE)

@@ -72,11 +72,6 @@ def find_truncated(
     constant; if they don't, it is the other way round. So alike pairs are eager if that is so on
     most links that show a difference.
 
-    Args:
-        spans: The table.
-        split: Its split.
-        comm: Rows of communications.
-
     Returns:
         Shape as ``comm``: both members of such a pair.
     """

@@ -111,7 +111,6 @@ def split_traced_waits(
     """Split the communication spans of a traced run into wait and transfer.
 
     Args:
-        run: Its groups and the error of its clocks.
         spans: Any of its spans, in any order.
         arrivals: If given, ``spans`` are those of some ranks of one step, and these are the last
             arrivals over all ranks. If None, ``spans`` hold every member of each instance.
@@ -187,7 +186,6 @@ def split_by_arrivals(
 
     Args:
         spans: Spans of one step, of any of its ranks.
-        groups: The run's groups.
         arrivals: At least the instances that these spans belong to.
         clock_error_ns: As for `split_waits`.
     """
@@ -224,7 +222,6 @@ def split_at_arrivals(
     """Split some spans at given moments and leave the other spans unknown.
 
     Args:
-        spans: The table.
         rows: Shape (rows,): the spans to split.
         arrival_ns: Shape (rows,): end of the wait.
         last_rank: Shape (rows,): the member that arrived last.
@@ -258,10 +255,6 @@ def is_one_sided(spans: SpanTable, split: WaitSplit) -> NDArray[np.bool_]:
     gather as soon as its own part is on its way. Leaving before the last member enters is then
     not a clock error.
 
-    Args:
-        spans: The table.
-        split: Its split.
-
     Returns:
         Shape (spans,): all members of an instance in which one left before the last one entered.
     """
@@ -277,7 +270,6 @@ def instance_keys(spans: SpanTable, rows: NDArray[np.intp]) -> NDArray[np.int64]
     A `WAIT` span has its communication's number, so the two can be joined.
 
     Args:
-        spans: The table.
         rows: Shape (rows,): the spans. Numbers of two calls are not comparable.
     """
     pair = is_p2p(spans)[rows]
@@ -349,7 +341,6 @@ def _is_buffered_send(
     the same time.
 
     Args:
-        spans: The spans.
         rows: Shape (rows,): rows of the spans, by instance.
         arrival: Shape (rows,): start of the last member of the row's instance.
         first: Shape (instances,): index of each instance's first row.

@@ -36,7 +36,6 @@ def remove_partner_waits(
     keep their durations.
 
     Args:
-        model: The operations.
         workers: The worker of each rank, as `find_workers` returns it.
 
     Returns:
@@ -74,7 +73,6 @@ def find_workers(
 
     Args:
         ranks: The coordinates of each rank.
-        traced_kinds: Span kinds of communication in the trace.
     """
     kinds = set(traced_kinds)
     axes = ["dp", "pp", *(axis for axis, kind in AXES_INSIDE_COMPUTE if kind in kinds)]

@@ -80,7 +80,6 @@ def critical_path(model: ReplayModel, steps: Sequence[int] | None = None) -> Cri
     delayed it.
 
     Args:
-        model: A run's operations.
         steps: Step numbers; None for all of the run.
 
     Raises:
@@ -115,7 +114,6 @@ def operation_slack(model: ReplayModel, steps: Sequence[int] | None = None) -> S
     """Return the slack of each operation in the full replay; see `step_graph.node_slack`.
 
     Args:
-        model: A run's operations.
         steps: Step numbers; None for all of the run.
 
     Raises:

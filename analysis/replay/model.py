@@ -396,7 +396,6 @@ def split_by_time(
 
     Args:
         model: Its operations, sorted by step.
-        waits: Waits of these.
         begin_ns: Shape (steps,): times that belong to a step as well: the first of them ...
         end_ns: Shape (steps,): ... and the last; None: only those of the operations.
     """

@@ -41,8 +41,6 @@ def dependency_graph(
     the one that waits. The members of an instance wait for all that any of them waits for.
 
     Args:
-        model: A run's operations.
-        step: One step number, or several.
         ranks: Only the operations of these ranks, and the edges between them; None for all. Slack
             is that of the whole step in any case.
 

@@ -73,7 +73,6 @@ def remove_host_operations(
     costs a replay of its own.
 
     Args:
-        operations: All operations.
         on_device: Shape (ops,).
 
     Returns:

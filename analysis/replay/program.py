@@ -128,7 +128,6 @@ class Program:
         Args:
             duration_ns: Shape (ops,): durations and transfers.
             gap_ns: Shape (ops,): launch gaps.
-            changes: Other times of some operations.
 
         Returns:
             Shape (changes, steps), ns.
@@ -260,7 +259,6 @@ def compile_program(operations: Operations, *, compare_replicas: bool = False) -
     """Bring operations into the order of their replay.
 
     Args:
-        operations: The operations to replay.
         compare_replicas: Whether to look for equal replicas, which make `isolated_step_times`
             cheap.
 

@@ -109,7 +109,6 @@ def build_step_graph(model: ReplayModel, steps: Sequence[int] | None = None) -> 
     """Build the graph of some steps.
 
     Args:
-        model: A run's operations.
         steps: Step numbers; None for all of the run.
 
     Raises:
@@ -149,7 +148,6 @@ def replayed_times(
     """Replay the steps of a graph.
 
     Args:
-        graph: The steps.
         duration_ns: Shape (operations of the run,): durations and transfers.
         gap_ns: Shape (operations of the run,): launch gaps.
 
@@ -180,7 +178,6 @@ def node_slack(
     path, infinite if no operation that closes the step follows.
 
     Args:
-        graph: The steps.
         duration_ns: Shape (operations of the run,): durations and transfers.
         gap_ns: Shape (operations of the run,): launch gaps.
 
@@ -280,10 +277,6 @@ class IdealTimeline:
 def ideal_timeline(model: ReplayModel, step: int) -> IdealTimeline:
     """Replay one step with ideal durations and keep each operation's times.
 
-    Args:
-        model: A run's operations.
-        step: The step's number.
-
     Raises:
         EmptyRunError: The step is not part of the replay.
         CycleError: Operations of the step depend on each other.
@@ -317,9 +310,6 @@ def _whole_ns(time_ns: NDArray[np.float64]) -> NDArray[np.int64]:
 
 def find_cycles(model: ReplayModel) -> dict[int, str]:
     """Find the steps whose operations depend on each other, so that no replay can order them.
-
-    Args:
-        model: A run's operations.
 
     Returns:
         By step number: the ranks of a cycle, and the kinds of its operations.

@@ -191,7 +191,6 @@ class Replayer:
         Args:
             duration_ns: Shape (ops,).
             gap_ns: Shape (ops,).
-            changes: Other times of some operations.
 
         Returns:
             Shape (changes, steps), ns.

@@ -130,7 +130,6 @@ def placements_of(finding: Finding, placements: tuple[RankPlacements, ...]) -> R
     """Return where ranks are in the last step of a finding; at the end if that is none of theirs.
 
     Args:
-        finding: The finding.
         placements: Of the run, at least one.
     """
     last = None if finding.steps is None else finding.steps[1]

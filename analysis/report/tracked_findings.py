@@ -70,7 +70,6 @@ class FindingTracker:
     analysis lacks continues that one.
 
     Args:
-        run_id: The run.
         known: Findings that were tracked before a restart.
     """
 

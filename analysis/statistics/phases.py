@@ -236,7 +236,6 @@ def _is_of_one_row(row: int, is_slow: NDArray[np.bool_], partners: NDArray[np.in
     """Return whether slow steps are too many on one row for chance.
 
     Args:
-        row: The row.
         is_slow: Shape (rows, steps): steps of all rows that are as slow as its own.
         partners: Shape (rows,): rows of equal number count as one.
 
@@ -406,7 +405,6 @@ def is_significant(series: NDArray[np.float64], phase: Phase, *, num_series: int
 
     Args:
         series: Shape (steps,): the value of one rank or link in each step; NaN if unknown.
-        phase: The steps under test.
         num_series: Number of series that were searched for phases.
 
     Returns:

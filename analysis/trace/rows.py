@@ -52,7 +52,6 @@ def select_rows(table: Table, rows: NDArray[Any] | slice) -> Table:
     """Return some rows of a table.
 
     Args:
-        table: The table.
         rows: A mask or row numbers, shape (rows,), which copy; or a slice, which does not.
     """
     return replace(table, **{name: getattr(table, name)[rows] for name in column_names(table)})

@@ -581,7 +581,6 @@ def map_steps_of(
 
     Args:
         work: Gets a slice of ``operations``: those of the same steps as in `map_steps`.
-        rows: All operations.
         operations: Some of them, in the order of `map_steps`; in any order within its parts.
     """
     # In order of the parts, the operations before a part's first row are the lower ones.

@@ -207,7 +207,6 @@ def time_since_last_transfer(trace: Trace, operations: NDArray[np.int64]) -> NDA
     """Return the time from the end of the worker's last send or receive to each operation's start.
 
     Args:
-        trace: The trace.
         operations: Shape (operations,): some of its operations, ascending.
 
     Returns:
@@ -254,7 +253,6 @@ def is_delayed_in_call(
     The other end of that transfer arrived later than the other end of the member's own.
 
     Args:
-        trace: The trace.
         members: Shape (members,): operations that are members of a group.
         group: Shape (members,): their groups.
     """
@@ -284,7 +282,6 @@ def arrival_times(
     end was at some time the last one, it is their middle; else it is the nearer bound.
 
     Args:
-        trace: The trace.
         transfers: Shape (transfers,): operations.
         group: Shape (transfers,): equal for the two ends of one transfer.
     """
@@ -363,7 +360,6 @@ def _count_overlapping(
     even so: in a published trace by more than 50 us.
 
     Args:
-        rows: Some steps.
         line: Number line of all workers' times.
         start: Shape (transfers,): starts on it, ascending.
         end: Shape (transfers,): ends on it, ascending.
@@ -393,7 +389,6 @@ def is_left_early(
     long the members wait.
 
     Args:
-        trace: The trace.
         members: Shape (members,): operations that are members of a group.
         arrival: Shape (members,): arrival of the last member of the group.
         group: Shape (members,): their groups.

@@ -61,7 +61,6 @@ def infer_dependencies(
     """Infer the dependencies and communication instances of all operations.
 
     Args:
-        rows: The trace, or some replicas of it.
         layout: Number of stages and of model chunks on each.
         computes: Rows of forward and backward compute, by worker, then by start.
         overlapped: Whether the trace has overlapped DP communication.

@@ -96,11 +96,8 @@ def link_pipeline(
     *no-op* was recorded but transferred nothing: it belongs to no compute and no pair.
 
     Args:
-        rows: The trace.
         edges: The dependencies are added to it.
         group: Shape (ops,): the numbers of the pairs are written to it.
-        direction: Forward or backward.
-        num_stages: Pipeline stages.
         num_chunks: Model chunks on each stage.
 
     Returns:

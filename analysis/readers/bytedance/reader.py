@@ -44,7 +44,6 @@ def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
 
     Args:
         run: Layout, and the (dp, stage) of each rank.
-        spans: Its operations.
     """
     rows = sort_rows(run, spans)
     del spans  # unless the caller keeps them, their memory is free for what follows

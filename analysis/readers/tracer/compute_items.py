@@ -65,10 +65,7 @@ def build_compute_items(
     that outside them, scaled to the whole.
 
     Args:
-        matched: The run.
-        pieces: Its pieces.
         numbers: Numbers of its steps, ascending.
-        run: Positions of the ranks.
         part: Shape (spans,): the part of its micro-batch that a compute span is.
 
     Returns:
@@ -139,9 +136,6 @@ def _scale_to_whole(
     """Return all compute over that outside excluded pieces, by kind and stage, and maybe by chunk.
 
     Args:
-        matched: The run.
-        pieces: Its pieces.
-        ranks: The stages of its ranks.
         compute: Pieces of forward and backward.
         excluded: Shape (pieces,): those of experts, or of forwards without gradients.
         by_chunk: Whether each chunk has its own ratio.
@@ -184,7 +178,6 @@ def _merge_parts(
 
     Args:
         items: One per span.
-        spans: The table.
         span: Shape (items,): row of the span.
         part: Shape (items,): part of the micro-batch.
         deferred_ratio: Share of the compute in deferred parts.
@@ -235,7 +228,6 @@ def is_expert_piece(
     so they count as experts' time too.
 
     Args:
-        matched: Communications and waits.
         pieces: The pieces of all ranks' steps.
         part: Shape (spans,): the part of its micro-batch that a compute span is.
 

@@ -91,7 +91,6 @@ def align_steps_to_device(spans: SpanTable, steps: StepTable) -> StepTable:
     unknown. Steps of other ranks do not change.
 
     Args:
-        spans: The spans of these steps.
         steps: One row per (epoch, step, rank), as the host recorded them.
     """
     first, last = _find_stream_bounds(spans, steps)

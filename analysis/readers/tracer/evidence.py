@@ -52,9 +52,6 @@ def find_gaps(
     `Place.INPUT`; if a rank recorded when it waited for its input, the rest is a late launch.
 
     Args:
-        matched: The run.
-        pieces: Its pieces.
-        steps: The steps that are replayed.
         numbers: Their numbers, ascending.
         piece_number: Shape (pieces,): the operation that each piece became.
         part: Shape (spans,): the part of its micro-batch that a compute span is.
@@ -92,8 +89,6 @@ def _gap_places(
     """Return the place of each piece as a gap, and of the time before the first compute.
 
     Args:
-        matched: The run.
-        pieces: Its pieces.
         part: Shape (spans,): the part of its micro-batch that a compute span is.
         waited_ns: Shape (rank steps,): from `_waited_between_steps`.
         numbers: Numbers of the steps.
@@ -219,9 +214,7 @@ def find_transfers(
     the same call, had begun before the receive was posted, or have an end that is only a bound.
 
     Args:
-        matched: The run.
         numbers: Numbers of its steps.
-        run: Its groups, and the hosts of its ranks.
         number: The operation that each piece, then each communication of ``matched``, became.
         truncated: Shape (communications,): `find_truncated`.
     """
@@ -291,11 +284,6 @@ def is_delayed_in_call(
     from the one before, neither ends before both other ranks have arrived. The member that
     entered last did not wait, so its duration is the transfer, unless a member of another
     communication of its call entered even later. Then no member's duration is the transfer.
-
-    Args:
-        spans: The table.
-        split: Its split.
-        comm: Rows of communications.
 
     Returns:
         Shape as ``comm``.

@@ -60,8 +60,6 @@ def build_model(  # noqa: PLR0913  # a run and what its reader found
     """Build the operations of a traced run, with their dependencies and ideals.
 
     Args:
-        run: Positions of the ranks.
-        matched: Communications and waits.
         pieces: The pieces of all ranks' steps.
         numbers: Steps that are replayed, ascending.
         overlap_ns: Shape (steps,): time that each of them shares with the step before.
@@ -408,8 +406,6 @@ def ideal_durations(
     from `ideal_transfers`.
 
     Args:
-        matched: The run.
-        pieces: Its pieces, which are the first operations.
         kind: Shape (ops,): codes into `tracer.span.KINDS`.
         label: Shape (ops,): operations of equal label have one ideal.
         part: Shape (spans,): the part of its micro-batch that a compute span is.
@@ -448,10 +444,7 @@ def _share_calls(
     The ranks of a stage may run unequal numbers of them. Evaluations are planned: their ideal is 0.
 
     Args:
-        matched: The run.
-        pieces: Its pieces, which are the first operations.
         part: Shape (spans,): the part of its micro-batch that a compute span is.
-        run: Positions of the ranks.
         ideal_ns: Shape (ops,), of spans that are alike; changed.
     """
     calls = np.flatnonzero(find_calls(pieces, part))

@@ -121,9 +121,7 @@ def drop_incomplete(
 
     Args:
         items: The compute of all ranks.
-        gaps: Their host gaps.
         run: The numbers of dropped and torn records.
-        spans: All spans of the steps.
         steps: Rows of all steps, also of those that are not replayed.
         numbers: Numbers of the steps that are replayed, ascending.
     """
@@ -167,7 +165,6 @@ def find_missing(spans: SpanTable, steps: StepTable, numbers: NDArray[np.int32])
     itself was shorter.
 
     Args:
-        spans: The spans of a run that dropped records.
         steps: Rows of all steps, also of those that are not replayed.
         numbers: Numbers of the steps that are replayed, ascending.
     """

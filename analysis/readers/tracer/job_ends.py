@@ -44,8 +44,6 @@ def end_last_steps(run: RunInfo, spans: SpanTable, steps: StepTable) -> StepTabl
     Garbage collection does not count: the interpreter collects at its exit.
 
     Args:
-        run: The exits of its ranks.
-        spans: The spans of these steps.
         steps: One row per (epoch, step, rank).
     """
     if not len(steps):
@@ -85,10 +83,7 @@ def find_job_ends(
     does once.
 
     Args:
-        run: The exits of its ranks.
-        spans: The spans of these steps.
         steps: One row per (epoch, step, rank).
-        split: Wait and transfer of the spans.
         num_earlier_steps: Steps of the run before these.
 
     Returns:

@@ -97,10 +97,7 @@ def match_waits(
     """Place a run on the line and find the communication that each wait waited for.
 
     Args:
-        spans: The spans.
-        steps: Rows of the steps that are replayed.
         numbers: Their numbers, ascending.
-        split: The spans' communication instances.
 
     Returns:
         The matched run, and warnings.
@@ -308,7 +305,6 @@ def _queued_launch_times(
     after the communication's begin.
 
     Args:
-        spans: The table.
         comm: Rows of the queued communications.
         launch: Shape as ``comm``: their launches on the host.
         known: Rows of compute, and of communications that began at once.

@@ -101,8 +101,6 @@ def place_rank_steps(steps: StepTable, line: Line, step_index: NDArray[np.int32]
     """Place the steps of each rank on the line.
 
     Args:
-        steps: Rows of the steps that are replayed.
-        line: The number line.
         step_index: Shape (rows,): index of the row's step.
     """
     start = line.place(steps.rank, steps.start_ns)
@@ -151,10 +149,7 @@ def cut_pieces(
     """Cut the steps of each rank into pieces.
 
     Args:
-        spans: The spans of these steps.
-        line: The number line.
         rank_steps: The steps of each rank.
-        compute: The outermost compute spans.
         waits: Starts and ends on the line of the time that ranks waited.
         launches: Positions on the line of the launches of communications.
 
@@ -234,9 +229,7 @@ def _named_rows(
     device computes. A device has nothing to do while its host compiles the rest of what it does.
 
     Args:
-        spans: The table.
         layers: `_named_layers`.
-        compute: The outermost compute spans.
         first: Shape (pieces,): begins of the pieces.
         in_compute: Shape (pieces,): index of the compute span, or `NOT_FOUND`.
         on_device: Shape (pieces,): pieces of compute that was timed on a device.
@@ -301,7 +294,6 @@ def find_calls(pieces: Pieces, part: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which pieces are of forwards without gradients.
 
     Args:
-        pieces: The pieces.
         part: Shape (spans,): from `number_parts_by_span`.
 
     Returns:
@@ -333,7 +325,6 @@ def number_parts(spans: SpanTable, rows: NDArray[np.int64]) -> NDArray[np.int64]
     If forwards share micro-batch numbers too, the numbers do not identify micro-batches.
 
     Args:
-        spans: The table.
         rows: Shape (rows,): compute spans, none inside another.
 
     Returns:
