@@ -167,7 +167,10 @@ class RunWindow:
         if first is None:
             first = self._first_affordable(steps, last)
             steps = select_rows(steps, steps.step >= first)
-        spans = self._read_spans(first, last, steps)
+        spans = self._source.spans(self._run_id, first=first, last=last)
+        pairs = np.unique(_pairs(steps.epoch, steps.step))
+        is_newest = np.isin(_pairs(spans.epoch, spans.step), pairs)
+        spans = spans if is_newest.all() else select_rows(spans, is_newest)
         context = self._source.context(self._run_id, first=first, last=last)
         if self._contents is not None:
             old = self._contents
@@ -184,13 +187,6 @@ class RunWindow:
         num_spans = len(self._source.spans(self._run_id, first=last, last=last))
         num = min(self._max_steps, self._max_spans // max(num_spans, 1))
         return int(numbers[-max(num, 1) :][0])
-
-    def _read_spans(self, first: int, last: int, steps: StepTable) -> SpanTable:
-        """Return the spans of these steps, without those of repeated steps in older epochs."""
-        spans = self._source.spans(self._run_id, first=first, last=last)
-        pairs = _pairs(steps.epoch, steps.step)
-        keep = np.isin(_pairs(spans.epoch, spans.step), np.unique(pairs))
-        return spans if keep.all() else select_rows(spans, keep)
 
     def _trim(self, contents: _Contents) -> _Contents:
         """Return the contents within the limits, without the oldest steps."""
@@ -303,12 +299,7 @@ def last_complete_step(info: RunInfo, steps: StepTable) -> int | None:
 
 
 def _join_contexts(old: RunContext, new: RunContext, *, first: int, begin_ns: int) -> RunContext:
-    """Return the new context, with the old one's micro-batches and samples of earlier steps.
-
-    Args:
-        new: Context from step ``first`` on.
-        begin_ns: Begin of that step, Unix time.
-    """
+    """Return the new context, with the old one's micro-batches and samples of earlier steps."""
     before = select_rows(old.microbatches, old.microbatches.step < first)
     earlier = select_rows(old.samples, old.samples.at_ns < begin_ns)
     return replace(

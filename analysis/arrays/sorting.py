@@ -167,15 +167,7 @@ def argsort_rows(*columns: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _sort_ties(order: NDArray[np.int64], keys: Sequence[NDArray[Any]]) -> bool:
-    """Sort rows of equal first key by the other keys, in place, if there are few such rows.
-
-    Args:
-        order: Shape (rows,): the stable order of the first key.
-        keys: Each of shape (rows,).
-
-    Returns:
-        False if there are many: nothing was done then.
-    """
+    """Sort rows of equal first key by the other keys, in place; False if there are many of them."""
     first = keys[0][order]
     ties = np.append(False, first[1:] == first[:-1])
     if np.count_nonzero(ties) * _FEW_TIES > len(order):

@@ -268,18 +268,14 @@ def _add_operations(time: NDArray[np.int64], filled: Occupancy, model: ReplayMod
     time[:, CODE[Part.SLOW_COMPUTE]] += (actual - useful).sum(axis=1)
     has_compute = actual.sum(axis=1, keepdims=True) > 0
     before, after = filled.spent_ns * ~np.append(is_compute, [False] * 3)
+    parts = [_PART_OF_KIND.get(kind, Part.HOST_GAP) for kind in model.kinds]
     # Without any compute, nothing was input for it.
     for spent, gap in ((before * has_compute, Part.INPUT), (before * ~has_compute + after, None)):
-        for column, part in enumerate([*map(_part_of_kind, model.kinds), *_PARTS_BESIDE_KINDS]):
+        for column, part in enumerate((*parts, *_PARTS_BESIDE_KINDS)):
             own = gap if gap and part is Part.HOST_GAP else part
             time[:, CODE[own]] += spent[:, column]
     of_pipeline = [name in FORWARD_KINDS | BACKWARD_KINDS for name in model.kinds]
     return int(useful[:, of_pipeline].sum())
-
-
-def _part_of_kind(kind: str) -> Part:
-    """Return the part to which time of a host operation belongs."""
-    return _PART_OF_KIND.get(kind, Part.HOST_GAP)
 
 
 def _add_waits(

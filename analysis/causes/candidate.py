@@ -239,17 +239,9 @@ def join_candidates(found: Sequence[Candidate], worst: Candidate) -> Candidate:
         gaps=np.logical_or.reduce(gaps) if gaps else None,
         ranks=tuple(sorted({rank for each in found for rank in each.ranks})),
         steps=(min(each.steps[0] for each in found), max(each.steps[1] for each in found)),
-        shown_steps=_shown_by_any(found),
+        shown_steps=None
+        if any(each.shown_steps is None for each in found)
+        else tuple(sorted({step for each in found for step in each.shown_steps or ()})),
         part=part,
         fixed_ns=fixed_ns,
     )
-
-
-def _shown_by_any(found: Sequence[Candidate]) -> tuple[int, ...] | None:
-    """Return the steps that show any of several candidates; None if one shows in all its steps."""
-    steps: set[int] = set()
-    for each in found:
-        if each.shown_steps is None:
-            return None
-        steps.update(each.shown_steps)
-    return tuple(sorted(steps))

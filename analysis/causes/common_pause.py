@@ -73,9 +73,13 @@ def pause_candidates(
     lost_ns = pauses.lost_ns
     places = [each for each in Place if each not in (Place.EVALUATION, Place.COMPILATION)]
     mine = gaps.is_at(*places) & np.isin(gaps.column, columns)
-    usual = {place: _rank_medians(gaps.total_ns(place)) for place in places}
+    total_ns = {place: gaps.total_ns(place) for place in places}
+    usual = {
+        place: np.broadcast_to(row_medians(total)[:, None], total.shape)
+        for place, total in total_ns.items()
+    }
     # What one rank takes longer in the same span of the job's own is no pause of all.
-    of_job = gaps.total_ns(Place.SPAN)
+    of_job = total_ns[Place.SPAN]
     usual[Place.SPAN] = np.maximum(usual[Place.SPAN], of_job - np.median(of_job, axis=0))
     expected = [((place,), level) for place, level in usual.items()]
     steps = gaps.profile.steps[columns]
@@ -101,9 +105,3 @@ def pause_candidates(
         on_host=True,
     )
     return (pause,)
-
-
-def _rank_medians(value: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return each rank's median over its steps. Shape (ranks, steps), equal along each row."""
-    medians: NDArray[np.float64] = np.broadcast_to(row_medians(value)[:, None], value.shape)
-    return medians

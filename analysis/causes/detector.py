@@ -17,8 +17,6 @@ from .link_profile import profile_links
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from rankscope.tracer.topology import Coords
 
     from ..replay.model import ComputeItems, Reading
@@ -157,7 +155,12 @@ class Case:
     @cached_property
     def common_pauses(self) -> CommonPauses:
         """Return the steps in which nearly all ranks pause at once."""
-        return find_common_pauses(self.gaps, self._steps_with_saves())
+        saves_ns = [event.at_ns for event in self.context.events if event.kind == "checkpoint"]
+        numbers = np.array(sorted(self.step_ns), dtype=np.int64)
+        ends_ns = np.array([self.step_ns[step][1] for step in numbers.tolist()], dtype=np.int64)
+        # A save is in the first step that ends after it.
+        step = np.searchsorted(ends_ns, np.array(saves_ns, dtype=np.int64))
+        return find_common_pauses(self.gaps, numbers[step[step < len(numbers)]])
 
     @property
     def planned_steps(self) -> tuple[int, ...]:
@@ -165,15 +168,6 @@ class Case:
         pauses = self.common_pauses
         paused = self.profile.steps[pauses.columns[pauses.is_planned]]
         return tuple(np.union1d(paused, self.reading.evaluated_steps).tolist())
-
-    def _steps_with_saves(self) -> NDArray[np.int64]:
-        """Return the steps with a ``checkpoint`` event, or whose predecessor ended before one."""
-        at_ns = [event.at_ns for event in self.context.events if event.kind == "checkpoint"]
-        numbers = sorted(self.step_ns)
-        ends = np.array([self.step_ns[step][1] for step in numbers], dtype=np.int64)
-        place = np.searchsorted(ends, np.array(at_ns, dtype=np.int64))
-        found: NDArray[np.int64] = np.array(numbers, dtype=np.int64)[place[place < len(numbers)]]
-        return found
 
     @cached_property
     def links(self) -> LinkProfile:

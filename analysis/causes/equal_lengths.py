@@ -80,12 +80,7 @@ def squared_lengths(items: ComputeItems, lengths: MicrobatchTable) -> NDArray[np
 def _fit_scale(
     items: ComputeItems, rows: NDArray[np.int64], relative: NDArray[np.float64]
 ) -> NDArray[np.float64] | None:
-    """Return the factor by which each item is longer for its length; None if there is no fit.
-
-    Args:
-        rows: Items of one kind.
-        relative: Shape (rows,): sum of squared lengths over the mean.
-    """
+    """Return the factor by which each item is longer for its length; None if there is no fit."""
     scale, correlation = np.ones(len(rows)), 0.0
     key = (items.rank[rows], items.kind[rows], items.chunk[rows])
     for _ in range(NUM_ROUNDS):

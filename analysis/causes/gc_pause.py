@@ -140,12 +140,7 @@ def _is_in_turn(gaps: HostGaps, chosen: NDArray[np.bool_]) -> bool:
 
 
 def _pause_candidate(gaps: HostGaps, chosen: NDArray[np.bool_], where: str) -> Candidate | None:
-    """Return pauses as a candidate; None if they cost too little.
-
-    Args:
-        chosen: Shape (gaps,): the pauses.
-        where: Where they are, in words: "in gc spans".
-    """
+    """Return pauses as a candidate; None if they cost too little."""
     gap_ns = gaps.gaps.gap_ns
     lost = sum_cells(
         gaps.profile.total_ns.shape, gaps.row[chosen], gaps.column[chosen], gap_ns[chosen]

@@ -241,9 +241,6 @@ def _is_regular(columns: NDArray[np.int64]) -> bool:
 def _find_places(gaps: HostGaps, other_steps: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return where in their steps the common pauses are; other places remain evidence.
 
-    Args:
-        other_steps: Shape (steps,): steps without a common pause.
-
     Returns:
         Shape (places, steps): True if the median rank loses at least half of `min_excess_ratio`
         there; True everywhere in a step in which no single place loses as much.

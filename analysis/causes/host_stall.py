@@ -133,12 +133,6 @@ def _expected_ns(
 
     In spans of the job's own all ranks of a stage do the same work, so one or two peers suffice
     there: a rank is late if it takes longer than all of them.
-
-    Args:
-        lost_ns: Shape (ranks, steps).
-
-    Returns:
-        Shapes (ranks, steps), ns, and (ranks,).
     """
     expected, enough = medians_by_kind(lost_ns, gaps.profile.stage, is_lower=True)
     others = np.median(lost_ns, axis=0)
@@ -151,11 +145,7 @@ def _expected_ns(
 
 
 def _is_persistent(excess: NDArray[np.float64], phase: Phase) -> bool:
-    """Return whether a phase is a stall in most of its steps, not a few long pauses.
-
-    Args:
-        excess: Shape (steps,), of one rank; NaN if unknown.
-    """
+    """Return whether a phase is a stall in most of its steps, not a few long pauses."""
     known = excess[phase.inside]
     known = known[~np.isnan(known)]
     if phase.excess_ratio < phase.threshold or len(known) < THRESHOLDS.min_lasting_steps:

@@ -204,11 +204,6 @@ def _skew_candidate(
 
     If they take turns, the part is the lateness of all members: with the last one fixed, the group
     would wait for the next one.
-
-    Args:
-        chosen: Shape (gaps,): the gaps of the part.
-        expected_ns: Shape (ranks, steps): their sum if all members were in time.
-        late: Rows of the late members.
     """
     ranks = tuple(gaps.profile.ranks[late].tolist())
     lag_ns = phase.excess_ratio * float(np.median(gaps.compute_ns[late]))

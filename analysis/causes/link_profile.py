@@ -277,13 +277,6 @@ def _expected(
     """Return the baseline of each link of one kind, and which links have few alike ones.
 
     A link with few alike ones between the same stages is compared with the links between all.
-
-    Args:
-        value: Shape (links, steps): median transfer; NaN if unknown.
-        stages: Shape (links, 2): stages of the first and the last member.
-
-    Returns:
-        Shapes (links, steps) and (links,).
     """
     _, position = np.unique(stages, axis=0, return_inverse=True)
     medians, enough = medians_by_kind(value, position.reshape(-1))

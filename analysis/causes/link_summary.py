@@ -173,12 +173,7 @@ def _totals(
 def _matrix(
     profile: LinkProfile, sums: NDArray[np.float64], order: NDArray[np.int64]
 ) -> LinkMatrix | None:
-    """Return the matrix of the pairs: by host if several hosts are known, else by rank.
-
-    Args:
-        sums: Shape (5, links).
-        order: Links, the slowest first: their ends have a row.
-    """
+    """Return the matrix of the pairs: by host if several hosts are known, else by rank."""
     pairs = order[profile.is_pair[order]]
     if not len(pairs):
         return None

@@ -276,15 +276,7 @@ def find_network_symptom(samples: SampleTable, phase_ns: tuple[int, int]) -> Net
 def _growth(
     samples: SampleTable, code: int, phase_ns: tuple[int, int]
 ) -> list[tuple[int, float, float | None]]:
-    """Return (host, growth in a phase, growth outside) of each host's counters of one name.
-
-    Args:
-        code: The name, as a code of ``samples.names``.
-        phase_ns: (begin, end) of the phase, Unix time.
-
-    Returns:
-        Hosts as codes; growth per ns, None outside if nothing was read there.
-    """
+    """Return (host, growth in a phase, growth outside) of each host's counters of one name."""
     rows = np.flatnonzero(samples.name == code)
     rows = rows[argsort_rows(samples.host[rows], samples.device[rows], samples.at_ns[rows])]
     host, device, at = samples.host[rows], samples.device[rows], samples.at_ns[rows]

@@ -142,11 +142,7 @@ def _add_sequences(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate,
 
 
 def _find_sequences(case: Case, compute: Sequence[Candidate]) -> Candidate | None:
-    """Return unequal lengths as a candidate; None if there is no effect, or if it costs little.
-
-    Args:
-        compute: What computes slowly: that varies for another reason.
-    """
+    """Return unequal lengths as a candidate; None if there is no effect, or if it costs little."""
     reading, model = case.reading, case.reading.model
     effect = describe_sequence_effect(
         reading.items,

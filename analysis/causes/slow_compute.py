@@ -240,13 +240,7 @@ def _without_slow_ranks(
 def _rank_candidate(
     profile: ComputeProfile, phase: Phase, part: NDArray[np.int64], partners: tuple[int, ...]
 ) -> Candidate:
-    """Return a slow rank and its partners as a candidate.
-
-    Args:
-        profile: Compute of each rank against its peers.
-        part: The operations of its partners, ascending.
-        partners: Ranks, itself included, that look the same in the trace.
-    """
+    """Return a slow rank and its partners as a candidate."""
     row, steps = phase.row, phase.steps(profile.steps)
     num_peers = int((profile.stage == profile.stage[row]).sum()) - 1
     slow = SlowRanks(

@@ -95,11 +95,7 @@ def find_slow_stages(profile: ComputeProfile) -> tuple[SlowRanks, ...]:
 def _measure_stage(
     profile: ComputeProfile, rows: NDArray[np.int64], phase: Phase, others_ns: NDArray[np.float64]
 ) -> SlowRanks | None:
-    """Return the slow ranks of a stage; None if its excess is within the noise of its ranks.
-
-    Args:
-        others_ns: Shape (steps,): compute of the other stages.
-    """
+    """Return the slow ranks of a stage; None if its excess is within the noise of its ranks."""
     total_ns = profile.total_ns[rows, phase.inside]
     ratio = row_medians(total_ns / others_ns[phase.inside]) - 1.0
     noise = robust_deviation(total_ns / row_medians(total_ns)[:, None])

@@ -210,14 +210,11 @@ class StepAreas:
             kind[larger] = code
             np.maximum(most, area, out=most)
             total += area
-        return KindCells(kind=kind, filled_ratio=self._ratio(total))
-
-    def _ratio(self, total: NDArray[np.int64]) -> NDArray[np.float32]:
         # A step with fewer nanoseconds than bins has bins of no width, which hold nothing.
         width = np.maximum(np.diff(self.edges_ns), 1)
         num_ranks = np.array([[len(block)] for block in self.rank_blocks])
         ratio: NDArray[np.float32] = (total / (width * num_ranks)).astype(np.float32)
-        return ratio
+        return KindCells(kind=kind, filled_ratio=ratio)
 
 
 def draw_picture(
@@ -378,7 +375,10 @@ def measure_areas(
         rank_blocks: The ranks of each line; spans of other ranks are left out.
     """
     spans = timeline.spans
-    line_by_rank = _lines_by_rank(rank_blocks)
+    ranks = np.array([rank for block in rank_blocks for rank in block], dtype=np.int64)
+    line_by_rank = np.full(int(ranks.max(initial=0)) + 1, NONE, dtype=np.int64)
+    sizes = [len(block) for block in rank_blocks]
+    line_by_rank[ranks] = np.repeat(np.arange(len(sizes)), sizes)
     known = spans.rank < len(line_by_rank)
     line = np.where(known, line_by_rank[np.minimum(spans.rank, len(line_by_rank) - 1)], NONE)
     start = spans.start_ns - timeline.begin_ns
@@ -567,14 +567,6 @@ class _Grid:
         upper = self.edges[np.minimum(guess + 1, self._num_bins)]
         guess += (at >= upper) & (guess < self._num_bins)
         return guess
-
-
-def _lines_by_rank(rank_blocks: Sequence[tuple[int, ...]]) -> NDArray[np.int64]:
-    """Return the line of each rank, by rank; -1 for ranks that are in no block."""
-    ranks = np.array([rank for block in rank_blocks for rank in block], dtype=np.int64)
-    lines = np.full(int(ranks.max(initial=0)) + 1, NONE, dtype=np.int64)
-    lines[ranks] = np.repeat(np.arange(len(rank_blocks)), [len(block) for block in rank_blocks])
-    return lines
 
 
 def _stack_cells(cells: list[KindCells]) -> KindCells:

@@ -247,17 +247,11 @@ def _fixes(
 def _stage_ratio(
     model: ReplayModel, candidates: Sequence[Candidate], ideal: Times, unblamed: Times
 ) -> NDArray[np.float64]:
-    """Return what compute takes on the healthy ranks of its stage, over its ideal.
+    """Return compute of the healthy ranks of a stage over its ideal. Shape (kinds, stages).
 
     The ideal is a mean over all stages. A slow rank of a stage with more work, once fixed, still
     has that work. The ratio is 1 for all else than compute, and if the stage has no other compute
     of that kind.
-
-    Args:
-        unblamed: The run, without waits for partners in compute.
-
-    Returns:
-        Shape (kinds, stages).
     """
     found = np.ones((len(model.kinds), int(model.stage.max(initial=0)) + 1))
     slow = [each for each in candidates if is_of_device(each)]
@@ -472,16 +466,7 @@ def _ratio_by_step(
     duration_ns: NDArray[np.float64],
     ideal_ns: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return the ratio of recorded to ideal compute in each step; 1 if no step is unusual.
-
-    Args:
-        others: Shape (ops,): compute of one kind outside all parts.
-        duration_ns: Shape (ops,): recorded durations.
-        ideal_ns: Shape (ops,).
-
-    Returns:
-        Shape (steps,).
-    """
+    """Return the ratio of recorded to ideal compute in each step; 1 if no step is unusual."""
     rows = np.flatnonzero(others & (ideal_ns > 0))
     step = model.operations.step[rows]
     found = np.ones(len(model.operations.steps))
@@ -502,13 +487,7 @@ def _medians_outside(
     inside: NDArray[np.bool_],
     ideal_ns: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return ideals in which those of wanted operations are medians of alike ones outside.
-
-    Args:
-        wanted: Shape (ops,).
-        inside: Shape (ops,): operations of any part.
-        ideal_ns: Shape (ops,): kept if there are no alike ones outside.
-    """
+    """Return ideals in which those of wanted operations are medians of alike ones outside."""
     label = model.operations.label
     concerned = np.flatnonzero(np.isin(label, sorted_unique(label[wanted])))
     number, num = factorize(label[concerned])

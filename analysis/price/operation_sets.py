@@ -117,8 +117,11 @@ def select_ranks(run: RunInfo, condition: Callable[[RankInfo], bool]) -> list[in
     return sorted(rank for rank, info in run.ranks.items() if condition(info))
 
 
-def _with_ranks(model: ReplayModel, ranks: list[int]) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = np.isin(model.rank, np.array(ranks, dtype=np.int32))
+def _on_ranks(
+    run: RunInfo, reading: Reading, condition: Callable[[RankInfo], bool]
+) -> NDArray[np.bool_]:
+    ranks = np.array(select_ranks(run, condition), dtype=np.int32)
+    found: NDArray[np.bool_] = np.isin(reading.model.rank, ranks)
     return found
 
 
@@ -127,19 +130,6 @@ def _with_kind(wanted: str, _run: RunInfo, reading: Reading) -> NDArray[np.bool_
     if wanted not in model.kinds:
         raise EmptyPartError(f"no kind {wanted!r} in this run; it has {', '.join(model.kinds)}")
     found: NDArray[np.bool_] = model.kind == model.kinds.index(wanted)
-    return found
-
-
-def _with_tp(wanted: int, run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
-    return _with_ranks(reading.model, select_ranks(run, lambda info: info.coords.tp == wanted))
-
-
-def _with_host(wanted: str, run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
-    return _with_ranks(reading.model, select_ranks(run, lambda info: info.host == wanted))
-
-
-def _with_worker(wanted: tuple[int, int], _run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = (reading.model.dp == wanted[0]) & (reading.model.stage == wanted[1])
     return found
 
 
@@ -160,11 +150,13 @@ def _with_link(wanted: tuple[int, int], _run: RunInfo, reading: Reading) -> NDAr
 _CONDITIONS: dict[str, Callable[..., NDArray[np.bool_]]] = {
     "kind": _with_kind,
     "dp": lambda wanted, _run, reading: reading.model.dp == wanted,
-    "tp": _with_tp,
+    "tp": lambda tp, run, reading: _on_ranks(run, reading, lambda info: info.coords.tp == tp),
     "stage": lambda wanted, _run, reading: reading.model.stage == wanted,
-    "worker": _with_worker,
+    "worker": lambda at, _run, reading: (
+        (reading.model.dp == at[0]) & (reading.model.stage == at[1])
+    ),
     "rank": lambda wanted, _run, reading: reading.model.rank == wanted,
-    "host": _with_host,
+    "host": lambda host, run, reading: _on_ranks(run, reading, lambda info: info.host == host),
     "step": _with_step,
     "link": _with_link,
 }

@@ -319,9 +319,6 @@ def _find_meetings(
 
     Of several members on one clock the first end and the last start count: delays of a host only
     ever make its ends later.
-
-    Args:
-        clock: Code of the clock of each (epoch, rank).
     """
     rooted = np.array([name in ROOTED for name in spans.names], dtype=np.bool_)
     usable = is_communication(spans) & ((spans.flags & _UNUSABLE) == 0) & (spans.seq != NONE)

@@ -358,14 +358,6 @@ def remove_overlaps(waits: WaitIntervals) -> WaitIntervals:
     )
 
 
-NO_WAITS = WaitIntervals(
-    rank=np.zeros(0, dtype=np.int32),
-    operation=np.zeros(0, dtype=np.int64),
-    start_ns=np.zeros(0, dtype=np.int64),
-    end_ns=np.zeros(0, dtype=np.int64),
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBlock:
     """Neighbouring steps of a run, with operations and waits of their own."""

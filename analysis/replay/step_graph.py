@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .model import ReplayModel
-    from .operations import Operations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +127,12 @@ def build_step_graph(model: ReplayModel, steps: Sequence[int] | None = None) -> 
     arrival, gate, num_gates = _gates(operations.group[rows])
     num_before_sinks = len(rows) + int((gate >= 0).sum()) + num_gates
     sink = num_before_sinks + np.arange(len(numbers))
-    src, dst = _edges(operations, rows, arrival, gate)
+    number = np.full(len(operations), -1, dtype=np.int64)
+    number[rows] = np.arange(len(rows))
+    inside = number[operations.dst] >= 0
+    members = np.flatnonzero(gate >= 0)
+    src = np.concatenate((number[operations.src[inside]], arrival[members], gate[members]))
+    dst = np.concatenate((arrival[number[operations.dst[inside]]], gate[members], members))
     closing = np.flatnonzero(operations.closes_step[rows])
     return StepGraph(
         steps=numbers,
@@ -195,11 +199,7 @@ def node_slack(
 
 
 def _gates(group: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Number the arrival and gate nodes after the operations.
-
-    Returns:
-        Arrival nodes and gate nodes (-1 without a group), shape (ops,) each; the number of gates.
-    """
+    """Number the arrival and gate nodes after the operations."""
     num = len(group)
     members = np.flatnonzero(group != NO_GROUP)
     found, of_member = np.unique(group[members], return_inverse=True)
@@ -207,21 +207,6 @@ def _gates(group: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], NDArray[
     arrival[members] = num + np.arange(len(members))
     gate[members] = num + len(members) + of_member
     return arrival, gate, len(found)
-
-
-def _edges(
-    operations: Operations,
-    rows: NDArray[np.int64],
-    arrival: NDArray[np.int64],
-    gate: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    number = np.full(len(operations), -1, dtype=np.int64)
-    number[rows] = np.arange(len(rows))
-    inside = number[operations.dst] >= 0
-    members = np.flatnonzero(gate >= 0)
-    src = (number[operations.src[inside]], arrival[members], gate[members])
-    dst = (arrival[number[operations.dst[inside]]], gate[members], members)
-    return np.concatenate(src), np.concatenate(dst)
 
 
 def _longest_paths(

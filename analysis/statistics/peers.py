@@ -235,12 +235,6 @@ def _confirmed_peers(
     kind but not faster. So a rank of another stage that is as fast as the fastest there confirms
     that ranks of one stage agree in this job. One that is alone confirms only stages of equal work.
 
-    Args:
-        level: Shape (ranks,): typical compute of each rank.
-        stage: Shape (ranks,).
-        few: The other ranks of the stage.
-        others: The ranks of other stages.
-
     Returns:
         The peers that agree with the fastest of them; none unless `min_peers` ranks confirm them,
         these peers included.

@@ -358,11 +358,6 @@ def _count_overlapping(
 
     A host that waits for each transfer computes nothing while one is open. Their edges overlap
     even so: in a published trace by more than 50 us.
-
-    Args:
-        line: Number line of all workers' times.
-        start: Shape (transfers,): starts on it, ascending.
-        end: Shape (transfers,): ends on it, ascending.
     """
     computes = np.flatnonzero(
         (rows.type == CODE[FORWARD_COMPUTE]) | (rows.type == CODE[BACKWARD_COMPUTE])

@@ -184,11 +184,7 @@ def _pair_transfers(
     direction: Direction,
     num_stages: int,
 ) -> NDArray[np.int64]:
-    """Pair the n-th send of a stage with the n-th receive of the next.
-
-    Returns:
-        The rows that stay unpaired although the worker at the other end has operations.
-    """
+    """Pair the n-th send of a stage with the n-th receive of the next; return the unpaired."""
     target = (rows.stage[sends] + direction.towards) % num_stages
     send_key = rows.worker_dp[rows.worker[sends]] * num_stages + target
     recv_key = rows.worker_dp[rows.worker[recvs]] * num_stages + rows.stage[recvs]

@@ -133,16 +133,7 @@ def _scale_to_whole(
     *,
     by_chunk: bool,
 ) -> NDArray[np.float64]:
-    """Return all compute over that outside excluded pieces, by kind and stage, and maybe by chunk.
-
-    Args:
-        compute: Pieces of forward and backward.
-        excluded: Shape (pieces,): those of experts, or of forwards without gradients.
-        by_chunk: Whether each chunk has its own ratio.
-
-    Returns:
-        Shape (pieces,), 1 for excluded and all other pieces.
-    """
+    """Return all compute over that outside excluded pieces, by kind, stage and maybe chunk."""
     spans, line = matched.spans, matched.line
     rank_stage = np.array([ranks[rank].coords.pp for rank in line.ranks.tolist()])
     span = pieces.compute[compute]
@@ -174,14 +165,7 @@ def _merge_parts(
     *,
     deferred_ratio: float,
 ) -> ComputeItems:
-    """Merge the parts of each micro-batch into one item.
-
-    Args:
-        items: One per span.
-        span: Shape (items,): row of the span.
-        part: Shape (items,): part of the micro-batch.
-        deferred_ratio: Share of the compute in deferred parts.
-    """
+    """Merge the parts of each micro-batch into one item."""
     if not deferred_ratio:
         return items
     deferred = is_deferred_part(part)

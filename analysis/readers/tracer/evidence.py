@@ -86,16 +86,7 @@ def _gap_places(
     waited_ns: NDArray[np.float64],
     numbers: NDArray[np.int32],
 ) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
-    """Return the place of each piece as a gap, and of the time before the first compute.
-
-    Args:
-        part: Shape (spans,): the part of its micro-batch that a compute span is.
-        waited_ns: Shape (rank steps,): from `_waited_between_steps`.
-        numbers: Numbers of the steps.
-
-    Returns:
-        Shapes (pieces,) and (rank steps,).
-    """
+    """Return the place of each piece as a gap, and of the time before the first compute."""
     num = len(pieces.start)
     own = is_own_compute(pieces, num)
     index = np.arange(num)
@@ -150,9 +141,6 @@ def _recorded_input(
     """Return number and total ns of the ``data`` spans of each (rank, step).
 
     By its number: a host that runs ahead fetches the input before its device begins the step.
-
-    Returns:
-        Two arrays of shape (rank steps,).
     """
     spans, steps = matched.spans, matched.rank_steps
     rows = np.flatnonzero(spans.kind == KIND_CODES[SpanKind.DATA])

@@ -162,16 +162,7 @@ def build_model(  # noqa: PLR0913  # a run and what its reader found
 def _order_operations(
     matched: MatchedWaits, pieces: Pieces, dp: NDArray[np.int32]
 ) -> NDArray[np.int64]:
-    """Order the operations by (step, dp, rank), pieces before communications, then by time.
-
-    Args:
-        matched: Communications, which are ordered by their launch.
-        pieces: The pieces, which are in order of time.
-        dp: Shape (rank steps,): data-parallel position.
-
-    Returns:
-        Shape (ops,): numbers of operations, the pieces being the first.
-    """
+    """Order the operations by (step, dp, rank), pieces before communications, then by time."""
     rank_steps = matched.rank_steps
     place = np.empty(len(rank_steps.rank), dtype=np.int64)
     place[argsort_rows(rank_steps.step_index, dp, rank_steps.rank)] = np.arange(len(place))
@@ -293,14 +284,6 @@ def _delays(
 
     The ideal is the median over all ranks and steps. A rank that begins while the step before still
     runs elsewhere is not late, so only what is beyond that is compared.
-
-    Args:
-        pieces: The pieces. Ranks without one in a step are not among those of the median.
-        rank_steps: The steps of each rank.
-        overlap_ns: Shape (steps,): time that each step shares with the one before.
-
-    Returns:
-        Two arrays of shape (rank steps,), ns.
     """
     step = rank_steps.step_index
     earliest = np.full(len(overlap_ns), np.iinfo(np.int64).max)
@@ -442,10 +425,6 @@ def _share_calls(
     """Make the ideal of forwards without gradients that of equal shares; return the planned ones.
 
     The ranks of a stage may run unequal numbers of them. Evaluations are planned: their ideal is 0.
-
-    Args:
-        part: Shape (spans,): the part of its micro-batch that a compute span is.
-        ideal_ns: Shape (ops,), of spans that are alike; changed.
     """
     calls = np.flatnonzero(find_calls(pieces, part))
     at, steps = pieces.rank_step[calls], matched.rank_steps
@@ -498,11 +477,7 @@ def ideal_transfers(
 
 
 def _faster_levels(levels: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the faster level of each row that has two; NaN for the others.
-
-    Args:
-        levels: Shape (labels, steps): median transfers; NaN if unknown.
-    """
+    """Return the faster level of each row that has two; NaN for the others."""
     found = np.full(len(levels), np.nan)
     faster, usual = faster_steps_baseline(levels)[:, 0], row_medians(levels)
     for row in np.flatnonzero(usual > (1.0 + THRESHOLDS.min_excess_ratio) * faster).tolist():

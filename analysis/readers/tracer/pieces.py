@@ -227,12 +227,6 @@ def _named_rows(
 
     Compute that such a span encloses is compute; what a span inside it takes is not, unless a
     device computes. A device has nothing to do while its host compiles the rest of what it does.
-
-    Args:
-        layers: `_named_layers`.
-        first: Shape (pieces,): begins of the pieces.
-        in_compute: Shape (pieces,): index of the compute span, or `NOT_FOUND`.
-        on_device: Shape (pieces,): pieces of compute that was timed on a device.
     """
     found = np.full(len(first), GAP, dtype=np.int64)
     begin, end = np.append(compute.start, 0)[in_compute], np.append(compute.end, 0)[in_compute]
