@@ -135,7 +135,9 @@ def collect_transfers(
     sizes = np.diff(np.append(first, len(order)))
     lead = order[first]
     link, num_links = factorize(*members.link_key[:, lead])
-    links = tuple(make_link(int(lead[row])) for row in _pick_rows(link, num_links))
+    any_instance = np.zeros(num_links, dtype=np.int64)
+    any_instance[link] = lead
+    links = tuple(map(make_link, any_instance.tolist()))
     extent = np.array([link_extent(each) for each in links], dtype=np.int64).reshape(-1, 2)
     alike, _ = factorize(*members.alike_key[:, lead], *extent[link].T)
     link_of_operation = np.full(num_operations, NO_LINK, dtype=np.int32)
@@ -156,11 +158,3 @@ def collect_transfers(
         links=links,
         link_of_operation=link_of_operation,
     )
-
-
-def _pick_rows(code: NDArray[np.int64], num: int) -> list[int]:
-    """Return one row of each code."""
-    row = np.zeros(num, dtype=np.int64)
-    row[code] = np.arange(len(code))
-    rows: list[int] = row.tolist()
-    return rows

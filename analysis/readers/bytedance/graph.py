@@ -115,9 +115,12 @@ def _add_warm_up_edges(rows: Rows, edges: Edges, computes: NDArray[np.int64]) ->
 
 def _add_parameter_edges(rows: Rows, edges: Edges) -> None:
     """Make each chunk's first forward-compute wait for its last params-all-gather."""
-    last_gather = _pick_by_chunk(rows, PARAMS_ALL_GATHER, last=True)
-    first_forward = _pick_by_chunk(rows, FORWARD_COMPUTE, last=False)
-    edges.add(*_match_keys(last_gather, first_forward))
+    gathers, gather_chunk = _pick_by_chunk(rows, PARAMS_ALL_GATHER, last=True)
+    forwards, forward_chunk = _pick_by_chunk(rows, FORWARD_COMPUTE, last=False)
+    _, of_gather, of_forward = np.intersect1d(
+        gather_chunk, forward_chunk, assume_unique=True, return_indices=True
+    )
+    edges.add(gathers[of_gather], forwards[of_forward])
 
 
 def _pick_by_chunk(

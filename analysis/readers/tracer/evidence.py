@@ -255,12 +255,11 @@ def find_transfers(
         ),
         make_link=link,
         num_operations=len(number),
-        link_extent=lambda found: (len(found.members), _crosses_hosts(found.members, hosts)),
+        link_extent=lambda found: (
+            len(found.members),
+            len({hosts[rank] for rank in found.members}) > 1,
+        ),
     )
-
-
-def _crosses_hosts(members: tuple[int, ...], hosts: defaultdict[int, str]) -> bool:
-    return len(set(map(hosts.__getitem__, members))) > 1
 
 
 def is_delayed_in_call(
