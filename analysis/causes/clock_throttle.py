@@ -13,7 +13,7 @@ from ..replay.model import COMPUTE_KINDS, has_kind
 from ..report.text import format_percent, format_ranks
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import in_shown_steps
-from .detector import Cause
+from .detector import Cause, ShownIn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,6 +43,7 @@ CAUSE = Cause(
     name="clock-throttle",
     one="is slow because its clock is throttled",
     several="are slow because their clocks are throttled",
+    shown_in=ShownIn.COMPUTE,
     has_place=True,
     recurs_as="slow-compute",
 )

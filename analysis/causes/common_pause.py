@@ -9,12 +9,13 @@ import numpy as np
 from rankscope.tracer.span import NS_PER_S
 
 from ..arrays.group_stats import row_medians
+from ..breakdown.waterfall import Part
 from ..replay.model import Place
 from ..report.network import CommonPause
 from ..report.text import format_count, format_duration, format_steps
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
-from .detector import Cause, Subject
+from .detector import Cause, HostTime, Subject
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,6 +27,9 @@ CAUSE = Cause(
     name="common-pause",
     subject=Subject.JOB,
     sentence="All ranks pause together",
+    shown_in=HostTime(
+        "gaps of the host", (Part.HOST_GAP, Part.INPUT, Part.UNKNOWN), is_of_all=True
+    ),
     is_alarm=False,
 )
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from rankscope.tracer.topology import Coords
 
+    from ..breakdown.waterfall import Part
     from ..replay.model import ComputeItems, Reading
     from ..replay.what_if import Replayer
     from ..statistics.peers import ComputeProfile
@@ -38,9 +39,26 @@ class Subject(Enum):
     JOB = "the whole job: the ranks that show it are not at fault"
 
 
+class ShownIn(Enum):
+    """Operations in which a cause shows."""
+
+    COMPUTE = "compute"
+    TRANSFERS = "transfers"
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """Time of a host in which a cause shows, as parts of the waterfall."""
+
+    name: str
+    parts: tuple[Part, ...]
+    is_of_all: bool = False
+    """Whether all ranks lose it at once, so that a rank is compared with its own median step."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """One cause, with all that the verdict, the alerts and the recurrence need of it."""
+    """One cause, with all that the verdict, its evidence, the alerts and the recurrence need."""
 
     name: str
     """As it is written in findings, in the store and in the JSON document."""
@@ -54,6 +72,9 @@ class Cause:
 
     sentence: str = ""
     """Whole sentence without its full stop, for a subject `JOB` or a finding without ranks."""
+
+    shown_in: ShownIn | HostTime | None = None
+    """Where its proof is looked for; None: it is about no time."""
 
     is_alarm: bool = True
     """False: reported beside `healthy`, which remains the first finding."""

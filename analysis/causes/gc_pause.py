@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.group_stats import group_medians, sum_cells
+from ..breakdown.waterfall import Part
 from ..replay.model import Place
 from ..report.text import format_count, format_duration, format_percent
 from ..statistics.phases import find_period
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate, explained_gaps
-from .detector import INSUFFICIENT_EVIDENCE, Cause, Subject
+from .detector import INSUFFICIENT_EVIDENCE, Cause, HostTime, Subject
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,6 +31,7 @@ CAUSE = Cause(
     name="gc-pause",
     subject=Subject.JOB,
     sentence="Garbage collection pauses ranks in turn, and each pause holds up all others",
+    shown_in=HostTime("garbage collection and gaps of the host", (Part.GC, Part.HOST_GAP)),
 )
 
 

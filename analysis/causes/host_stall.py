@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.group_stats import medians_by_kind, row_medians
+from ..breakdown.waterfall import Part
 from ..replay.model import Place
 from ..statistics.phases import find_rank_phases
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import explained_gaps, merge_equal, merge_hosts, merge_recurring
-from .detector import Cause
+from .detector import Cause, HostTime
 from .host_gaps import WORKING_PLACES, Loss, late_candidates
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ CAUSE = Cause(
     name="host-stall",
     one="launches late because its host stalls",
     several="launch late because their host stalls",
+    # The host's own spans before the first compute are input there.
+    shown_in=HostTime("gaps of the host", (Part.INPUT, Part.HOST_GAP)),
     has_place=True,
 )
 

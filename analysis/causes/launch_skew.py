@@ -10,6 +10,7 @@ import numpy as np
 from rankscope.tracer.span import SpanKind
 
 from ..arrays.group_stats import MIN_ROWS_OF_KIND, fast_quartile
+from ..breakdown.waterfall import Part
 from ..replay.model import Place
 from ..report.text import format_count, format_duration, format_percent, format_ranks, format_steps
 from ..statistics.noise import deviation_of_distances, required_deviations, step_deviation
@@ -17,7 +18,7 @@ from ..statistics.phases import find_period, find_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import host_stall
 from .candidate import Candidate, explained_gaps, merge_alike, merge_recurring, shows_in
-from .detector import Cause
+from .detector import Cause, HostTime
 from .host_stall import find_host_stalls
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ CAUSE = Cause(
     one="enters collectives late",
     several="take turns in entering collectives late",
     sentence="Ranks take turns in entering collectives late",
+    shown_in=HostTime("gaps of the host before a launch", (Part.HOST_GAP,)),
 )
 
 

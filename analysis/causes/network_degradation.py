@@ -15,7 +15,7 @@ from ..report.text import format_count, format_percent, format_ranks, format_ste
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate, join_candidates
 from .clock_throttle import PART_MARK
-from .detector import Cause, Subject
+from .detector import Cause, ShownIn, Subject
 from .link_profile import find_rise
 from .slow_compute import SLOW_DEVICE
 from .slow_link import CAUSE as SLOW_LINK
@@ -48,7 +48,12 @@ Source: the RoCE counters of Linux's sysfs and their use in arXiv 2402.15627. In
 packets back instead of marking them, so ``port_xmit_wait`` is their only sign of congestion."""
 
 
-CAUSE = Cause(name="network-degradation", subject=Subject.JOB, sentence="The network is slow")
+CAUSE = Cause(
+    name="network-degradation",
+    subject=Subject.JOB,
+    sentence="The network is slow",
+    shown_in=ShownIn.TRANSFERS,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

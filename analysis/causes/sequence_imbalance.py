@@ -21,7 +21,7 @@ from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import stage_imbalance
 from .candidate import Candidate, in_shown_steps, join_candidates, named_ranks, shows_in
-from .detector import INSUFFICIENT_EVIDENCE, Cause, Subject
+from .detector import INSUFFICIENT_EVIDENCE, Cause, ShownIn, Subject
 from .equal_lengths import (
     correlation,
     equalize_durations,
@@ -52,6 +52,7 @@ CAUSE = Cause(
     subject=Subject.JOB,
     has_onset=False,
     sentence="Unequal lengths make ranks wait for each other",
+    shown_in=ShownIn.COMPUTE,
 )
 """With ranks: their experts get more tokens than others."""
 

@@ -30,7 +30,7 @@ from .candidate import (
     shows_in,
 )
 from .clock_throttle import explain_by_clock, find_drop, name_worker
-from .detector import INSUFFICIENT_EVIDENCE, Cause
+from .detector import INSUFFICIENT_EVIDENCE, Cause, ShownIn
 from .stage_imbalance import SlowRanks, find_slow_stages
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ CAUSE = Cause(
     name="slow-compute",
     one="computes slowly",
     several="compute slowly",
+    shown_in=ShownIn.COMPUTE,
     has_place=True,
 )
 

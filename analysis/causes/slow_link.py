@@ -16,7 +16,7 @@ from ..report.text import format_duration, format_percent, format_steps
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
-from .detector import Cause, Subject
+from .detector import Cause, ShownIn, Subject
 from .link_profile import MAX_PLANNED_RATIO
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ CAUSE = Cause(
     subject=Subject.LINK,
     one="has a slow link",
     several="share a slow link",
+    shown_in=ShownIn.TRANSFERS,
     has_place=True,
 )
 
