@@ -13,7 +13,7 @@ from rankscope.tracer.span import NONE
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..report.rank_details import RankValues
+    from ..records.rank_details import RankValues
 
 RANKS_PER_LINE = 8
 """Cells of one line of a box: the devices of most hosts."""
