@@ -165,8 +165,7 @@ class AlertRules:
 
     def of(self, rule: str) -> RuleSettings:
         """Return the settings of a rule by its name."""
-        found: RuleSettings = getattr(self, rule.replace("-", "_"))
-        return found
+        return getattr(self, rule.replace("-", "_"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -183,8 +183,7 @@ def sorted_unique(column: NDArray[np.integer[Any]]) -> NDArray[Any]:
         seen[column - column.dtype.type(minimum)] = True
         return (np.flatnonzero(seen) + minimum).astype(column.dtype)
     ordered = np.sort(column)
-    found: NDArray[Any] = ordered[np.append(True, ordered[1:] != ordered[:-1])]
-    return found
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])]
 
 
 def cumcount(key: NDArray[np.integer]) -> NDArray[np.int64]:

@@ -223,8 +223,7 @@ def find_positions(values: NDArray[np.integer[Any]], ascending: NDArray[Any]) ->
     if maximum - minimum >= _DENSE * len(values):
         return np.searchsorted(ascending, values)
     table = np.searchsorted(ascending, np.arange(minimum, maximum + 1))
-    found: NDArray[np.int64] = table[values - values.dtype.type(minimum)]
-    return found
+    return table[values - values.dtype.type(minimum)]
 
 
 def first_rows(ascending: NDArray[np.integer[Any]], num: int) -> NDArray[np.int64]:
@@ -248,5 +247,4 @@ def is_in_sorted(values: NDArray[np.integer[Any]], ascending: NDArray[Any]) -> N
     if not len(ascending):
         return np.zeros(len(values), dtype=np.bool_)
     index = np.minimum(find_positions(values, ascending), len(ascending) - 1)
-    found: NDArray[np.bool_] = ascending[index] == values
-    return found
+    return ascending[index] == values

@@ -66,8 +66,7 @@ class StepTimeline:
     @property
     def communication(self) -> NDArray[np.bool_]:
         """Shape (spans,): communication, by the span's kind or by its inferred group."""
-        found: NDArray[np.bool_] = is_communication(self.spans) | (self.wait_ns >= 0)
-        return found
+        return is_communication(self.spans) | (self.wait_ns >= 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -209,8 +209,7 @@ def _mean_step_with_each(
 ) -> list[float]:
     """Return the mean step with each candidate's own times alone in the place of the run's."""
     changes = [Change(fix.rows, *each) for fix, each in zip(fixes, own, strict=True)]
-    means: list[float] = replayer.full_with_each(*times, changes).mean(axis=1).tolist()
-    return means
+    return replayer.full_with_each(*times, changes).mean(axis=1).tolist()
 
 
 def confidence(excess_ratio: float, threshold: float) -> float:

@@ -513,8 +513,7 @@ class Rows:
 
     def nth(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions of some rows in their blocks."""
-        found: NDArray[np.int64] = rows - self.first[self.worker[rows], self.type[rows]]
-        return found
+        return rows - self.first[self.worker[rows], self.type[rows]]
 
 
 def sort_rows(run: RunInfo, spans: Columns) -> Rows:

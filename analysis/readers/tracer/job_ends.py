@@ -127,8 +127,7 @@ def _are_long(value: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which values are longer than usual. Shape as given, (steps,)."""
     usual = float(np.median(value))
     least = max(THRESHOLDS.min_excess_ratio * usual, MIN_DEVIATIONS * robust_deviation(value))
-    found: NDArray[np.bool_] = value - usual > least
-    return found
+    return value - usual > least
 
 
 def _is_odd(duration_ns: NDArray[np.int64]) -> bool:
@@ -185,5 +184,4 @@ def _own_time(spans: SpanTable, steps: StepTable, split: WaitSplit) -> NDArray[n
     at, of = np.minimum(at, len(ranks) - 1), np.minimum(of, len(numbers) - 1)
     known = (ranks[at] == waits.rank) & (numbers[of] == step)
     np.subtract.at(own_ns, (at[known], of[known]), (waits.end_ns - waits.start_ns)[known])
-    median: NDArray[np.float64] = np.nanquantile(own_ns, 0.5, axis=0, method="lower")
-    return median
+    return np.nanquantile(own_ns, 0.5, axis=0, method="lower")
