@@ -226,8 +226,6 @@ def find_conditions(
     """Return all that a run gives reason to alert about, whether it is over or not.
 
     Args:
-        report: The newest diagnosis.
-        rules: Thresholds; the defaults if None.
         is_over: Whether the run has ended: then only what ended it is active.
     """
     rules, tracked = rules or AlertRules(), tuple(tracked)

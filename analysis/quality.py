@@ -211,11 +211,7 @@ def _coverage(run: RunInfo, steps: StepTable, reading: Reading) -> float | None:
 
 
 def left_out_sentence(left_out: Mapping[int, str]) -> str:
-    """Return the steps that are left out, by reason; empty if there are none.
-
-    Args:
-        left_out: Reason by step number.
-    """
+    """Return the steps that are left out, by reason; empty if there are none."""
     by_reason: dict[str, list[int]] = {}
     for step, reason in sorted(left_out.items()):
         by_reason.setdefault(reason, []).append(step)

@@ -106,7 +106,6 @@ def measure_bubble(
     """Return the bubble by formula and as measured; None without a pipeline.
 
     Args:
-        layout: Its number of stages.
         bubble_ns: Bubble of all ranks and steps.
         compute_ns: Useful forward and backward compute of all ranks and steps.
     """

@@ -96,11 +96,7 @@ def compute_mfu(
 
 
 def explain_missing_mfu(run: RunInfo, steps: StepTable) -> str:
-    """Return why `compute_mfu` returns None, and what makes it known.
-
-    Args:
-        steps: Any number of epochs.
-    """
+    """Return why `compute_mfu` returns None, and what makes it known."""
     install = "`tracer.install`"
     if run.source_format != "rankscope":
         return "the trace format has no FLOPs"
@@ -131,9 +127,6 @@ def count_tokens(run: RunInfo, steps: StepTable) -> dict[int, int]:
     """Return the tokens of each step of the job, in the steps of which `compute_mfu` speaks.
 
     Without a layout each rank counts as a position of its own, so only their ratios mean something.
-
-    Args:
-        steps: Any number of epochs.
     """
     return {
         step: num_tokens

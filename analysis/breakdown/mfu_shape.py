@@ -110,7 +110,6 @@ def classify_mfu(
         by_step: MFU, unsmoothed.
         flops_by_step: FLOPs of each step: fewer of them are no drop.
         squares_by_step: Squared sequence lengths of each step: more of them are no drop.
-        restart_steps: First steps after restarts of the job.
         usual: MFU of an earlier run that compares with this one; None if unknown. Without it, a
             level can't be called low.
     """

@@ -72,9 +72,6 @@ def attribute_waits(model: ReplayModel, waits: WaitIntervals) -> WaitAttribution
     clocks contradict each other, a walk can enter a cycle: the rest of the wait is then attributed
     to the rank at which it did.
 
-    Args:
-        model: Operations as recorded.
-
     Returns:
         Sums by pair; the pairs of a wait sum to its time.
     """

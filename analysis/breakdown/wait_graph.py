@@ -74,11 +74,6 @@ def sum_direct_waits(
     """Sum the waiting beyond the bubble by the rank that waits and the last member to arrive.
 
     Of each rank, the `MAX_CULPRITS` longest are kept: 12,288 ranks wait on few others each.
-
-    Args:
-        waterfall: The run's waterfall.
-        num_ranks: The highest rank and 1.
-        total_ns: Time of all steps.
     """
     waits, waiting_ns, on = waterfall.waits, waterfall.waiting_ns, waited.arrived_last
     rows = np.flatnonzero((waiting_ns > 0) & (on != waits.rank))
@@ -107,7 +102,6 @@ def follow_waits(
     ``max_nodes`` ranks, those of one pipeline stage at equal distance are one node.
 
     Args:
-        coords: Position of each rank.
         max_nodes: Largest number of ranks that are nodes of their own, at most `MAX_NODES`.
     """
     is_long = _is_long(waits)

@@ -211,9 +211,6 @@ def attribute_waiting(waterfall: Waterfall, found: WaitAttribution) -> WaitingAt
 
     A wait is attributed as a whole; each rank then has the same share of its part that counts as
     `Part.WAITING`.
-
-    Args:
-        waterfall: The run's waterfall.
     """
     rows = np.flatnonzero(waterfall.waiting_ns[found.wait] > 0)
     wait, on_rank, waits = found.wait[rows], found.on_rank[rows], waterfall.waits
@@ -230,11 +227,7 @@ def attribute_waiting(waterfall: Waterfall, found: WaitAttribution) -> WaitingAt
 
 
 def summarize_waterfall(waterfall: Waterfall, waited: WaitAttribution) -> WaterfallSummary:
-    """Return a waterfall summed over ranks and over steps.
-
-    Args:
-        waterfall: The run's waterfall.
-    """
+    """Return a waterfall summed over ranks and over steps."""
     found = attribute_waiting(waterfall, waited)
     by_culprit = np.bincount(found.on_rank, weights=found.waiting_ns)
     whole = float(waterfall.total_ns.sum())

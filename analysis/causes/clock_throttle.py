@@ -110,7 +110,6 @@ def explain_by_clock(
     with its own share, and the rest is slow compute of all partners.
 
     Args:
-        throttled: Those of them whose clock was lower.
         workers: Identity of each rank, equal for partners whose compute looks the same.
     """
     most, share = drop.explained_ratio, format_percent(drop.explained_ratio)
@@ -161,7 +160,6 @@ def find_clock_drop(
     was read: a device that waits draws less power and is not throttled.
 
     Args:
-        device: Its local rank.
         phase_ns: (begin, end) of the phase, Unix time.
     """
     if host not in samples.hosts:

@@ -42,11 +42,7 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
 
 
 def list_pauses(pauses: CommonPauses, steps: NDArray[np.int32]) -> tuple[CommonPause, ...]:
-    """Return the steps with a common pause, each with what it is as far as it is known.
-
-    Args:
-        steps: Step number of each column.
-    """
+    """Return the steps with a common pause, each with what it is as far as it is known."""
     seconds = (np.median(pauses.lost_ns, axis=0) / NS_PER_S).tolist()
     names = np.where(pauses.is_planned, "pause", "late input")
     names = np.where(pauses.in_evaluation, "evaluation", names)

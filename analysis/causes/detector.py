@@ -210,9 +210,6 @@ class Detector(CauseModule, Protocol):
 
         A detector may mark candidates that its own cause explains (`Candidate.explained_by`). It
         must not drop them: later detectors need them as explanations.
-
-        Args:
-            found: Candidates of the detectors before this one.
         """
         ...
 

@@ -113,9 +113,6 @@ def equalize_inferred_lengths(
     micro-batch is what it takes on the median one of its ranks, relative to the other ranks of that
     rank's stage.
 
-    Args:
-        coords: Position of each rank.
-
     Returns:
         None if a column has fewer than `min_peers` ranks, or if the compute of the ranks does not
         follow that of their column (correlation below `min_correlation`).

@@ -659,7 +659,6 @@ def _read_open(
 
     Args:
         entries: Its open spans. In a group of two, the sides of a p2p are known if they lack them.
-        members: Members of each group.
     """
     for entry in entries:
         try:

@@ -201,11 +201,6 @@ def profile_links(
 
     Those between the same stages come first: the network between other stages may carry more
     traffic.
-
-    Args:
-        transfers: One row per instance.
-        steps: Step numbers, ascending.
-        ranks: Location of each rank.
     """
     numbers = np.array(steps, dtype=np.int32)
     shape = (len(transfers.links), len(numbers))
@@ -409,8 +404,6 @@ def _deviation_of_level(
     much its links differ: it is at least that standard error.
 
     Args:
-        excess: Shape (steps,): excess of the level.
-        relative: Shape (links, steps): the links over the level.
         may_be_brief: Whether single steps are searched. They make most of the changes in a short
             run, so that the noise of the lower half of the steps is taken if it is less.
     """

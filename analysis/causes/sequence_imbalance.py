@@ -188,11 +188,7 @@ class Calls:
 
 
 def describe_calls(calls: ComputeItems, ranks: NDArray[np.int64]) -> str:
-    """Return how unequal the forwards without gradients of the ranks are, and whose are longest.
-
-    Args:
-        ranks: All ranks, ascending.
-    """
+    """Return how unequal the forwards without gradients of the ranks are, and whose are longest."""
     steps = sorted_unique(calls.step)
     row, column = find_positions(calls.rank, ranks), find_positions(calls.step, steps)
     total = sum_cells((len(ranks), len(steps)), row, column, calls.self_ns)
@@ -371,7 +367,6 @@ def find_expert_imbalance(
 
     Args:
         experts: Shape (ops,): compute of experts; None: none is known.
-        profile: Compute of the ranks outside their experts.
         blamed: Ranks whose whole compute is slow.
 
     Returns:
@@ -457,11 +452,7 @@ def _expected_of_experts(
 def mark_explained_stages(
     found: Sequence[Candidate], experts: Candidate, model: ReplayModel
 ) -> tuple[Candidate, ...]:
-    """Mark stages that have more work only because of some ranks' experts.
-
-    Args:
-        experts: Result of `find_expert_imbalance`.
-    """
+    """Mark stages that have more work only because of some ranks' experts."""
     duration_ns = model.operations.duration_ns
     fixed_ns = duration_ns if experts.fixed_ns is None else experts.fixed_ns
     fixed_ns = np.where(np.isnan(fixed_ns), duration_ns, fixed_ns)

@@ -279,9 +279,6 @@ def _stage_candidate(
 
     A stage with more work has it on all ranks and in all steps. So a stage has slow ranks instead
     if some of its ranks are not longer, or if it is on one host of several and slow for a while.
-
-    Args:
-        ranks: Host of each rank.
     """
     profile = slow.profile
     stage = int(profile.stage[slow.rows[0]])

@@ -70,9 +70,6 @@ def find_culprits(profile: LinkProfile, slow: Sequence[Phase]) -> tuple[Culprit,
 
     Ranks most of whose pairs are slow come first, then pairs, then groups one of whose members is
     at fault. Those of one host, switch or rack are merged.
-
-    Args:
-        slow: The slow links that slow devices do not explain.
     """
     found: list[Culprit] = []
     pairs = (profile.links[each.row] for each in slow if profile.is_pair[each.row])
@@ -227,12 +224,7 @@ def _worst_group(profile: LinkProfile, slow: Sequence[Phase], ends_of_pairs: set
 def merge_by_location(
     culprits: Sequence[Culprit], ranks: Mapping[int, RankInfo]
 ) -> tuple[Culprit, ...]:
-    """Merge the culprits on one host, or behind one switch or rack, if no other has as many.
-
-    Args:
-        culprits: Culprits found without locations.
-        ranks: Location of each rank.
-    """
+    """Merge the culprits on one host, or behind one switch or rack, if no other has as many."""
     for name, read in LEVELS:
         places = {info.rank: read(info) for info in ranks.values() if read(info)}
         count = Counter(

@@ -250,11 +250,7 @@ def draw_picture(
 
 
 def fold_picture(picture: StepPicture, order: RowOrder, folded: Collection[int]) -> StepPicture:
-    """Join the lines of each folded group to one, which shows what most of them do.
-
-    Args:
-        folded: Numbers of groups.
-    """
+    """Join the lines of each folded group to one, which shows what most of them do."""
     if not folded:
         return picture
     raster = picture.raster

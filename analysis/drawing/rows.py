@@ -50,11 +50,7 @@ TILED = (*AXES, RowOrder.RANK)
 def useful_orders(
     coords: Iterable[Coords], hosts: Iterable[str] = (), *, has_excess: bool = False
 ) -> tuple[RowOrder, ...]:
-    """Return the orders that differ: by rank, and by what has several values.
-
-    Args:
-        has_excess: Whether their excess is known.
-    """
+    """Return the orders that differ: by rank, and by what has several values."""
     places, names = tuple(coords), tuple(hosts)
     useful = [order for order in AXES if is_useful(order, places, names)]
     useful.append(RowOrder.RANK)

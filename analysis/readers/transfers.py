@@ -124,11 +124,9 @@ def collect_transfers(
     transfer, independent of clock errors.
 
     Args:
-        members: The members of all instances.
         make_link: Returns the link of a member's row.
         link_extent: Returns the number of a link's members, and whether they are on several hosts.
             Transfers are alike only over links of equal extent.
-        num_operations: Number of operations of the replay.
     """
     order = stable_argsort(members.instance)
     first = np.flatnonzero(np.diff(members.instance[order], prepend=-1))

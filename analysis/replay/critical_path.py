@@ -79,9 +79,6 @@ def critical_path(model: ReplayModel, steps: Sequence[int] | None = None) -> Cri
     last. Among several of those it prefers the own rank, so it leaves a rank only if another one
     delayed it.
 
-    Args:
-        steps: Step numbers; None for all of the run.
-
     Raises:
         EmptyRunError: A step is not part of the replay.
         CycleError: Operations of a step depend on each other.
@@ -115,9 +112,6 @@ def critical_path(model: ReplayModel, steps: Sequence[int] | None = None) -> Cri
 
 def operation_slack(model: ReplayModel, steps: Sequence[int] | None = None) -> Slack:
     """Return the slack of each operation in the full replay; see `step_graph.node_slack`.
-
-    Args:
-        steps: Step numbers; None for all of the run.
 
     Raises:
         EmptyRunError: A step is not part of the replay.

@@ -107,9 +107,6 @@ class ReplayedTimes:
 def build_step_graph(model: ReplayModel, steps: Sequence[int] | None = None) -> StepGraph:
     """Build the graph of some steps.
 
-    Args:
-        steps: Step numbers; None for all of the run.
-
     Raises:
         EmptyRunError: A step is not part of the replay.
     """

@@ -127,11 +127,7 @@ class RankPlacements:
 
 
 def placements_of(finding: Finding, placements: tuple[RankPlacements, ...]) -> RankPlacements:
-    """Return where ranks are in the last step of a finding; at the end if that is none of theirs.
-
-    Args:
-        placements: Of the run, at least one.
-    """
+    """Return where ranks are in the last step of a finding; at the end if none of them is that."""
     last = None if finding.steps is None else finding.steps[1]
     known = (each for each in placements if last is not None and last <= each.steps[-1])
     return next(known, placements[-1])

@@ -27,8 +27,6 @@ def make_span_table(
     """Return spans, with the missing value in the columns that ``columns`` lacks.
 
     Args:
-        names: Texts of ``name``.
-        tracks: Texts of ``track``.
         columns: Columns of `SpanTable`, shape (spans,) each.
 
     Raises:

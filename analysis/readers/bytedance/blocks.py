@@ -359,12 +359,7 @@ def describe_unpaired(num_by_step: Mapping[int, int]) -> dict[int, str]:
 
 
 def warn_untraced(num_traced: int, num_workers: int) -> tuple[str, ...]:
-    """Return a warning if the trace lacks workers.
-
-    Args:
-        num_traced: Workers with operations.
-        num_workers: Workers of the job's layout.
-    """
+    """Return a warning if the trace lacks workers."""
     if num_traced in (0, num_workers):
         return ()
     sentence = (

@@ -61,7 +61,6 @@ def infer_dependencies(
     """Infer the dependencies and communication instances of all operations.
 
     Args:
-        layout: Number of stages and of model chunks on each.
         computes: Rows of forward and backward compute, by worker, then by start.
         overlapped: Whether the trace has overlapped DP communication.
 
@@ -236,7 +235,6 @@ def read_trace(run: RunInfo, spans: Columns) -> Trace:
     """Infer groups and dependencies of a ByteDance trace.
 
     Args:
-        run: Its layout and the (dp, stage) of each rank.
         spans: Its operations; ``name`` is the type, ``seq`` numbers the operations of one type on
             one worker in one step.
 

@@ -98,7 +98,6 @@ def link_pipeline(
     Args:
         edges: The dependencies are added to it.
         group: Shape (ops,): the numbers of the pairs are written to it.
-        num_chunks: Model chunks on each stage.
 
     Returns:
         Sends and receives that are unpaired although the worker at the other end has operations

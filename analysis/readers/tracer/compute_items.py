@@ -211,7 +211,6 @@ def is_expert_piece(
     so they count as experts' time too.
 
     Args:
-        pieces: The pieces of all ranks' steps.
         part: Shape (spans,): the part of its micro-batch that a compute span is.
 
     Returns:

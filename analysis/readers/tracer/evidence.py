@@ -52,7 +52,6 @@ def find_gaps(
     `Place.INPUT`; if a rank recorded when it waited for its input, the rest is a late launch.
 
     Args:
-        numbers: Their numbers, ascending.
         piece_number: Shape (pieces,): the operation that each piece became.
         part: Shape (spans,): the part of its micro-batch that a compute span is.
     """
@@ -202,9 +201,7 @@ def find_transfers(
     the same call, had begun before the receive was posted, or have an end that is only a bound.
 
     Args:
-        numbers: Numbers of its steps.
         number: The operation that each piece, then each communication of ``matched``, became.
-        truncated: Shape (communications,): `find_truncated`.
     """
     spans, comm = matched.spans, matched.comm
     groups = {group.group_id: group for group in traced_groups(run)}

@@ -120,7 +120,6 @@ def drop_incomplete(
     """Drop the compute and gaps of ranks in steps with missing records.
 
     Args:
-        items: The compute of all ranks.
         run: The numbers of dropped and torn records.
         steps: Rows of all steps, also of those that are not replayed.
         numbers: Numbers of the steps that are replayed, ascending.
@@ -188,12 +187,7 @@ def find_missing(spans: SpanTable, steps: StepTable, numbers: NDArray[np.int32])
 
 
 def drop_missing(items: Items, missing: MissingRecords) -> Items:
-    """Return the rows of (rank, step) without missing records.
-
-    Args:
-        items: Rows of the ranks and steps of ``missing``.
-        missing: The missing records.
-    """
+    """Return the rows of (rank, step) without missing records."""
     row = find_positions(items.rank, missing.ranks)
     column = find_positions(items.step, missing.steps)
     return select_items(items, ~missing.is_missing[row, column])

@@ -105,7 +105,6 @@ def infer_waits(
     own.
 
     Args:
-        rank_steps: The steps of each rank.
         unwaited: Asynchronous communications with a known end and no recorded wait.
         activity: Known activity of the ranks, and their other waits.
 

@@ -42,9 +42,6 @@ def end_last_steps(run: RunInfo, spans: SpanTable, steps: StepTable) -> StepTabl
     """Return the steps, the last one of each process that has exited ending with its last span.
 
     Garbage collection does not count: the interpreter collects at its exit.
-
-    Args:
-        steps: One row per (epoch, step, rank).
     """
     if not len(steps):
         return steps
@@ -83,7 +80,6 @@ def find_job_ends(
     does once.
 
     Args:
-        steps: One row per (epoch, step, rank).
         num_earlier_steps: Steps of the run before these.
 
     Returns:

@@ -96,9 +96,6 @@ def match_waits(
 ) -> tuple[MatchedWaits, list[str]]:
     """Place a run on the line and find the communication that each wait waited for.
 
-    Args:
-        numbers: Their numbers, ascending.
-
     Returns:
         The matched run, and warnings.
     """
@@ -304,7 +301,6 @@ def _queued_launch_times(
     after the communication's begin.
 
     Args:
-        comm: Rows of the queued communications.
         launch: Shape as ``comm``: their launches on the host.
         known: Rows of compute, and of communications that began at once.
     """

@@ -149,7 +149,6 @@ def cut_pieces(
     """Cut the steps of each rank into pieces.
 
     Args:
-        rank_steps: The steps of each rank.
         waits: Starts and ends on the line of the time that ranks waited.
         launches: Positions on the line of the launches of communications.
 
@@ -285,9 +284,6 @@ def is_own_compute(pieces: Pieces, num_operations: int) -> NDArray[np.bool_]:
 
 def find_calls(pieces: Pieces, part: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which pieces are of forwards without gradients.
-
-    Args:
-        part: Shape (spans,): from `number_parts_by_span`.
 
     Returns:
         Shape (pieces,).
