@@ -81,7 +81,9 @@ def compute_mfu(
                 num_tokens, seconds = counted[step]
                 flops[step] = run.flops_per_token * num_tokens + per_square * squares.get(step, 0)
                 by_step[step] = flops[step] / (peak * seconds)
-            convention = _convention(run, epoch)
+            counted_as = run.flops_convention or "FLOPs per token as declared by the job"
+            peaks = sorted({_peak_source(run, rank) for rank in epoch.ranks})
+            convention = f"{counted_as}; peak {', '.join(peaks)}"
     if not by_step:
         return None
     ordered = dict(sorted(by_step.items()))
@@ -242,12 +244,6 @@ def rank_peak(rank: RankInfo) -> float | None:
     if rank.peak_flops_per_s is not None:
         return rank.peak_flops_per_s
     return peak_flops_per_s(rank.device_name, rank.dtype)
-
-
-def _convention(run: RunInfo, epoch: EpochInfo) -> str:
-    counted = run.flops_convention or "FLOPs per token as declared by the job"
-    sources = sorted({_peak_source(run, rank) for rank in epoch.ranks})
-    return f"{counted}; peak {', '.join(sources)}"
 
 
 def _peak_source(run: RunInfo, rank: RankInfo) -> str:

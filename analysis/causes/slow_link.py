@@ -281,6 +281,12 @@ def culprit_candidate(profile: LinkProfile, culprit: Culprit) -> Candidate:
     last = int(profile.steps[max(each.last for each in culprit.links)])
     excess = float(np.median([each.excess_ratio for each in culprit.links]))
     took_ns, expected_ns = profile.median_transfer_ns(worst)
+    hosts = sorted({profile.ranks[rank].host for rank in culprit.ranks})
+    is_named = any(host in culprit.location for host in hosts)  # also if one is unknown: ""
+    num_hosts = len({info.host for info in profile.ranks.values()})
+    where = f" on {' and '.join(hosts)}"
+    if is_named or num_hosts == 1 or len(hosts) > MAX_NAMED_HOSTS:
+        where = ""
     rates = _rates(profile, worst, took_ns / expected_ns)
     return Candidate(
         cause=CAUSE,
@@ -290,23 +296,13 @@ def culprit_candidate(profile: LinkProfile, culprit: Culprit) -> Candidate:
         excess_ratio=excess,
         threshold=worst.threshold,
         evidence=(
-            f"transfers over {culprit.location}{_on_hosts(profile, culprit)} take"
+            f"transfers over {culprit.location}{where} take"
             f" {format_duration(took_ns)} against {format_duration(expected_ns)}"
             f" for alike ones (+{format_percent(excess)}{rates}),"
             f" counted from when all members have entered, in {format_steps((first, last))};"
             " both ends compute as usual"
         ),
     )
-
-
-def _on_hosts(profile: LinkProfile, culprit: Culprit) -> str:
-    """Return the hosts of a culprit in words; empty if there is nothing to add."""
-    mine = sorted({profile.ranks[rank].host for rank in culprit.ranks})
-    is_named = any(host in culprit.location for host in mine)  # also if one is unknown: ""
-    num_hosts = len({info.host for info in profile.ranks.values()})
-    if is_named or num_hosts == 1 or len(mine) > MAX_NAMED_HOSTS:
-        return ""
-    return f" on {' and '.join(mine)}"
 
 
 def _rates(profile: LinkProfile, slow: Phase, factor: float) -> str:
