@@ -440,6 +440,7 @@ def _report_without_replay(
     steps = tuple(sorted_unique(spans.step).tolist())
     actual_ns = np.array([_duration_ns(spans, step) for step in steps], dtype=np.int64)
     reason = left_out_sentence({} if reading is None else reading.left_out)
+    unknown = insufficient(f"no step can be replayed: {reason or 'nothing was recorded'}")
     mfu = compute_mfu(
         run,
         record.steps,
@@ -461,8 +462,7 @@ def _report_without_replay(
             ideal=None,
         ),
         actual_s_by_step=_seconds_by_step(steps, actual_ns),
-        findings=findings
-        or (insufficient(f"no step can be replayed: {reason or 'nothing was recorded'}"),),
+        findings=combine_findings((unknown,), findings),
         mfu=mfu,
         tokens_by_step={} if mfu else count_tokens(run, record.steps),
         missing_mfu="" if mfu else explain_missing_mfu(run, record.steps),
