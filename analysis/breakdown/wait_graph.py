@@ -74,6 +74,10 @@ def sum_direct_waits(
     """Sum the waiting beyond the bubble by the rank that waits and the last member to arrive.
 
     Of each rank, the `MAX_CULPRITS` longest are kept: 12,288 ranks wait on few others each.
+
+    Args:
+        num_ranks: The highest rank and 1.
+        total_ns: Time of all steps.
     """
     waits, waiting_ns, on = waterfall.waits, waterfall.waiting_ns, waited.arrived_last
     rows = np.flatnonzero((waiting_ns > 0) & (on != waits.rank))

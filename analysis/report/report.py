@@ -127,7 +127,11 @@ class RankPlacements:
 
 
 def placements_of(finding: Finding, placements: tuple[RankPlacements, ...]) -> RankPlacements:
-    """Return where ranks are in the last step of a finding; without such a step, at the end."""
+    """Return where ranks are in the last step of a finding; without such a step, at the end.
+
+    Args:
+        placements: Of the run, at least one.
+    """
     last = None if finding.steps is None else finding.steps[1]
     known = (each for each in placements if last is not None and last <= each.steps[-1])
     return next(known, placements[-1])

@@ -92,6 +92,7 @@ class FindingTracker:
         """Update the findings from an analysis; return the changes.
 
         Args:
+            at_ns: Time of the analysis, Unix time.
             is_over: Whether the run has ended. A finding of the last steps is then left open: its
                 end was not observed.
         """

@@ -60,6 +60,7 @@ def build_model(  # noqa: PLR0913  # a run and what its reader found
     """Build the operations of a traced run, with their dependencies and ideals.
 
     Args:
+        numbers: Steps that are replayed, ascending.
         overlap_ns: Shape (steps,): time that each of them shares with the step before.
         part: Shape (spans,): the part of its micro-batch that a compute span is.
 
