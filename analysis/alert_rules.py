@@ -165,8 +165,7 @@ class AlertRules:
 
     def of(self, rule: str) -> RuleSettings:
         """Return the settings of a rule by its name."""
-        found: RuleSettings = getattr(self, rule.replace("-", "_"))
-        return found
+        return getattr(self, rule.replace("-", "_"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,9 +226,6 @@ def find_conditions(
     """Return all that a run gives reason to alert about, whether it is over or not.
 
     Args:
-        report: The newest diagnosis.
-        tracked: The run's findings.
-        rules: Thresholds; the defaults if None.
         is_over: Whether the run has ended: then only what ended it is active.
     """
     rules, tracked = rules or AlertRules(), tuple(tracked)
@@ -401,17 +397,7 @@ def _describe(report: RunReport, rule: str, drop: Drop, first: int) -> tuple[str
 def _explaining(
     report: RunReport, tracked: Iterable[TrackedFinding], steps: tuple[int, int], lost_s: float
 ) -> tuple[Finding | None, int | None]:
-    """Return the first finding that matters, shows in these steps, and costs most of the drop.
-
-    Args:
-        report: The newest diagnosis.
-        tracked: The run's findings. One that is open comes first; it may have left the window.
-        steps: First and last step of the drop.
-        lost_s: What the drop costs in each step; 0 if unknown.
-
-    Returns:
-        The finding, and its number if it is tracked; None if nothing explains the drop.
-    """
+    """Return the first finding that matters, shows in these steps, and costs most of the drop."""
     known = [(one.finding, one.number) for one in tracked if one.closed_ns is None]
     for finding, number in (*known, *((each, None) for each in report.findings)):
         if finding.severity in {Severity.MINOR, Severity.NONE} or finding.steps is None:

@@ -100,12 +100,7 @@ class RunSignals:
 def find_signal_conditions(
     signals: RunSignals, *, rules: AlertRules | None = None
 ) -> tuple[Condition, ...]:
-    """Return all that the signals of a run give reason to alert about.
-
-    Args:
-        signals: The signals.
-        rules: Thresholds; the defaults if None.
-    """
+    """Return all that the signals of a run give reason to alert about."""
     rules = rules or AlertRules()
     found = [
         *_from_liveness(signals, rules),

@@ -84,8 +84,6 @@ def analyze_run(
     """Analyse a run, or the steps ``first`` to ``last`` of it.
 
     Args:
-        source: Where the run is read from.
-        run_id: The run.
         first: First step of the analysis; None: the first of the run.
         last: Last step of the analysis; None: the last of the run.
         num_earlier_steps: Steps of the run before these; None: the source has all of them.
@@ -175,13 +173,7 @@ def _without_columns(spans: SpanTable) -> SpanTable:
 
 
 def read_operations(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
-    """Return spans of any known format as operations with their dependencies.
-
-    Args:
-        run: Description of the run.
-        spans: Its spans.
-        steps: Its step rows, as the hosts recorded them.
-    """
+    """Return spans of any known format as operations with their dependencies."""
     clocks = align_clocks(run, spans)
     spans = clocks.align(spans)
     return _read(clocks.run, lambda: spans, align_steps_to_device(spans, clocks.align(steps)))
@@ -203,18 +195,10 @@ def _read(
 def _read_replayable(
     record: Record, take_spans: Callable[[], SpanTable], executor: Executor
 ) -> tuple[Reading, tuple[Replayer, Future[Waiting]] | None]:
-    """Read the steps that can be replayed.
+    """Read the steps that can be replayed; return also their replay, and who waited.
 
     Steps whose operations wait for each other in a cycle are left out, and so are steps without
     operations.
-
-    Args:
-        record: The run; the steps are those of the device.
-        take_spans: Returns its spans, and does not hold them.
-        executor: Finds who waited, beside what follows.
-
-    Returns:
-        The remaining operations, their replay and who waited; None if no step remains.
     """
     run, steps = record.run, record.steps
     reading = _read(run, take_spans, steps, num_earlier_steps=record.num_earlier_steps)
@@ -376,11 +360,7 @@ def _assess_quality(record: Record, reading: Reading, result: Future[WhatIf]) ->
 
 
 def _build_case(record: Record, reading: Reading, replayer: Replayer) -> Case | None:
-    """Compare the compute of the ranks, at equal lengths of micro-batches if these are declared.
-
-    Returns:
-        The input of the detectors; None if there is no compute.
-    """
+    """Compare the ranks' compute, at equal lengths if these are declared; None without any."""
     if not len(reading.items):
         return None
     equalized = equalize_declared_lengths(reading.items, record.context.microbatches)
@@ -416,13 +396,7 @@ def _in_placement(record: Record, placements: RankPlacements) -> Record:
 def _diagnose(
     run: RunInfo, case: Case | None, parts: tuple[Case | None, ...]
 ) -> tuple[Finding, ...]:
-    """Return the findings of the replay, or why there can be none.
-
-    Args:
-        run: The run.
-        case: All of it; None if there is no compute.
-        parts: The same between restarts that moved ranks; empty if none did.
-    """
+    """Return the findings of the replay, or why there can be none."""
     overruns = run.pace_overrun_ratio
     if run.paced and overruns is not None and overruns > MAX_OVERRUN_RATIO:
         return (
@@ -461,17 +435,12 @@ def _report_without_spans(record: Record, *, is_whole_run: bool) -> RunReport:
 def _report_without_replay(
     record: Record, findings: tuple[Finding, ...], reading: Reading | None
 ) -> RunReport:
-    """Report a run of which no step can be replayed, and why.
-
-    Args:
-        record: The run.
-        findings: What is known without a replay.
-        reading: Its operations; None if there are no spans.
-    """
+    """Report a run of which no step can be replayed, and why."""
     run, spans = record.run, record.spans
     steps = tuple(sorted_unique(spans.step).tolist())
     actual_ns = np.array([_duration_ns(spans, step) for step in steps], dtype=np.int64)
     reason = left_out_sentence({} if reading is None else reading.left_out)
+    unknown = insufficient(f"no step can be replayed: {reason or 'nothing was recorded'}")
     mfu = compute_mfu(
         run,
         record.steps,
@@ -493,8 +462,7 @@ def _report_without_replay(
             ideal=None,
         ),
         actual_s_by_step=_seconds_by_step(steps, actual_ns),
-        findings=findings
-        or (insufficient(f"no step can be replayed: {reason or 'nothing was recorded'}"),),
+        findings=combine_findings((unknown,), findings),
         mfu=mfu,
         tokens_by_step={} if mfu else count_tokens(run, record.steps),
         missing_mfu="" if mfu else explain_missing_mfu(run, record.steps),

@@ -39,7 +39,6 @@ def diagnose(case: Case, parts: tuple[Case, ...] = ()) -> tuple[Finding, ...]:
     alarm. `grade_findings` leaves out the first one if there is an alarm.
 
     Args:
-        case: The run.
         parts: Its steps between restarts that moved ranks to other hosts, each of which is searched
             by itself; empty if none did.
     """
@@ -103,17 +102,14 @@ def grade_findings(report: RunReport) -> RunReport:
     if any(each.severity in MATTERS for each in graded):
         graded = tuple(each for each in graded if each.cause not in NO_PROBLEM)
     elif undecided:
-        matter = tuple(each for each in undecided if _share(report, each) >= THRESHOLDS.minor_share)
+        least_s = THRESHOLDS.minor_share * (report.step_time_s.actual or 0.0)
+        matter = tuple(
+            each for each in undecided if each.saved_s is None or each.saved_s >= least_s
+        )
         graded = (*matter, *rest[1:]) if matter else rest
     elif graded[0].cause == HEALTHY and (unexplained := _unexplained_wait(report)) is not None:
         graded = (replace(unexplained, severity=Severity.NONE), *graded[1:])
     return replace(report, findings=graded)
-
-
-def _share(report: RunReport, finding: Finding) -> float:
-    """Return the share of the step time that a finding costs; 1 if it has no price."""
-    actual_s = report.step_time_s.actual
-    return 1.0 if finding.saved_s is None or not actual_s else finding.saved_s / actual_s
 
 
 def _unexplained_wait(report: RunReport) -> Finding | None:

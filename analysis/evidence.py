@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .arrays.sorting import first_rows, stable_argsort
-from .breakdown.waterfall import CODE, Part
+from .breakdown.waterfall import CODE
+from .causes.detector import HostTime, ShownIn
+from .causes.order import CAUSES
 from .replay.model import COMPUTE_KINDS, HOST_KINDS, has_kind
 from .report.report import Proof, RankStepExcess
 
@@ -29,55 +30,6 @@ MAX_LINKS = 512
 """Links of a heat-map, those with the largest excess: a screen has hardly more lines."""
 
 
-class Baseline(Enum):
-    """Baseline of a quantity of one rank in one step."""
-
-    MEDIAN_RANK = "the step's median rank"
-    MEDIAN_STEP = "the rank's median step"
-    """For what all ranks do at once, where the median rank does it too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Quantity:
-    """Time that a cause takes, as parts of the waterfall."""
-
-    name: str
-    parts: tuple[Part, ...]
-    baseline: Baseline = Baseline.MEDIAN_RANK
-
-
-QUANTITIES: dict[str, Quantity] = {
-    "data-stall": Quantity("input and gaps of the host", (Part.INPUT, Part.HOST_GAP)),
-    "recompile": Quantity("input and gaps of the host", (Part.INPUT, Part.HOST_GAP)),
-    "gc-pause": Quantity("garbage collection and gaps of the host", (Part.GC, Part.HOST_GAP)),
-    # The host's own spans before the first compute are input there.
-    "host-stall": Quantity("gaps of the host", (Part.INPUT, Part.HOST_GAP)),
-    "launch-skew": Quantity("gaps of the host before a launch", (Part.HOST_GAP,)),
-    "checkpoint": Quantity(
-        "saving and gaps of the host", (Part.CHECKPOINT, Part.HOST_GAP), Baseline.MEDIAN_STEP
-    ),
-    "evaluation": Quantity("evaluation", (Part.EVALUATION,), Baseline.MEDIAN_STEP),
-    "common-pause": Quantity(
-        "gaps of the host", (Part.HOST_GAP, Part.INPUT, Part.UNKNOWN), Baseline.MEDIAN_STEP
-    ),
-}
-"""By cause. The others are seen in the compute of each rank, which the report has in any case, or
-in `TRANSFERS`."""
-
-TRANSFERS = frozenset({"slow-link", "network-degradation"})
-"""Causes that are seen in the transfers of links."""
-
-COMPUTED = frozenset(
-    {
-        "slow-compute",
-        "clock-throttle",
-        "stage-imbalance",
-        "sequence-imbalance",
-        "expert-imbalance",
-    }
-)
-"""Causes that are seen in the compute of each rank."""
-
 FIRST_OF_BAD = 0.5
 """Share of the largest excess from which an operation is bad: the first such one is the proof,
 because later ones may only follow from it."""
@@ -91,21 +43,25 @@ def tabulate_evidence(
     Returns:
         None if that is the compute of each rank, or nothing is known of it.
     """
-    if finding.cause in TRANSFERS:
+    shown_in = _shown_in(finding)
+    if shown_in is ShownIn.TRANSFERS:
         return None if case is None else _transfers(case.links)
-    quantity = QUANTITIES.get(finding.cause)
-    if quantity is None:
+    if not isinstance(shown_in, HostTime):
         return None
     known = np.where(waterfall.total_ns > 0, 0.0, np.nan)
-    taken_ns = known + waterfall.time_ns[:, :, [CODE[part] for part in quantity.parts]].sum(axis=2)
-    axis = 0 if quantity.baseline is Baseline.MEDIAN_RANK else 1
+    taken_ns = known + waterfall.time_ns[:, :, [CODE[part] for part in shown_in.parts]].sum(axis=2)
     return RankStepExcess(
-        quantity=quantity.name,
-        baseline=quantity.baseline.value,
+        quantity=shown_in.name,
+        baseline="the rank's median step" if shown_in.is_of_all else "the step's median rank",
         ranks=tuple(waterfall.ranks.tolist()),
         steps=waterfall.steps,
-        excess_ns=taken_ns - _median(taken_ns, axis=axis),
+        excess_ns=taken_ns - _median(taken_ns, axis=1 if shown_in.is_of_all else 0),
     )
+
+
+def _shown_in(finding: Finding) -> ShownIn | HostTime | None:
+    cause = CAUSES.get(finding.cause)
+    return None if cause is None else cause.shown_in
 
 
 def find_step_begins(spans: SpanTable) -> dict[int, tuple[int, int]]:
@@ -136,8 +92,6 @@ def with_proofs(
     together. Of a gap that begins before the step's first span, the part in the step is shown.
 
     Args:
-        findings: The findings.
-        reading: The operations of the run.
         begin_by_step: Epoch and begin of each step, as of `find_step_begins`.
     """
     findings = tuple(findings)
@@ -170,8 +124,8 @@ def _find_proof(
     """Return the proof of one finding; ``of_ranks`` has the operations of each of its ranks."""
     model, operations = reading.model, reading.model.operations
     numbers = np.array(operations.steps, dtype=np.int64)
-    is_about_time = finding.cause in QUANTITIES.keys() | TRANSFERS | COMPUTED
-    if not is_about_time or finding.steps is None:
+    shown_in = _shown_in(finding)
+    if shown_in is None or finding.steps is None:
         return None
     first = np.searchsorted(numbers, finding.steps[0])
     end = np.searchsorted(numbers, finding.steps[1], side="right")
@@ -183,13 +137,13 @@ def _find_proof(
         rows = rows[(rows >= begin) & (rows < stop)]
     else:
         return None
-    begin_ns, end_ns, over_ns = _excess_of(finding.cause, model, rows)
+    begin_ns, end_ns, over_ns = _excess_of(shown_in, model, rows)
     bad = np.flatnonzero(over_ns > 0)
     if not len(bad):
         return None
     worst = int(np.bincount(operations.step[rows[bad]], weights=over_ns[bad]).argmax())
     bad = bad[operations.step[rows[bad]] == worst]
-    if finding.cause in COMPUTED and model.span is not None:
+    if shown_in is ShownIn.COMPUTE and model.span is not None:
         _, whole = np.unique(model.span[rows[bad]], return_inverse=True)
     else:
         whole = np.arange(len(bad))
@@ -210,18 +164,18 @@ def _find_proof(
 
 
 def _excess_of(
-    cause: str, model: ReplayModel, rows: NDArray[np.int64]
+    shown_in: ShownIn | HostTime, model: ReplayModel, rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
     """Return begin, end and excess of what a cause is seen in, shape (rows,) each."""
     operations = model.operations
     begin_ns, end_ns = operations.start_ns[rows], operations.end_ns[rows]
     over_ns = operations.duration_ns[rows] - model.ideal_ns[rows]
     is_host, is_compute = (has_kind(model, kinds, rows) for kinds in (HOST_KINDS, COMPUTE_KINDS))
-    if cause in QUANTITIES:
+    if isinstance(shown_in, HostTime):
         gap_ns = operations.gap_ns[rows]
         over_ns = np.where(is_host, over_ns, 0.0) + gap_ns - model.ideal_gap_ns[rows]
         return begin_ns - gap_ns.astype(np.int64), np.where(is_host, end_ns, begin_ns), over_ns
-    if cause in TRANSFERS:
+    if shown_in is ShownIn.TRANSFERS:
         transfer_ns = operations.duration_ns[rows].astype(np.int64)
         return end_ns - transfer_ns, end_ns, np.where(is_host | is_compute, 0.0, over_ns)
     return begin_ns, end_ns, np.where(is_compute, over_ns, 0.0)

@@ -48,9 +48,6 @@ def assess_quality(
     """Return the limits of a run's trace, with a warning for each.
 
     Args:
-        run: Description of the run: account of its records, clocks, warnings.
-        spans: Its spans.
-        steps: Its step rows.
         reading: Its operations; None if there are no spans.
         samples: Readings of its hosts; None if there are none.
         has_worker_slowdown: Whether the slowdown by dp position and worker was computed.
@@ -186,8 +183,7 @@ def find_overlapping(spans: SpanTable) -> NDArray[np.intp]:
     latest = end[by_end[np.maximum(last, 0)]]
     overlap = np.minimum(latest, end[1:]) - start[1:]
     partly = (track[1:] == track[:-1]) & (latest < end[1:]) & (overlap > OVERLAP_SLACK_NS)
-    found: NDArray[np.intp] = rows[1:][partly]
-    return found
+    return rows[1:][partly]
 
 
 def find_unidentified(spans: SpanTable) -> NDArray[np.intp]:
@@ -215,11 +211,7 @@ def _coverage(run: RunInfo, steps: StepTable, reading: Reading) -> float | None:
 
 
 def left_out_sentence(left_out: Mapping[int, str]) -> str:
-    """Return the steps that are left out, by reason; empty if there are none.
-
-    Args:
-        left_out: Reason by step number.
-    """
+    """Return the steps that are left out, by reason; empty if there are none."""
     by_reason: dict[str, list[int]] = {}
     for step, reason in sorted(left_out.items()):
         by_reason.setdefault(reason, []).append(step)

@@ -94,7 +94,6 @@ def find_placements(
     """Return where the ranks of a run are in some steps, in order of time.
 
     Args:
-        run: Its epochs.
         steps: Rows of these steps; of a step in several epochs, the newest counts.
         numbers: The steps, ascending.
     """
@@ -148,9 +147,7 @@ def find_recurrence(
     other work, so neither a host nor a position is the same.
 
     Args:
-        now: The finding.
         history: Findings of any epoch of any run; those of this epoch are ignored.
-        others: The other findings of this epoch.
         placements: Returns the placements of all ranks of this epoch; called only if needed.
 
     Returns:
@@ -171,13 +168,22 @@ def find_recurrence(
     stayed = {one: _same_positions(now, one, named) for one in past}
     stayed = {one: positions for one, positions in stayed.items() if positions}
     if moved and stayed:
-        return Recurrence(what=None, evidence=_both_evidence(moved, stayed))
+        text = (
+            f"unknown: {_format_runs(moved)} had the same host at another position,"
+            f" {_format_runs(stayed)} the same position on another host"
+        )
+        return Recurrence(what=None, evidence=text)
     if moved:
         return Recurrence(what=Follows.HOST, evidence=_host_evidence(now, moved))
     if stayed:
         return Recurrence(what=Follows.POSITION, evidence=_position_evidence(now, stayed))
     if known:
-        return Recurrence(what=None, evidence=_unmoved_evidence(now, known))
+        same_hosts = sorted(_hosts(now).intersection(set[str]().union(*map(_hosts, known))))
+        text = (
+            f"unknown: host {format_names(same_hosts)} was also named in {_format_runs(known)}, but"
+            " nothing has moved since, so host and position cannot be distinguished"
+        )
+        return Recurrence(what=None, evidence=text)
     return None
 
 
@@ -245,21 +251,6 @@ def _position_evidence(now: PlacedFinding, stayed: Mapping[PlacedFinding, set[Po
     return (
         f"{_format_position(here)} was also named in {_format_runs(stayed)}, on"
         f" {format_names(sorted(hosts))} there, on {here.host} here"
-    )
-
-
-def _both_evidence(moved: Collection[PlacedFinding], stayed: Collection[PlacedFinding]) -> str:
-    return (
-        f"unknown: {_format_runs(moved)} had the same host at another position,"
-        f" {_format_runs(stayed)} the same position on another host"
-    )
-
-
-def _unmoved_evidence(now: PlacedFinding, known: Collection[PlacedFinding]) -> str:
-    hosts = sorted(_hosts(now).intersection(set[str]().union(*map(_hosts, known))))
-    return (
-        f"unknown: host {format_names(hosts)} was also named in {_format_runs(known)}, but nothing"
-        " has moved since, so host and position cannot be distinguished"
     )
 
 

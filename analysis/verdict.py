@@ -45,8 +45,6 @@ def verdict_sentence(report: RunReport) -> str:
     if finding.cause == "insufficient-evidence":
         return f"Insufficient evidence: {finding.evidence}."
     num_others = len(report.findings) - 1
-    if finding.severity is Severity.MINOR:
-        return _nothing_slow(report, finding, num_others)
     more = f" {format_count(num_others, 'more finding')} below." if num_others else ""
     who = f"{_culprit(report, finding)}{_before_it_moved(report, finding)}"
     return f"{who}{_held_up(report, finding)}{_gain(report, finding)}{more}"
@@ -59,14 +57,6 @@ def _harmless(report: RunReport, finding: Finding) -> str:
     if not saved_s or not actual_s:
         return finding.cause
     return f"{finding.cause} ({format_percent(saved_s / actual_s)} of the step time)"
-
-
-def _nothing_slow(report: RunReport, finding: Finding, num_others: int) -> str:
-    """Return the verdict on a run whose findings are all minor."""
-    name = f"{finding.cause} on {format_ranks(finding.ranks)}" if finding.ranks else finding.cause
-    when = f", {format_steps(finding.steps)}" if finding.steps else ""
-    more = f" {format_count(num_others, 'more finding')} below." if num_others else ""
-    return f"No rank is slow. The largest finding is minor: {name}{when}.{more}"
 
 
 def _culprit(report: RunReport, finding: Finding) -> str:

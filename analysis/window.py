@@ -60,8 +60,6 @@ class RunWindow:
     epochs before the first repeated one are kept.
 
     Args:
-        source: Where the run is read from.
-        run_id: The run.
         max_spans: Bound on the time and memory of one analysis; at least one step is kept.
         max_steps: The same for jobs with few spans.
     """
@@ -94,12 +92,7 @@ class RunWindow:
         return sum(step < first for step in self._steps_read)
 
     def fit(self, seconds: float, budget_s: float) -> None:
-        """Set the number of steps to keep from the time that an analysis takes.
-
-        Args:
-            seconds: Duration of the analysis of the current window.
-            budget_s: Duration that it should have.
-        """
+        """Set the number of steps to keep from the time that an analysis takes."""
         if self._contents is None or self.last is None:
             return
         num_steps = len(np.unique(self._contents.steps.step))
@@ -174,7 +167,10 @@ class RunWindow:
         if first is None:
             first = self._first_affordable(steps, last)
             steps = select_rows(steps, steps.step >= first)
-        spans = self._read_spans(first, last, steps)
+        spans = self._source.spans(self._run_id, first=first, last=last)
+        pairs = np.unique(_pairs(steps.epoch, steps.step))
+        is_newest = np.isin(_pairs(spans.epoch, spans.step), pairs)
+        spans = spans if is_newest.all() else select_rows(spans, is_newest)
         context = self._source.context(self._run_id, first=first, last=last)
         if self._contents is not None:
             old = self._contents
@@ -191,13 +187,6 @@ class RunWindow:
         num_spans = len(self._source.spans(self._run_id, first=last, last=last))
         num = min(self._max_steps, self._max_spans // max(num_spans, 1))
         return int(numbers[-max(num, 1) :][0])
-
-    def _read_spans(self, first: int, last: int, steps: StepTable) -> SpanTable:
-        """Return the spans of these steps, without those of repeated steps in older epochs."""
-        spans = self._source.spans(self._run_id, first=first, last=last)
-        pairs = _pairs(steps.epoch, steps.step)
-        keep = np.isin(_pairs(spans.epoch, spans.step), np.unique(pairs))
-        return spans if keep.all() else select_rows(spans, keep)
 
     def _trim(self, contents: _Contents) -> _Contents:
         """Return the contents within the limits, without the oldest steps."""
@@ -310,14 +299,7 @@ def last_complete_step(info: RunInfo, steps: StepTable) -> int | None:
 
 
 def _join_contexts(old: RunContext, new: RunContext, *, first: int, begin_ns: int) -> RunContext:
-    """Return the new context, with the old one's micro-batches and samples of earlier steps.
-
-    Args:
-        old: Context of the window.
-        new: Context from step ``first`` on.
-        first: First step of the new context.
-        begin_ns: Begin of that step, Unix time.
-    """
+    """Return the new context, with the old one's micro-batches and samples of earlier steps."""
     before = select_rows(old.microbatches, old.microbatches.step < first)
     earlier = select_rows(old.samples, old.samples.at_ns < begin_ns)
     return replace(
@@ -334,8 +316,7 @@ def _pairs(epoch: NDArray[np.int32], step: NDArray[np.int32]) -> NDArray[np.int6
 
 def _between(step: NDArray[np.int32], first: int | None, last: int | None) -> NDArray[np.bool_]:
     least, most = 0 if first is None else first, MAX_STEP if last is None else last
-    chosen: NDArray[np.bool_] = (step >= least) & (step <= most)
-    return chosen
+    return (step >= least) & (step <= most)
 
 
 def sort_samples(samples: SampleTable) -> SampleTable:

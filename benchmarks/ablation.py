@@ -166,7 +166,6 @@ RULES = (
     Rule("collectives with a root may be left", "is_one_sided", _none_of_first, is_of_reader=True),
     Rule("the faster level of a network", "_faster_levels", None, is_of_reader=True),
     Rule("a transfer that its call delayed", "is_delayed_in_call", None, is_of_reader=True),
-    Rule("members that left early", "is_left_early", None, is_of_reader=True),
     Rule("parts of a split backward", "is_deferred_part", _none_of_first, is_of_reader=True),
     Rule("experts are no common compute", "is_expert_piece", None, is_of_reader=True),
     Rule("steps as the device ran them", "align_steps_to_device", None, is_of_reader=True),
@@ -219,7 +218,6 @@ ABSENT: dict[str, Callable[..., Any]] = {
     "is_delayed_in_call": lambda _, other, rows: np.zeros(
         len(other if isinstance(other, np.ndarray) else rows), dtype=np.bool_
     ),
-    "is_left_early": lambda _, members, *__, **___: np.zeros(len(members), dtype=np.bool_),
     "is_expert_piece": lambda _, pieces, __: np.zeros(len(pieces.start), dtype=np.bool_),
     "_find_evaluation": lambda *_: np.zeros(0, np.int64),
     "align_steps_to_device": lambda _, steps: steps,

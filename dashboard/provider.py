@@ -12,23 +12,23 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.drawing.step_replay import StepReplay
     from rankscope.analysis.drawing.timeline import StepTimeline, ViewportSpans
-    from rankscope.analysis.report.alert_list import AlertList
     from rankscope.analysis.report.liveness import RankLiveness, StepSilence
-    from rankscope.analysis.report.page_results import (
+    from rankscope.analysis.report.report import RunReport
+    from rankscope.analysis.trace.tables import RunSummary
+    from rankscope.dashboard.records.alert_list import AlertList
+    from rankscope.dashboard.records.page_results import (
         Health,
         RunComparison,
         RunLine,
         RunStrip,
         Startup,
     )
-    from rankscope.analysis.report.progress import (
+    from rankscope.dashboard.records.progress import (
         AnalysisFailed,
         AnalysisInProgress,
         MeanKindTimes,
     )
-    from rankscope.analysis.report.rank_details import RankDetails, RankQuantity, RankValues
-    from rankscope.analysis.report.report import RunReport
-    from rankscope.analysis.trace.tables import RunSummary
+    from rankscope.dashboard.records.rank_details import RankDetails, RankQuantity, RankValues
 
 
 class ReportProvider(Protocol):

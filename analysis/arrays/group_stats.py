@@ -49,7 +49,6 @@ def group_medians(
     Args:
         value: Shape (rows,).
         group: Shape (rows,): the row's group, from 0 to ``num_groups`` - 1.
-        num_groups: Number of groups.
 
     Returns:
         Two arrays of shape (num_groups,); the medians in the unit of ``value``.
@@ -75,8 +74,7 @@ def means_by_key(
     """Return for each row the mean of the rows with its key, in the unit of ``values``."""
     group, num_groups = factorize(*key)
     total = np.bincount(group, weights=values, minlength=num_groups)
-    means: NDArray[np.float64] = (total / np.bincount(group, minlength=num_groups))[group]
-    return means
+    return (total / np.bincount(group, minlength=num_groups))[group]
 
 
 def mean_absolute_deviations(
@@ -87,12 +85,10 @@ def mean_absolute_deviations(
     Args:
         value: Shape (rows,).
         group: Shape (rows,): the row's group, from 0 to ``num_groups`` - 1.
-        num_groups: Number of groups.
     """
     median, num = group_medians(value, group, num_groups)
     total = np.bincount(group, weights=np.abs(value - median[group]), minlength=num_groups)
-    mean: NDArray[np.float64] = total / np.maximum(num, 1)
-    return mean
+    return total / np.maximum(num, 1)
 
 
 def _sort_by_group(value: NDArray[Any], group: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
@@ -177,8 +173,7 @@ def lower_medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the lower median of each column's known values."""
     ordered = np.sort(values, axis=0)
     known = np.maximum((~np.isnan(values)).sum(axis=0) - 1, 0)
-    medians: NDArray[np.float64] = np.take_along_axis(ordered, known[None] // 2, axis=0)[0]
-    return medians
+    return np.take_along_axis(ordered, known[None] // 2, axis=0)[0]
 
 
 def row_medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -187,5 +182,4 @@ def row_medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
     ordered = np.sort(values, axis=1)
     rows = np.arange(len(values))
     last = np.maximum(num - 1, 0)
-    median: NDArray[np.float64] = (ordered[rows, last // 2] + ordered[rows, (last + 1) // 2]) / 2
-    return median
+    return (ordered[rows, last // 2] + ordered[rows, (last + 1) // 2]) / 2

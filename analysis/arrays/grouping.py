@@ -36,19 +36,12 @@ def factorize(*columns: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], in
     """Return a code for each row, equal exactly if all columns are, and the number of codes.
 
     Codes are dense, from 0, and ascend with the columns, the first being the most significant.
-
-    Args:
-        columns: Each of shape (rows,).
     """
     return _make_dense(*_pack(columns))
 
 
 def code_groups(group: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int32], int]:
-    """Return the code of each row's group, `NO_GROUP` without one, and the number of codes.
-
-    Args:
-        group: Shape (rows,).
-    """
+    """Return the code of each row's group, `NO_GROUP` without one, and the number of codes."""
     code, num = np.full(len(group), NO_GROUP, dtype=np.int32), 0
     members = np.flatnonzero(group != NO_GROUP)
     code[members], num = factorize(group[members])
@@ -56,11 +49,7 @@ def code_groups(group: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int32], int
 
 
 def row_keys(*columns: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-    """Return the codes of `factorize` before they are made dense, which needs no sort.
-
-    Args:
-        columns: Each of shape (rows,).
-    """
+    """Return the codes of `factorize` before they are made dense, which needs no sort."""
     return _pack(columns)[0]
 
 
@@ -160,7 +149,6 @@ def is_one_of(codes: NDArray[np.integer[Any]], wanted: Iterable[int]) -> NDArray
     """Return ``np.isin(codes, wanted)``, much faster for a byte column and few wanted values.
 
     Args:
-        codes: Shape (rows,).
         wanted: Each is compared with every row.
     """
     found = np.zeros(len(codes), dtype=np.bool_)
@@ -170,11 +158,7 @@ def is_one_of(codes: NDArray[np.integer[Any]], wanted: Iterable[int]) -> NDArray
 
 
 def sorted_unique(column: NDArray[np.integer[Any]]) -> NDArray[Any]:
-    """Return ``np.unique(column)``, much faster, because np.unique hashes.
-
-    Args:
-        column: Shape (rows,).
-    """
+    """Return ``np.unique(column)``, much faster, because np.unique hashes."""
     if not len(column):
         return column
     minimum, maximum = int(column.min()), int(column.max())
@@ -183,8 +167,7 @@ def sorted_unique(column: NDArray[np.integer[Any]]) -> NDArray[Any]:
         seen[column - column.dtype.type(minimum)] = True
         return (np.flatnonzero(seen) + minimum).astype(column.dtype)
     ordered = np.sort(column)
-    found: NDArray[Any] = ordered[np.append(True, ordered[1:] != ordered[:-1])]
-    return found
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])]
 
 
 def cumcount(key: NDArray[np.integer]) -> NDArray[np.int64]:

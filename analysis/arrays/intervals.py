@@ -52,8 +52,7 @@ class Line:
 
     def time_at(self, position: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the time, in ns, at a position of the line."""
-        time: NDArray[np.int64] = position % self.stride_ns + self.origin_ns
-        return time
+        return position % self.stride_ns + self.origin_ns
 
 
 def find_covering(
@@ -67,8 +66,7 @@ def find_covering(
         return np.full(len(point), NOT_FOUND, dtype=np.int64)
     index = _find_last_begun(start, point)
     inside = (index >= 0) & (point < end[np.maximum(index, 0)])
-    found: NDArray[np.int64] = np.where(inside, index, NOT_FOUND)
-    return found
+    return np.where(inside, index, NOT_FOUND)
 
 
 def _find_last_begun(start: NDArray[np.int64], point: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -94,8 +92,7 @@ def keep_outermost(
     reach = np.maximum.accumulate(end)
     overlap = reach[:-1] - start[1:]
     follows = (overlap <= slack) & (2 * overlap <= end[1:] - start[1:]) & (end[1:] > reach[:-1])
-    kept: NDArray[np.int64] = order[np.append(True, (overlap <= 0) | follows)]
-    return kept
+    return order[np.append(True, (overlap <= 0) | follows)]
 
 
 def merge_intervals(

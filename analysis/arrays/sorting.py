@@ -119,9 +119,6 @@ def argsort_with_changes(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return `stable_argsort` and, in that order, whether a row differs from the one before.
 
-    Args:
-        column: Shape (rows,); integers.
-
     Returns:
         The order, and the changes: False for the first row.
     """
@@ -167,15 +164,7 @@ def argsort_rows(*columns: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _sort_ties(order: NDArray[np.int64], keys: Sequence[NDArray[Any]]) -> bool:
-    """Sort rows of equal first key by the other keys, in place, if there are few such rows.
-
-    Args:
-        order: Shape (rows,): the stable order of the first key.
-        keys: Each of shape (rows,).
-
-    Returns:
-        False if there are many: nothing was done then.
-    """
+    """Sort rows of equal first key by the other keys, in place; False if there are many of them."""
     first = keys[0][order]
     ties = np.append(False, first[1:] == first[:-1])
     if np.count_nonzero(ties) * _FEW_TIES > len(order):
@@ -222,7 +211,6 @@ def find_positions(values: NDArray[np.integer[Any]], ascending: NDArray[Any]) ->
     """Return ``np.searchsorted(ascending, values)``.
 
     Args:
-        values: Shape (rows,).
         ascending: Shape (entries,), sorted.
     """
     if len(values) <= _FEW_ROWS or not len(ascending):
@@ -231,8 +219,7 @@ def find_positions(values: NDArray[np.integer[Any]], ascending: NDArray[Any]) ->
     if maximum - minimum >= _DENSE * len(values):
         return np.searchsorted(ascending, values)
     table = np.searchsorted(ascending, np.arange(minimum, maximum + 1))
-    found: NDArray[np.int64] = table[values - values.dtype.type(minimum)]
-    return found
+    return table[values - values.dtype.type(minimum)]
 
 
 def first_rows(ascending: NDArray[np.integer[Any]], num: int) -> NDArray[np.int64]:
@@ -241,7 +228,6 @@ def first_rows(ascending: NDArray[np.integer[Any]], num: int) -> NDArray[np.int6
     Args:
         ascending: Shape (rows,), sorted, from 0 to ``num`` - 1. Searched for numbers of another
             type, all of it would be converted.
-        num: Number of values.
     """
     return np.searchsorted(ascending, np.arange(num + 1, dtype=ascending.dtype))
 
@@ -256,5 +242,4 @@ def is_in_sorted(values: NDArray[np.integer[Any]], ascending: NDArray[Any]) -> N
     if not len(ascending):
         return np.zeros(len(values), dtype=np.bool_)
     index = np.minimum(find_positions(values, ascending), len(ascending) - 1)
-    found: NDArray[np.bool_] = ascending[index] == values
-    return found
+    return ascending[index] == values

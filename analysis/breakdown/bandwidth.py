@@ -68,7 +68,9 @@ def measure_bandwidths(transfers: Transfers, hosts: Mapping[int, str]) -> tuple[
         if median_ns <= 0:
             continue
         algorithm = num_bytes * NS_PER_S / median_ns
-        factor = 1.0 if name == P2P else _bus_factor(name, num_members)
+        share = (num_members - 1) / num_members
+        factors = (factor * share for word, factor in BUS_FACTORS if word in name)
+        factor = 1.0 if name == P2P else next(factors, None)
         found.append(
             Bandwidth(
                 kind=kind_name,
@@ -83,10 +85,3 @@ def measure_bandwidths(transfers: Transfers, hosts: Mapping[int, str]) -> tuple[
             )
         )
     return tuple(sorted(found, key=lambda one: (one.kind, one.name, -one.num_bytes)))
-
-
-def _bus_factor(name: str, num_members: int) -> float | None:
-    for word, factor in BUS_FACTORS:
-        if word in name:
-            return factor * (num_members - 1) / num_members
-    return None

@@ -44,11 +44,6 @@ def ideal_wait_ns(
     In the ideal full replay, such a wait begins when the rank has ended its last operation before
     the wait and has entered the communication. It ends at the communication's arrival.
 
-    Args:
-        model: Operations of a run.
-        waits: Their waits.
-        ideal: Times of the ideal full replay.
-
     Returns:
         Shape (waits,).
     """
@@ -56,16 +51,11 @@ def ideal_wait_ns(
     begin = np.where(before >= 0, ideal.end_ns[before], 0.0)
     begin = np.maximum(begin, ideal.start_ns[waits.operation])
     waited = np.maximum(ideal.gate_ns[waits.operation] - begin, 0.0)
-    whole: NDArray[np.int64] = np.rint(waited).astype(np.int64)
-    return whole
+    return np.rint(waited).astype(np.int64)
 
 
 def schedule_parts(model: ReplayModel, waits: WaitIntervals) -> NDArray[np.int8]:
     """Return the `SchedulePart` of each wait; steady if its rank lacks forward or backward.
-
-    Args:
-        model: Operations of a run.
-        waits: Their waits.
 
     Returns:
         Shape (waits,).
@@ -116,8 +106,6 @@ def measure_bubble(
     """Return the bubble by formula and as measured; None without a pipeline.
 
     Args:
-        reading: Operations of a run, with compute by micro-batch.
-        layout: Its number of stages.
         bubble_ns: Bubble of all ranks and steps.
         compute_ns: Useful forward and backward compute of all ranks and steps.
     """

@@ -237,7 +237,6 @@ def find_drops(
         tokens_by_step: Tokens of each step; of an MFU better its FLOPs, of which it is the rate.
         squares_by_step: Largest sum of squared lengths of a data position in each step: the others
             wait for it. Sizes that are unknown in one step of a baseline count as equal.
-        measure: Quantity of the values.
 
     Source:
         Imbue's report on training a 70B model: a sudden drop that stays is a throttled clock, one

@@ -53,7 +53,6 @@ def compute_mfu(
     unknown, or if not all data positions were traced.
 
     Args:
-        run: Layout, ranks and FLOPs per token.
         steps: Any number of epochs.
         microbatches: Lengths of the same steps.
         usual: MFU of an earlier run that compares with this one; None if there is none.
@@ -82,7 +81,9 @@ def compute_mfu(
                 num_tokens, seconds = counted[step]
                 flops[step] = run.flops_per_token * num_tokens + per_square * squares.get(step, 0)
                 by_step[step] = flops[step] / (peak * seconds)
-            convention = _convention(run, epoch)
+            counted_as = run.flops_convention or "FLOPs per token as declared by the job"
+            peaks = sorted({_peak_source(run, rank) for rank in epoch.ranks})
+            convention = f"{counted_as}; peak {', '.join(peaks)}"
     if not by_step:
         return None
     ordered = dict(sorted(by_step.items()))
@@ -97,12 +98,7 @@ def compute_mfu(
 
 
 def explain_missing_mfu(run: RunInfo, steps: StepTable) -> str:
-    """Return why `compute_mfu` returns None, and what makes it known.
-
-    Args:
-        run: Layout, ranks and FLOPs per token.
-        steps: Any number of epochs.
-    """
+    """Return why `compute_mfu` returns None, and what makes it known."""
     install = "`tracer.install`"
     if run.source_format != "rankscope":
         return "the trace format has no FLOPs"
@@ -133,10 +129,6 @@ def count_tokens(run: RunInfo, steps: StepTable) -> dict[int, int]:
     """Return the tokens of each step of the job, in the steps of which `compute_mfu` speaks.
 
     Without a layout each rank counts as a position of its own, so only their ratios mean something.
-
-    Args:
-        run: Layout and ranks.
-        steps: Any number of epochs.
     """
     return {
         step: num_tokens
@@ -254,12 +246,6 @@ def rank_peak(rank: RankInfo) -> float | None:
     if rank.peak_flops_per_s is not None:
         return rank.peak_flops_per_s
     return peak_flops_per_s(rank.device_name, rank.dtype)
-
-
-def _convention(run: RunInfo, epoch: EpochInfo) -> str:
-    counted = run.flops_convention or "FLOPs per token as declared by the job"
-    sources = sorted({_peak_source(run, rank) for rank in epoch.ranks})
-    return f"{counted}; peak {', '.join(sources)}"
 
 
 def _peak_source(run: RunInfo, rank: RankInfo) -> str:

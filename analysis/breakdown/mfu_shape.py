@@ -17,7 +17,7 @@ from .drops import ROBUST, find_drops
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from ..report.report import Finding, Mfu, RunReport
+    from ..report.report import Mfu, RunReport
     from .drops import Drop
 
     Series = Sequence[tuple[int, float]]
@@ -82,15 +82,11 @@ def with_mfu(report: RunReport, mfu: Mfu | None) -> RunReport:
             warmup_steps=report.warmup_steps,
             usual=mfu.usual,
         )
-        if shape is not None and any(map(_explains, report.findings)):
+        problems = [each for each in report.findings if each.severity is not Severity.NONE]
+        is_explained = any(each.ranks or each.severity is not Severity.MINOR for each in problems)
+        if shape is not None and is_explained:
             shape = replace(shape, causes="")
     return replace(report, mfu=mfu, mfu_shape=shape)
-
-
-def _explains(finding: Finding) -> bool:
-    return finding.severity is not Severity.NONE and (
-        bool(finding.ranks) or finding.severity is not Severity.MINOR
-    )
 
 
 def classify_mfu(
@@ -110,8 +106,6 @@ def classify_mfu(
         by_step: MFU, unsmoothed.
         flops_by_step: FLOPs of each step: fewer of them are no drop.
         squares_by_step: Squared sequence lengths of each step: more of them are no drop.
-        restart_steps: First steps after restarts of the job.
-        warmup_steps: Steps that are left out.
         usual: MFU of an earlier run that compares with this one; None if unknown. Without it, a
             level can't be called low.
     """
@@ -167,7 +161,8 @@ def _find_sag(series: Series, restart_steps: Collection[int]) -> _Found | None:
     for number, part in enumerate(parts):
         if len(part) < MIN_STEPS:
             continue
-        quarters = [median(value for _, value in quarter) for quarter in _quarters(part)]
+        borders = [round(k * len(part) / 4) for k in range(5)]
+        quarters = [median(value for _, value in part[a:b]) for a, b in pairwise(borders)]
         fall = quarters[0] - quarters[-1]
         is_falling = all(later < earlier for earlier, later in pairwise(quarters))
         # One jump is a drop, not a sag.
@@ -233,11 +228,6 @@ def _split(series: Series, restart_steps: Iterable[int]) -> list[Series]:
         begin = end
     parts.append(series[begin:])
     return [part for part in parts if part]
-
-
-def _quarters(part: Series) -> list[Series]:
-    size = len(part) / 4
-    return [part[round(k * size) : round((k + 1) * size)] for k in range(4)]
 
 
 def _joined(places: Iterable[int]) -> list[list[int]]:

@@ -93,7 +93,6 @@ def find_rank_steps(reading: Reading, steps: StepTable) -> RankSteps:
     the first operation of the job to its last.
 
     Args:
-        reading: The steps that take part.
         steps: Rows of any epochs; the last epoch of a step counts.
     """
     numbers = np.array(reading.steps, dtype=np.int64)
@@ -125,8 +124,6 @@ def compute_occupancy(
     """Return what fills the steps of each rank.
 
     Args:
-        model: Operations of a run.
-        waits: Its waits.
         rank_steps: Begin and end of each step on each rank.
         launched: Kinds of operations that, if they begin next (p2p excepted), explain time in
             which a rank does nothing.

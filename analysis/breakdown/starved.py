@@ -72,10 +72,6 @@ def attribute_waits(model: ReplayModel, waits: WaitIntervals) -> WaitAttribution
     clocks contradict each other, a walk can enter a cycle: the rest of the wait is then attributed
     to the rank at which it did.
 
-    Args:
-        model: Operations as recorded.
-        waits: The waits to attribute.
-
     Returns:
         Sums by pair; the pairs of a wait sum to its time.
     """
@@ -117,13 +113,7 @@ def _attribute(
 def find_starved_ranks(
     waits: WaitIntervals, found: WaitAttribution, total_ns: Mapping[int, int]
 ) -> tuple[Starved, ...]:
-    """Return the ranks that wait, the one that waits most first.
-
-    Args:
-        waits: Waits of whole steps.
-        found: Who caused them.
-        total_ns: Time of these steps by rank.
-    """
+    """Return the ranks that wait, the one that waits most first."""
     if not len(found.wait):
         return ()
     pair, num = factorize(waits.rank[found.wait], found.on_rank)

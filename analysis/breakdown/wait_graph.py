@@ -76,8 +76,6 @@ def sum_direct_waits(
     Of each rank, the `MAX_CULPRITS` longest are kept: 12,288 ranks wait on few others each.
 
     Args:
-        waterfall: The run's waterfall.
-        waited: Who caused its waits.
         num_ranks: The highest rank and 1.
         total_ns: Time of all steps.
     """
@@ -108,9 +106,6 @@ def follow_waits(
     ``max_nodes`` ranks, those of one pipeline stage at equal distance are one node.
 
     Args:
-        waits: Direct waits of the run.
-        culprits: Where to begin.
-        coords: Position of each rank.
         max_nodes: Largest number of ranks that are nodes of their own, at most `MAX_NODES`.
     """
     is_long = _is_long(waits)

@@ -161,9 +161,6 @@ def build_waterfall(
     """Split the steps of each rank into parts.
 
     Args:
-        run: Layout and source format.
-        reading: Operations and waits of the run.
-        steps: Its step rows.
         ideal: Returns the times of some steps' operations in the ideal full replay; None: replay
             it.
 
@@ -214,10 +211,6 @@ def attribute_waiting(waterfall: Waterfall, found: WaitAttribution) -> WaitingAt
 
     A wait is attributed as a whole; each rank then has the same share of its part that counts as
     `Part.WAITING`.
-
-    Args:
-        waterfall: The run's waterfall.
-        found: Who caused its waits.
     """
     rows = np.flatnonzero(waterfall.waiting_ns[found.wait] > 0)
     wait, on_rank, waits = found.wait[rows], found.on_rank[rows], waterfall.waits
@@ -234,12 +227,7 @@ def attribute_waiting(waterfall: Waterfall, found: WaitAttribution) -> WaitingAt
 
 
 def summarize_waterfall(waterfall: Waterfall, waited: WaitAttribution) -> WaterfallSummary:
-    """Return a waterfall summed over ranks and over steps.
-
-    Args:
-        waterfall: The run's waterfall.
-        waited: Who caused its waits.
-    """
+    """Return a waterfall summed over ranks and over steps."""
     found = attribute_waiting(waterfall, waited)
     by_culprit = np.bincount(found.on_rank, weights=found.waiting_ns)
     whole = float(waterfall.total_ns.sum())
@@ -273,18 +261,14 @@ def _add_operations(time: NDArray[np.int64], filled: Occupancy, model: ReplayMod
     time[:, CODE[Part.SLOW_COMPUTE]] += (actual - useful).sum(axis=1)
     has_compute = actual.sum(axis=1, keepdims=True) > 0
     before, after = filled.spent_ns * ~np.append(is_compute, [False] * 3)
+    parts = [_PART_OF_KIND.get(kind, Part.HOST_GAP) for kind in model.kinds]
     # Without any compute, nothing was input for it.
     for spent, gap in ((before * has_compute, Part.INPUT), (before * ~has_compute + after, None)):
-        for column, part in enumerate([*map(_part_of_kind, model.kinds), *_PARTS_BESIDE_KINDS]):
+        for column, part in enumerate((*parts, *_PARTS_BESIDE_KINDS)):
             own = gap if gap and part is Part.HOST_GAP else part
             time[:, CODE[own]] += spent[:, column]
     of_pipeline = [name in FORWARD_KINDS | BACKWARD_KINDS for name in model.kinds]
     return int(useful[:, of_pipeline].sum())
-
-
-def _part_of_kind(kind: str) -> Part:
-    """Return the part to which time of a host operation belongs."""
-    return _PART_OF_KIND.get(kind, Part.HOST_GAP)
 
 
 def _add_waits(

@@ -118,8 +118,7 @@ def shows_in(candidate: Candidate, steps: Sequence[int]) -> NDArray[np.bool_]:
 
 def in_shown_steps(model: ReplayModel, candidate: Candidate) -> NDArray[np.bool_]:
     """Return which operations are in steps that show a candidate. Shape (ops,)."""
-    inside: NDArray[np.bool_] = shows_in(candidate, model.operations.steps)[model.operations.step]
-    return inside
+    return shows_in(candidate, model.operations.steps)[model.operations.step]
 
 
 def rows_of_ranks(
@@ -195,8 +194,6 @@ def merge_recurring(
     """Merge candidates of one cause that recur in the same steps, or on most ranks in turn.
 
     Args:
-        found: Candidates of one cause.
-        num_ranks: Ranks that were compared.
         in_turn: Cause if most ranks take turns; None: the same.
     """
     kept = [each for each in found if each.shown_steps is None]
@@ -241,17 +238,9 @@ def join_candidates(found: Sequence[Candidate], worst: Candidate) -> Candidate:
         gaps=np.logical_or.reduce(gaps) if gaps else None,
         ranks=tuple(sorted({rank for each in found for rank in each.ranks})),
         steps=(min(each.steps[0] for each in found), max(each.steps[1] for each in found)),
-        shown_steps=_shown_by_any(found),
+        shown_steps=None
+        if any(each.shown_steps is None for each in found)
+        else tuple(sorted({step for each in found for step in each.shown_steps or ()})),
         part=part,
         fixed_ns=fixed_ns,
     )
-
-
-def _shown_by_any(found: Sequence[Candidate]) -> tuple[int, ...] | None:
-    """Return the steps that show any of several candidates; None if one shows in all its steps."""
-    steps: set[int] = set()
-    for each in found:
-        if each.shown_steps is None:
-            return None
-        steps.update(each.shown_steps)
-    return tuple(sorted(steps))

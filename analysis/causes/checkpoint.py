@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..breakdown.waterfall import Part
 from .common_pause import pause_candidates
-from .detector import Cause, Subject
+from .detector import Cause, HostTime, Subject
 
 if TYPE_CHECKING:
     from .candidate import Candidate
@@ -15,6 +16,9 @@ CAUSE = Cause(
     name="checkpoint",
     subject=Subject.JOB,
     sentence="Checkpoints take time",
+    shown_in=HostTime(
+        "saving and gaps of the host", (Part.CHECKPOINT, Part.HOST_GAP), is_of_all=True
+    ),
     is_alarm=False,
 )
 

@@ -13,7 +13,7 @@ from ..replay.model import COMPUTE_KINDS, has_kind
 from ..report.text import format_percent, format_ranks
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import in_shown_steps
-from .detector import Cause
+from .detector import Cause, ShownIn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,6 +43,7 @@ CAUSE = Cause(
     name="clock-throttle",
     one="is slow because its clock is throttled",
     several="are slow because their clocks are throttled",
+    shown_in=ShownIn.COMPUTE,
     has_place=True,
     recurs_as="slow-compute",
 )
@@ -109,10 +110,6 @@ def explain_by_clock(
     with its own share, and the rest is slow compute of all partners.
 
     Args:
-        slow: A rank with its partners.
-        throttled: Those of them whose clock was lower.
-        drop: The largest drop.
-        model: The operations.
         workers: Identity of each rank, equal for partners whose compute looks the same.
     """
     most, share = drop.explained_ratio, format_percent(drop.explained_ratio)
@@ -163,9 +160,6 @@ def find_clock_drop(
     was read: a device that waits draws less power and is not throttled.
 
     Args:
-        samples: Readings.
-        host: The device's host.
-        device: Its local rank.
         phase_ns: (begin, end) of the phase, Unix time.
     """
     if host not in samples.hosts:

@@ -9,12 +9,13 @@ import numpy as np
 from rankscope.tracer.span import NS_PER_S
 
 from ..arrays.group_stats import row_medians
+from ..breakdown.waterfall import Part
 from ..replay.model import Place
 from ..report.network import CommonPause
 from ..report.text import format_count, format_duration, format_steps
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
-from .detector import Cause, Subject
+from .detector import Cause, HostTime, Subject
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,6 +27,9 @@ CAUSE = Cause(
     name="common-pause",
     subject=Subject.JOB,
     sentence="All ranks pause together",
+    shown_in=HostTime(
+        "gaps of the host", (Part.HOST_GAP, Part.INPUT, Part.UNKNOWN), is_of_all=True
+    ),
     is_alarm=False,
 )
 
@@ -38,12 +42,7 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
 
 
 def list_pauses(pauses: CommonPauses, steps: NDArray[np.int32]) -> tuple[CommonPause, ...]:
-    """Return the steps with a common pause, each with what it is as far as it is known.
-
-    Args:
-        pauses: The common pauses of a run.
-        steps: Step number of each column.
-    """
+    """Return the steps with a common pause, each with what it is as far as it is known."""
     seconds = (np.median(pauses.lost_ns, axis=0) / NS_PER_S).tolist()
     names = np.where(pauses.is_planned, "pause", "late input")
     names = np.where(pauses.in_evaluation, "evaluation", names)
@@ -65,9 +64,6 @@ def pause_candidates(
     """Return some of the common pauses as one candidate, if there are any.
 
     Args:
-        cause: Their cause.
-        gaps: The run's gaps.
-        pauses: All common pauses.
         chosen: Shape (pauses,): those that have this cause.
         where: Where in the step they are, in words.
     """
@@ -77,9 +73,13 @@ def pause_candidates(
     lost_ns = pauses.lost_ns
     places = [each for each in Place if each not in (Place.EVALUATION, Place.COMPILATION)]
     mine = gaps.is_at(*places) & np.isin(gaps.column, columns)
-    usual = {place: _rank_medians(gaps.total_ns(place)) for place in places}
+    total_ns = {place: gaps.total_ns(place) for place in places}
+    usual = {
+        place: np.broadcast_to(row_medians(total)[:, None], total.shape)
+        for place, total in total_ns.items()
+    }
     # What one rank takes longer in the same span of the job's own is no pause of all.
-    of_job = gaps.total_ns(Place.SPAN)
+    of_job = total_ns[Place.SPAN]
     usual[Place.SPAN] = np.maximum(usual[Place.SPAN], of_job - np.median(of_job, axis=0))
     expected = [((place,), level) for place, level in usual.items()]
     steps = gaps.profile.steps[columns]
@@ -105,9 +105,3 @@ def pause_candidates(
         on_host=True,
     )
     return (pause,)
-
-
-def _rank_medians(value: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return each rank's median over its steps. Shape (ranks, steps), equal along each row."""
-    medians: NDArray[np.float64] = np.broadcast_to(row_medians(value)[:, None], value.shape)
-    return medians

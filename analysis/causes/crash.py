@@ -158,9 +158,6 @@ def find_crashes(
     lost, and again if several ranks could not be ordered.
 
     Args:
-        run: Ranks, hosts and clock error.
-        context: Exits and events.
-        steps: Steps, of which the usual duration is taken.
         hung: Epochs in which a hang ended the processes.
     """
     found: list[tuple[int, tuple[Failure, ...], tuple[Failure, ...]]] = []
@@ -372,7 +369,6 @@ def classify_exit(ended: RankExit, events: Iterable[EventRecord] = ()) -> ExitCl
     """Return the reason why a process that failed or was lost ended.
 
     Args:
-        ended: Its exit record.
         events: Other events of its rank, such as lines of the kernel's log.
     """
     lines = [f"{event.kind}: {event.text}" for event in events if event.kind not in OWN_EVENTS]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.group_stats import BASELINE_QUANTILE, MIN_ROWS_OF_KIND, medians_by_kind
+from ..breakdown.waterfall import Part
 from ..statistics.phases import find_rank_phases
 from .candidate import (
     Candidate,
@@ -18,7 +19,7 @@ from .candidate import (
     merge_recurring,
 )
 from .common_pause import pause_candidates
-from .detector import Cause
+from .detector import Cause, HostTime
 from .host_gaps import INPUT_PLACES, HostGaps, Loss, late_candidates
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ CAUSE = Cause(
     one="waits for input",
     several="wait for input",
     sentence="The whole job waits for input",
+    shown_in=HostTime("input and gaps of the host", (Part.INPUT, Part.HOST_GAP)),
     has_place=True,
 )
 
@@ -57,7 +59,6 @@ def find_data_stalls(
     """Find single ranks, and stages, that wait for input.
 
     Args:
-        gaps: The run's gaps.
         steps: Shape (steps,): steps that are searched.
         explained: Shape (gaps,): gaps that another cause explains.
     """

@@ -17,10 +17,9 @@ from .link_profile import profile_links
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from rankscope.tracer.topology import Coords
 
+    from ..breakdown.waterfall import Part
     from ..replay.model import ComputeItems, Reading
     from ..replay.what_if import Replayer
     from ..statistics.peers import ComputeProfile
@@ -40,9 +39,26 @@ class Subject(Enum):
     JOB = "the whole job: the ranks that show it are not at fault"
 
 
+class ShownIn(Enum):
+    """Operations in which a cause shows."""
+
+    COMPUTE = "compute"
+    TRANSFERS = "transfers"
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """Time of a host in which a cause shows, as parts of the waterfall."""
+
+    name: str
+    parts: tuple[Part, ...]
+    is_of_all: bool = False
+    """Whether all ranks lose it at once, so that a rank is compared with its own median step."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """One cause, with all that the verdict, the alerts and the recurrence need of it."""
+    """One cause, with all that the verdict, its evidence, the alerts and the recurrence need."""
 
     name: str
     """As it is written in findings, in the store and in the JSON document."""
@@ -56,6 +72,9 @@ class Cause:
 
     sentence: str = ""
     """Whole sentence without its full stop, for a subject `JOB` or a finding without ranks."""
+
+    shown_in: ShownIn | HostTime | None = None
+    """Where its proof is looked for; None: it is about no time."""
 
     is_alarm: bool = True
     """False: reported beside `healthy`, which remains the first finding."""
@@ -157,7 +176,12 @@ class Case:
     @cached_property
     def common_pauses(self) -> CommonPauses:
         """Return the steps in which nearly all ranks pause at once."""
-        return find_common_pauses(self.gaps, self._steps_with_saves())
+        saves_ns = [event.at_ns for event in self.context.events if event.kind == "checkpoint"]
+        numbers = np.array(sorted(self.step_ns), dtype=np.int64)
+        ends_ns = np.array([self.step_ns[step][1] for step in numbers.tolist()], dtype=np.int64)
+        # A save is in the first step that ends after it.
+        step = np.searchsorted(ends_ns, np.array(saves_ns, dtype=np.int64))
+        return find_common_pauses(self.gaps, numbers[step[step < len(numbers)]])
 
     @property
     def planned_steps(self) -> tuple[int, ...]:
@@ -165,15 +189,6 @@ class Case:
         pauses = self.common_pauses
         paused = self.profile.steps[pauses.columns[pauses.is_planned]]
         return tuple(np.union1d(paused, self.reading.evaluated_steps).tolist())
-
-    def _steps_with_saves(self) -> NDArray[np.int64]:
-        """Return the steps with a ``checkpoint`` event, or whose predecessor ended before one."""
-        at_ns = [event.at_ns for event in self.context.events if event.kind == "checkpoint"]
-        numbers = sorted(self.step_ns)
-        ends = np.array([self.step_ns[step][1] for step in numbers], dtype=np.int64)
-        place = np.searchsorted(ends, np.array(at_ns, dtype=np.int64))
-        found: NDArray[np.int64] = np.array(numbers, dtype=np.int64)[place[place < len(numbers)]]
-        return found
 
     @cached_property
     def links(self) -> LinkProfile:
@@ -195,10 +210,6 @@ class Detector(CauseModule, Protocol):
 
         A detector may mark candidates that its own cause explains (`Candidate.explained_by`). It
         must not drop them: later detectors need them as explanations.
-
-        Args:
-            case: The run.
-            found: Candidates of the detectors before this one.
         """
         ...
 

@@ -41,10 +41,6 @@ def equalize_declared_lengths(items: ComputeItems, lengths: MicrobatchTable) -> 
     One ``b / a`` is fitted for each kind over all ranks, so that neither a slow rank nor a stage
     with more work counts. What its length does not explain stays in the item.
 
-    Args:
-        items: Compute by micro-batch.
-        lengths: Declared lengths.
-
     Returns:
         None if a length is unknown, if all are equal, or if they do not explain compute
         (correlation below `min_correlation`).
@@ -68,12 +64,7 @@ def equalize_declared_lengths(items: ComputeItems, lengths: MicrobatchTable) -> 
 
 
 def squared_lengths(items: ComputeItems, lengths: MicrobatchTable) -> NDArray[np.float64]:
-    """Return the sum of squared lengths of each item's micro-batch. Shape (items,); NaN if unknown.
-
-    Args:
-        items: Compute by micro-batch.
-        lengths: Declared lengths.
-    """
+    """Return each item's sum of squared lengths; NaN if unknown. Shape (items,)."""
     key, num = factorize(
         *(
             np.concatenate((getattr(items, name), getattr(lengths, name)))
@@ -89,13 +80,7 @@ def squared_lengths(items: ComputeItems, lengths: MicrobatchTable) -> NDArray[np
 def _fit_scale(
     items: ComputeItems, rows: NDArray[np.int64], relative: NDArray[np.float64]
 ) -> NDArray[np.float64] | None:
-    """Return the factor by which each item is longer for its length; None if there is no fit.
-
-    Args:
-        items: Compute by micro-batch.
-        rows: Items of one kind.
-        relative: Shape (rows,): sum of squared lengths over the mean.
-    """
+    """Return the factor by which each item is longer for its length; None if there is no fit."""
     scale, correlation = np.ones(len(rows)), 0.0
     key = (items.rank[rows], items.kind[rows], items.chunk[rows])
     for _ in range(NUM_ROUNDS):
@@ -127,10 +112,6 @@ def equalize_inferred_lengths(
     median rank of its column, relative to that rank's own median. The length of a column's median
     micro-batch is what it takes on the median one of its ranks, relative to the other ranks of that
     rank's stage.
-
-    Args:
-        items: Compute by micro-batch.
-        coords: Position of each rank.
 
     Returns:
         None if a column has fewer than `min_peers` ranks, or if the compute of the ranks does not
@@ -171,8 +152,7 @@ def correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
 def _is_no_outlier(values: NDArray[np.float64]) -> NDArray[np.bool_]:
     share = THRESHOLDS.max_faulty_share
     low, high = np.quantile(values, (share, 1 - share))
-    inside: NDArray[np.bool_] = (values >= low) & (values <= high)
-    return inside
+    return (values >= low) & (values <= high)
 
 
 def equalize_durations(
@@ -220,14 +200,12 @@ def equalize_durations(
     # A slow rank is slow in each step; others differ by the lengths that they happened to get.
     is_slow = may_be_slow & (least[of_rank] >= 1.0 + THRESHOLDS.min_excess_ratio)
     own = np.where(is_slow, medians_by_key(ratio, rank), 1.0)
-    found: NDArray[np.float64] = duration_ns * _ratio(mean * own * common, whole)[of_span]
-    return found
+    return duration_ns * _ratio(mean * own * common, whole)[of_span]
 
 
 def _ratio(values: NDArray[Any], to: NDArray[Any]) -> NDArray[np.float64]:
     """Return the quotients, 1 if the denominator is 0."""
-    found: NDArray[np.float64] = np.divide(values, to, out=np.ones(len(values)), where=to > 0)
-    return found
+    return np.divide(values, to, out=np.ones(len(values)), where=to > 0)
 
 
 def equalize_experts(
@@ -242,7 +220,6 @@ def equalize_experts(
     make the pieces vary less, they are left as recorded.
 
     Args:
-        model: The operations.
         experts: Shape (ops,): compute of experts.
         chosen: Shape (ops,): compute outside experts that has been equalized.
         equalized_ns: Shape (ops,): what that would take.

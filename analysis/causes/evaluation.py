@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.grouping import sorted_unique
+from ..breakdown.waterfall import Part
 from ..replay.model import EVALUATION_KIND, Place, has_kind
 from ..report.text import format_count, format_duration, format_ranks, format_steps
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
-from .detector import Cause, Subject
+from .detector import Cause, HostTime, Subject
 
 if TYPE_CHECKING:
     from .detector import Case
@@ -20,6 +21,7 @@ CAUSE = Cause(
     name="evaluation",
     subject=Subject.JOB,
     sentence="Evaluations take time",
+    shown_in=HostTime("evaluation", (Part.EVALUATION,), is_of_all=True),
     is_alarm=False,
 )
 

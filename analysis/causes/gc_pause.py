@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.group_stats import group_medians, sum_cells
+from ..breakdown.waterfall import Part
 from ..replay.model import Place
 from ..report.text import format_count, format_duration, format_percent
 from ..statistics.phases import find_period
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate, explained_gaps
-from .detector import INSUFFICIENT_EVIDENCE, Cause, Subject
+from .detector import INSUFFICIENT_EVIDENCE, Cause, HostTime, Subject
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,6 +31,7 @@ CAUSE = Cause(
     name="gc-pause",
     subject=Subject.JOB,
     sentence="Garbage collection pauses ranks in turn, and each pause holds up all others",
+    shown_in=HostTime("garbage collection and gaps of the host", (Part.GC, Part.HOST_GAP)),
 )
 
 
@@ -52,7 +54,6 @@ def find_gc_pauses(gaps: HostGaps, allowed: NDArray[np.bool_]) -> tuple[Candidat
     `min_pause_ns`, half of that is enough for the others.
 
     Args:
-        gaps: The run's gaps.
         allowed: Shape (gaps,): gaps that are not part of a common pause.
     """
     gap_ns = gaps.gaps.gap_ns
@@ -79,7 +80,6 @@ def find_rare_pauses(gaps: HostGaps, allowed: NDArray[np.bool_]) -> tuple[Candid
     """Find pauses inside steps that are too rare for garbage collection.
 
     Args:
-        gaps: The run's gaps.
         allowed: Shape (gaps,): gaps that nothing explains.
     """
     items, gap_ns = gaps.gaps, gaps.gaps.gap_ns
@@ -142,13 +142,7 @@ def _is_in_turn(gaps: HostGaps, chosen: NDArray[np.bool_]) -> bool:
 
 
 def _pause_candidate(gaps: HostGaps, chosen: NDArray[np.bool_], where: str) -> Candidate | None:
-    """Return pauses as a candidate; None if they cost too little.
-
-    Args:
-        gaps: The run's gaps.
-        chosen: Shape (gaps,): the pauses.
-        where: Where they are, in words: "in gc spans".
-    """
+    """Return pauses as a candidate; None if they cost too little."""
     gap_ns = gaps.gaps.gap_ns
     lost = sum_cells(
         gaps.profile.total_ns.shape, gaps.row[chosen], gaps.column[chosen], gap_ns[chosen]

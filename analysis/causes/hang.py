@@ -268,10 +268,7 @@ def find_hangs(
     `doubt_factor` if records were dropped; at most `undecided_certainty` if no rank is silent.
 
     Args:
-        run: Groups and ranks.
-        spans: Spans of the steps that are analysed.
         steps: The same steps: an event of a rank that has gone on since is stale.
-        context: Events and exits.
 
     Source:
         arXiv 2402.15627, section 4.3: the rank that logged no operation.
@@ -523,9 +520,6 @@ def _find_stuck(
     have entered: on a device it has ended, and its end was not recorded yet.
 
     Args:
-        epoch: The epoch.
-        spans: Its spans.
-        blocked: The blocked ranks.
         failed: The last communications of ranks that failed. A library may record one as ended that
             timed out; without all members, or with unlike ones, it can't have ended.
     """
@@ -664,9 +658,7 @@ def _read_open(
     """Yield the communications among a rank's open spans; malformed entries are skipped.
 
     Args:
-        rank: The rank.
         entries: Its open spans. In a group of two, the sides of a p2p are known if they lack them.
-        members: Members of each group.
     """
     for entry in entries:
         try:

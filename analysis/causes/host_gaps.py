@@ -63,7 +63,6 @@ class HostGaps:
         """Return the time lost in some places, shape (ranks, steps).
 
         Args:
-            places: Where in the step.
             excluding: Shape (gaps,): gaps left out; None: none.
         """
         chosen = self.is_at(*places)
@@ -111,8 +110,6 @@ def tabulate_gaps(
     """Arrange a run's host gaps by the ranks and steps of its compute profile.
 
     Args:
-        profile: Compute by rank and step.
-        gaps: The gaps.
         duration_ns: Shape (ops,): recorded durations of the replay's operations.
     """
     at = np.minimum(find_positions(gaps.rank, profile.ranks), len(profile.ranks) - 1)
@@ -164,7 +161,6 @@ def find_common_pauses(gaps: HostGaps, saves: NDArray[np.int64] = _NO_SAVES) -> 
     pauses of one length at equal distances are planned. The others are missing input.
 
     Args:
-        gaps: The run's gaps.
         saves: Numbers of the steps with a ``checkpoint`` event.
     """
     inside, evaluating, data = (
@@ -176,8 +172,7 @@ def find_common_pauses(gaps: HostGaps, saves: NDArray[np.int64] = _NO_SAVES) -> 
 
     def is_common(lost_ns: NDArray[np.float64]) -> NDArray[np.bool_]:
         late = lost_ns / gaps.compute_ns[:, None] >= THRESHOLDS.min_excess_ratio
-        steps: NDArray[np.bool_] = late.mean(axis=0) >= THRESHOLDS.whole_share
-        return steps
+        return late.mean(axis=0) >= THRESHOLDS.whole_share
 
     columns = np.flatnonzero(is_common(lost))
 
@@ -245,10 +240,6 @@ def _is_regular(columns: NDArray[np.int64]) -> bool:
 def _find_places(gaps: HostGaps, other_steps: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return where in their steps the common pauses are; other places remain evidence.
 
-    Args:
-        gaps: The run's gaps.
-        other_steps: Shape (steps,): steps without a common pause.
-
     Returns:
         Shape (places, steps): True if the median rank loses at least half of `min_excess_ratio`
         there; True everywhere in a step in which no single place loses as much.
@@ -295,8 +286,6 @@ def late_candidates(
     """Return late ranks, and stages most of whose ranks are late, as candidates.
 
     Args:
-        gaps: The run's gaps.
-        loss: What they lose.
         single: Phases of late ranks, whose rows are those of the matrices. In a stage of two, one
             of them raises the median, so they are not named with their stage again.
         activities: By row, what it does, if not the loss's activity.

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.group_stats import medians_by_kind, row_medians
+from ..breakdown.waterfall import Part
 from ..replay.model import Place
 from ..statistics.phases import find_rank_phases
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import explained_gaps, merge_equal, merge_hosts, merge_recurring
-from .detector import Cause
+from .detector import Cause, HostTime
 from .host_gaps import WORKING_PLACES, Loss, late_candidates
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ CAUSE = Cause(
     name="host-stall",
     one="launches late because its host stalls",
     several="launch late because their host stalls",
+    # The host's own spans before the first compute are input there.
+    shown_in=HostTime("gaps of the host", (Part.INPUT, Part.HOST_GAP)),
     has_place=True,
 )
 
@@ -67,7 +70,6 @@ def find_host_stalls(
     in the first of them.
 
     Args:
-        gaps: The run's gaps.
         steps: Shape (steps,): steps that are searched.
         explained: Shape (gaps,): gaps that are part of a common pause; None: none.
         searches: Whether a stall recurs, and where it is; the first one that finds a rank counts.
@@ -134,14 +136,6 @@ def _expected_ns(
 
     In spans of the job's own all ranks of a stage do the same work, so one or two peers suffice
     there: a rank is late if it takes longer than all of them.
-
-    Args:
-        gaps: The run's gaps.
-        lost_ns: Shape (ranks, steps).
-        places: Where it is lost.
-
-    Returns:
-        Shapes (ranks, steps), ns, and (ranks,).
     """
     expected, enough = medians_by_kind(lost_ns, gaps.profile.stage, is_lower=True)
     others = np.median(lost_ns, axis=0)
@@ -154,12 +148,7 @@ def _expected_ns(
 
 
 def _is_persistent(excess: NDArray[np.float64], phase: Phase) -> bool:
-    """Return whether a phase is a stall in most of its steps, not a few long pauses.
-
-    Args:
-        excess: Shape (steps,), of one rank; NaN if unknown.
-        phase: The phase.
-    """
+    """Return whether a phase is a stall in most of its steps, not a few long pauses."""
     known = excess[phase.inside]
     known = known[~np.isnan(known)]
     if phase.excess_ratio < phase.threshold or len(known) < THRESHOLDS.min_lasting_steps:

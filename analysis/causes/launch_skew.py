@@ -10,6 +10,7 @@ import numpy as np
 from rankscope.tracer.span import SpanKind
 
 from ..arrays.group_stats import MIN_ROWS_OF_KIND, fast_quartile
+from ..breakdown.waterfall import Part
 from ..replay.model import Place
 from ..report.text import format_count, format_duration, format_percent, format_ranks, format_steps
 from ..statistics.noise import deviation_of_distances, required_deviations, step_deviation
@@ -17,7 +18,7 @@ from ..statistics.phases import find_period, find_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import host_stall
 from .candidate import Candidate, explained_gaps, merge_alike, merge_recurring, shows_in
-from .detector import Cause
+from .detector import Cause, HostTime
 from .host_stall import find_host_stalls
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ CAUSE = Cause(
     one="enters collectives late",
     several="take turns in entering collectives late",
     sentence="Ranks take turns in entering collectives late",
+    shown_in=HostTime("gaps of the host before a launch", (Part.HOST_GAP,)),
 )
 
 
@@ -91,7 +93,6 @@ def find_launch_skews(
     would be as the first one is.
 
     Args:
-        gaps: The run's gaps.
         groups: Members of each group whose collectives are launched after compute.
         steps: Shape (steps,): steps that are searched.
         explained: Shape (gaps,): gaps that another cause explains.
@@ -205,14 +206,6 @@ def _skew_candidate(
 
     If they take turns, the part is the lateness of all members: with the last one fixed, the group
     would wait for the next one.
-
-    Args:
-        gaps: The run's gaps.
-        phase: The steps.
-        chosen: Shape (gaps,): the gaps of the part.
-        expected_ns: Shape (ranks, steps): their sum if all members were in time.
-        late: Rows of the late members.
-        num_members: Size of the group.
     """
     ranks = tuple(gaps.profile.ranks[late].tolist())
     lag_ns = phase.excess_ratio * float(np.median(gaps.compute_ns[late]))

@@ -215,13 +215,7 @@ def reachable_ratio(layer: Layer, device: DeviceLimits) -> float:
 def read_layer(
     manifests: Iterable[RankManifest], microbatches: MicrobatchTable, *, tp: int
 ) -> Layer | None:
-    """Return the declared sizes; None if the width or the tokens are unknown.
-
-    Args:
-        manifests: Manifests of all ranks.
-        microbatches: Tokens of the micro-batches.
-        tp: Ranks that share a layer.
-    """
+    """Return the declared sizes; None if the width or the tokens are unknown."""
     manifests = tuple(manifests)
     hidden = _declared_size(manifests, HIDDEN_NAMES)
     known = microbatches.num_tokens[microbatches.num_tokens > 0]

@@ -132,8 +132,7 @@ class LinkProfile:
             known = count > 0
             total[links] += np.where(known, value * count, 0.0)
             fastest[links] += np.where(known, fast_quartile(value.T).T[0] * count, 0.0)
-        ratio: NDArray[np.float64] = np.where(fastest > 0, total / np.maximum(fastest, 1.0), np.nan)
-        return ratio
+        return np.where(fastest > 0, total / np.maximum(fastest, 1.0), np.nan)
 
     def against_others(self, mine: NDArray[np.int64]) -> LinkProfile:
         """Return the table with my links compared with alike ones between other hosts.
@@ -202,11 +201,6 @@ def profile_links(
 
     Those between the same stages come first: the network between other stages may carry more
     traffic.
-
-    Args:
-        transfers: One row per instance.
-        steps: Step numbers, ascending.
-        ranks: Location of each rank.
     """
     numbers = np.array(steps, dtype=np.int32)
     shape = (len(transfers.links), len(numbers))
@@ -277,13 +271,6 @@ def _expected(
     """Return the baseline of each link of one kind, and which links have few alike ones.
 
     A link with few alike ones between the same stages is compared with the links between all.
-
-    Args:
-        value: Shape (links, steps): median transfer; NaN if unknown.
-        stages: Shape (links, 2): stages of the first and the last member.
-
-    Returns:
-        Shapes (links, steps) and (links,).
     """
     _, position = np.unique(stages, axis=0, return_inverse=True)
     medians, enough = medians_by_kind(value, position.reshape(-1))
@@ -417,8 +404,6 @@ def _deviation_of_level(
     much its links differ: it is at least that standard error.
 
     Args:
-        excess: Shape (steps,): excess of the level.
-        relative: Shape (links, steps): the links over the level.
         may_be_brief: Whether single steps are searched. They make most of the changes in a short
             run, so that the noise of the lower half of the steps is taken if it is less.
     """

@@ -90,14 +90,12 @@ def _sum_links(profile: LinkProfile) -> NDArray[np.float64]:
 
 def _excess(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the excess over the expected time. Shape as a row of ``sums``; NaN if unknown."""
-    excess: NDArray[np.float64] = sums[ACTUAL_NS] / _or_nan(sums[EXPECTED_NS]) - 1.0
-    return excess
+    return sums[ACTUAL_NS] / _or_nan(sums[EXPECTED_NS]) - 1.0
 
 
 def _bytes_per_s(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the rates. Shape as a row of ``sums``; NaN if no size is known."""
-    rates: NDArray[np.float64] = sums[BYTES] * NS_PER_S / _or_nan(sums[BYTES_NS])
-    return rates
+    return sums[BYTES] * NS_PER_S / _or_nan(sums[BYTES_NS])
 
 
 def _or_nan(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -173,13 +171,7 @@ def _totals(
 def _matrix(
     profile: LinkProfile, sums: NDArray[np.float64], order: NDArray[np.int64]
 ) -> LinkMatrix | None:
-    """Return the matrix of the pairs: by host if several hosts are known, else by rank.
-
-    Args:
-        profile: The table of transfers.
-        sums: Shape (5, links).
-        order: Links, the slowest first: their ends have a row.
-    """
+    """Return the matrix of the pairs: by host if several hosts are known, else by rank."""
     pairs = order[profile.is_pair[order]]
     if not len(pairs):
         return None

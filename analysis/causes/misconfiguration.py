@@ -93,10 +93,6 @@ def find_misconfigurations(run: RunInfo, context: RunContext) -> tuple[Finding, 
 
     The confidence is not calibrated: the share of ranks that agree, `undecided_certainty`
     without a majority, `previous_confidence` for a change since the previous run.
-
-    Args:
-        run: Ranks and positions.
-        context: Manifests of this run and of the previous one.
     """
     found: dict[tuple[int, ...], dict[str, Difference]] = defaultdict(dict)
     shares: dict[tuple[int, ...], float] = {}

@@ -15,7 +15,7 @@ from ..report.text import format_count, format_percent, format_ranks, format_ste
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate, join_candidates
 from .clock_throttle import PART_MARK
-from .detector import Cause, Subject
+from .detector import Cause, ShownIn, Subject
 from .link_profile import find_rise
 from .slow_compute import SLOW_DEVICE
 from .slow_link import CAUSE as SLOW_LINK
@@ -48,7 +48,12 @@ Source: the RoCE counters of Linux's sysfs and their use in arXiv 2402.15627. In
 packets back instead of marking them, so ``port_xmit_wait`` is their only sign of congestion."""
 
 
-CAUSE = Cause(name="network-degradation", subject=Subject.JOB, sentence="The network is slow")
+CAUSE = Cause(
+    name="network-degradation",
+    subject=Subject.JOB,
+    sentence="The network is slow",
+    shown_in=ShownIn.TRANSFERS,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +104,8 @@ def find_slow_network(
     """Find slow links, and decide whether it is single links or the network.
 
     Args:
-        profile: The table of transfers.
         blamed: Ranks that compute slowly: a slow device also sends and receives slowly, so of its
             links only those that are slower still are evidence.
-        step_ns: Median time of a step.
         step_start_ns: Begin of each step, Unix time.
         samples: Counters of the hosts' network, if any.
     """
@@ -226,12 +229,6 @@ def judge_only_groups(
     flaps shows in the counters of some host. So if they rose on none, it is a link that carries
     less than before: a port, or a slot with fewer lanes. Without counters the two look alike,
     unless several groups are slow at once.
-
-    Args:
-        profile: The table of transfers.
-        found: The groups as a slow link.
-        num_groups: Their number.
-        symptom: Counters in these steps.
     """
     host_of = {rank: profile.ranks[rank].host for rank in found.ranks}
     there = tuple(rank for rank, host in host_of.items() if (host,) == symptom.hosts)
@@ -256,7 +253,6 @@ def find_network_symptom(samples: SampleTable, phase_ns: tuple[int, int]) -> Net
     """Return the first of `SYMPTOMS` whose counters rose in a phase, and on which hosts.
 
     Args:
-        samples: Readings.
         phase_ns: (begin, end) of the phase, Unix time.
     """
     known, watched = False, set[str]()
@@ -285,16 +281,7 @@ def find_network_symptom(samples: SampleTable, phase_ns: tuple[int, int]) -> Net
 def _growth(
     samples: SampleTable, code: int, phase_ns: tuple[int, int]
 ) -> list[tuple[int, float, float | None]]:
-    """Return (host, growth in a phase, growth outside) of each host's counters of one name.
-
-    Args:
-        samples: Readings.
-        code: The name, as a code of ``samples.names``.
-        phase_ns: (begin, end) of the phase, Unix time.
-
-    Returns:
-        Hosts as codes; growth per ns, None outside if nothing was read there.
-    """
+    """Return (host, growth in a phase, growth outside) of each host's counters of one name."""
     rows = np.flatnonzero(samples.name == code)
     rows = rows[argsort_rows(samples.host[rows], samples.device[rows], samples.at_ns[rows])]
     host, device, at = samples.host[rows], samples.device[rows], samples.at_ns[rows]

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..breakdown.waterfall import Part
 from ..replay.model import Place
 from ..statistics.phases import Phase
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate, merge_alike
-from .detector import Cause
+from .detector import Cause, HostTime
 from .host_gaps import Loss, late_candidates
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ CAUSE = Cause(
     one="recompiles",
     several="recompile",
     sentence="All ranks recompile",
+    shown_in=HostTime("input and gaps of the host", (Part.INPUT, Part.HOST_GAP)),
 )
 
 
@@ -46,7 +48,6 @@ def find_recompiles(gaps: HostGaps, events: Sequence[EventRecord]) -> tuple[Cand
     In the first `min_lasting_steps` steps of a job that is usual.
 
     Args:
-        gaps: The run's gaps.
         events: Events of the run; those of kind ``compilation`` have the compile ids.
     """
     items, steps = gaps.gaps, gaps.profile.steps

@@ -21,7 +21,7 @@ from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import stage_imbalance
 from .candidate import Candidate, in_shown_steps, join_candidates, named_ranks, shows_in
-from .detector import INSUFFICIENT_EVIDENCE, Cause, Subject
+from .detector import INSUFFICIENT_EVIDENCE, Cause, ShownIn, Subject
 from .equal_lengths import (
     correlation,
     equalize_durations,
@@ -52,6 +52,7 @@ CAUSE = Cause(
     subject=Subject.JOB,
     has_onset=False,
     sentence="Unequal lengths make ranks wait for each other",
+    shown_in=ShownIn.COMPUTE,
 )
 """With ranks: their experts get more tokens than others."""
 
@@ -142,12 +143,7 @@ def _add_sequences(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate,
 
 
 def _find_sequences(case: Case, compute: Sequence[Candidate]) -> Candidate | None:
-    """Return unequal lengths as a candidate; None if there is no effect, or if it costs little.
-
-    Args:
-        case: The run.
-        compute: What computes slowly: that varies for another reason.
-    """
+    """Return unequal lengths as a candidate; None if there is no effect, or if it costs little."""
     reading, model = case.reading, case.reading.model
     effect = describe_sequence_effect(
         reading.items,
@@ -192,12 +188,7 @@ class Calls:
 
 
 def describe_calls(calls: ComputeItems, ranks: NDArray[np.int64]) -> str:
-    """Return how unequal the forwards without gradients of the ranks are, and whose are longest.
-
-    Args:
-        calls: The forwards.
-        ranks: All ranks, ascending.
-    """
+    """Return how unequal the forwards without gradients of the ranks are, and whose are longest."""
     steps = sorted_unique(calls.step)
     row, column = find_positions(calls.rank, ranks), find_positions(calls.step, steps)
     total = sum_cells((len(ranks), len(steps)), row, column, calls.self_ns)
@@ -241,7 +232,6 @@ def describe_sequence_effect(
     or without these, if forward and backward are correlated (`min_correlation`) on several ranks.
 
     Args:
-        items: Compute by micro-batch.
         lengths: Declared lengths, if any.
         blamed: Ranks whose compute varies for another reason.
         is_routed: Whether the items include compute of experts. What the router sends them varies
@@ -296,7 +286,6 @@ def sequence_candidate(
 
     Args:
         effect: How much compute varies between micro-batches, in words; "" if it does not.
-        replayer: The run.
         slow: Shape (ops,): operations of slow ranks in their slow steps, left as recorded.
         experts: Shape (ops,): compute of experts, which also depends on the router.
         calls: Forwards without gradients, of which each rank would take an equal share in each
@@ -378,8 +367,6 @@ def find_expert_imbalance(
 
     Args:
         experts: Shape (ops,): compute of experts; None: none is known.
-        profile: Compute of the ranks outside their experts.
-        replayer: Prices the candidate.
         blamed: Ranks whose whole compute is slow.
 
     Returns:
@@ -465,13 +452,7 @@ def _expected_of_experts(
 def mark_explained_stages(
     found: Sequence[Candidate], experts: Candidate, model: ReplayModel
 ) -> tuple[Candidate, ...]:
-    """Mark stages that have more work only because of some ranks' experts.
-
-    Args:
-        found: All that was found.
-        experts: Result of `find_expert_imbalance`.
-        model: The operations.
-    """
+    """Mark stages that have more work only because of some ranks' experts."""
     duration_ns = model.operations.duration_ns
     fixed_ns = duration_ns if experts.fixed_ns is None else experts.fixed_ns
     fixed_ns = np.where(np.isnan(fixed_ns), duration_ns, fixed_ns)

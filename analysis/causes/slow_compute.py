@@ -30,7 +30,7 @@ from .candidate import (
     shows_in,
 )
 from .clock_throttle import explain_by_clock, find_drop, name_worker
-from .detector import INSUFFICIENT_EVIDENCE, Cause
+from .detector import INSUFFICIENT_EVIDENCE, Cause, ShownIn
 from .stage_imbalance import SlowRanks, find_slow_stages
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ CAUSE = Cause(
     name="slow-compute",
     one="computes slowly",
     several="compute slowly",
+    shown_in=ShownIn.COMPUTE,
     has_place=True,
 )
 
@@ -100,7 +101,6 @@ def find_slow_compute(case: Case, profile: ComputeProfile) -> tuple[Candidate, .
     """Find what computes slowly, whether its cause is the device, its clock or the stage's work.
 
     Args:
-        case: The run.
         profile: Its compute, as recorded or as if micro-batches had equal lengths.
     """
     model, workers = case.reading.model, case.workers
@@ -250,14 +250,7 @@ def _without_slow_ranks(
 def _rank_candidate(
     profile: ComputeProfile, phase: Phase, part: NDArray[np.int64], partners: tuple[int, ...]
 ) -> Candidate:
-    """Return a slow rank and its partners as a candidate.
-
-    Args:
-        profile: Compute of each rank against its peers.
-        phase: The steps in which the rank is slow.
-        part: The operations of its partners, ascending.
-        partners: Ranks, itself included, that look the same in the trace.
-    """
+    """Return a slow rank and its partners as a candidate."""
     row, steps = phase.row, phase.steps(profile.steps)
     num_peers = int((profile.stage == profile.stage[row]).sum()) - 1
     slow = SlowRanks(
@@ -295,11 +288,6 @@ def _stage_candidate(
 
     A stage with more work has it on all ranks and in all steps. So a stage has slow ranks instead
     if some of its ranks are not longer, or if it is on one host of several and slow for a while.
-
-    Args:
-        slow: The ranks.
-        model: The operations.
-        ranks: Host of each rank.
     """
     profile = slow.profile
     stage = int(profile.stage[slow.rows[0]])

@@ -16,7 +16,7 @@ from ..report.text import format_duration, format_percent, format_steps
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
-from .detector import Cause, Subject
+from .detector import Cause, ShownIn, Subject
 from .link_profile import MAX_PLANNED_RATIO
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ CAUSE = Cause(
     subject=Subject.LINK,
     one="has a slow link",
     several="share a slow link",
+    shown_in=ShownIn.TRANSFERS,
     has_place=True,
 )
 
@@ -69,10 +70,6 @@ def find_culprits(profile: LinkProfile, slow: Sequence[Phase]) -> tuple[Culprit,
 
     Ranks most of whose pairs are slow come first, then pairs, then groups one of whose members is
     at fault. Those of one host, switch or rack are merged.
-
-    Args:
-        profile: The table of transfers.
-        slow: The slow links that slow devices do not explain.
     """
     found: list[Culprit] = []
     pairs = (profile.links[each.row] for each in slow if profile.is_pair[each.row])
@@ -94,9 +91,6 @@ def find_slow_host(profile: LinkProfile) -> tuple[LinkProfile, Culprit] | None:
 
     Its links are compared with alike ones between other hosts, step by step, because with few hosts
     the slow ones may be half of all alike ones.
-
-    Args:
-        profile: The table of transfers.
 
     Returns:
         The table with the host's links compared so, and the host; None if there is none, if no
@@ -230,12 +224,7 @@ def _worst_group(profile: LinkProfile, slow: Sequence[Phase], ends_of_pairs: set
 def merge_by_location(
     culprits: Sequence[Culprit], ranks: Mapping[int, RankInfo]
 ) -> tuple[Culprit, ...]:
-    """Merge the culprits on one host, or behind one switch or rack, if no other has as many.
-
-    Args:
-        culprits: Culprits found without locations.
-        ranks: Location of each rank.
-    """
+    """Merge the culprits on one host, or behind one switch or rack, if no other has as many."""
     for name, read in LEVELS:
         places = {info.rank: read(info) for info in ranks.values() if read(info)}
         count = Counter(
@@ -263,8 +252,6 @@ def is_explained_by_devices(
     """Return whether slow devices explain a slow link: they send as slowly as they compute.
 
     Args:
-        profile: The table.
-        slow: The link.
         blamed: Ranks that compute slowly.
         min_lost_ns: Time per step that the rest must lose to be a second fault.
     """
@@ -294,6 +281,12 @@ def culprit_candidate(profile: LinkProfile, culprit: Culprit) -> Candidate:
     last = int(profile.steps[max(each.last for each in culprit.links)])
     excess = float(np.median([each.excess_ratio for each in culprit.links]))
     took_ns, expected_ns = profile.median_transfer_ns(worst)
+    hosts = sorted({profile.ranks[rank].host for rank in culprit.ranks})
+    is_named = any(host in culprit.location for host in hosts)  # also if one is unknown: ""
+    num_hosts = len({info.host for info in profile.ranks.values()})
+    where = f" on {' and '.join(hosts)}"
+    if is_named or num_hosts == 1 or len(hosts) > MAX_NAMED_HOSTS:
+        where = ""
     rates = _rates(profile, worst, took_ns / expected_ns)
     return Candidate(
         cause=CAUSE,
@@ -303,23 +296,13 @@ def culprit_candidate(profile: LinkProfile, culprit: Culprit) -> Candidate:
         excess_ratio=excess,
         threshold=worst.threshold,
         evidence=(
-            f"transfers over {culprit.location}{_on_hosts(profile, culprit)} take"
+            f"transfers over {culprit.location}{where} take"
             f" {format_duration(took_ns)} against {format_duration(expected_ns)}"
             f" for alike ones (+{format_percent(excess)}{rates}),"
             f" counted from when all members have entered, in {format_steps((first, last))};"
             " both ends compute as usual"
         ),
     )
-
-
-def _on_hosts(profile: LinkProfile, culprit: Culprit) -> str:
-    """Return the hosts of a culprit in words; empty if there is nothing to add."""
-    mine = sorted({profile.ranks[rank].host for rank in culprit.ranks})
-    is_named = any(host in culprit.location for host in mine)  # also if one is unknown: ""
-    num_hosts = len({info.host for info in profile.ranks.values()})
-    if is_named or num_hosts == 1 or len(mine) > MAX_NAMED_HOSTS:
-        return ""
-    return f" on {' and '.join(mine)}"
 
 
 def _rates(profile: LinkProfile, slow: Phase, factor: float) -> str:

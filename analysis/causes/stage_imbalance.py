@@ -12,7 +12,7 @@ from ..report.text import format_duration, format_percent
 from ..statistics.noise import required_deviations, robust_deviation
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
-from .detector import Cause, Subject
+from .detector import Cause, ShownIn, Subject
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..statistics.phases import Phase
 
 
-CAUSE = Cause(name="stage-imbalance", subject=Subject.STAGE)
+CAUSE = Cause(name="stage-imbalance", subject=Subject.STAGE, shown_in=ShownIn.COMPUTE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,14 +95,7 @@ def find_slow_stages(profile: ComputeProfile) -> tuple[SlowRanks, ...]:
 def _measure_stage(
     profile: ComputeProfile, rows: NDArray[np.int64], phase: Phase, others_ns: NDArray[np.float64]
 ) -> SlowRanks | None:
-    """Return the slow ranks of a stage; None if its excess is within the noise of its ranks.
-
-    Args:
-        profile: Compute by rank and step.
-        rows: The stage's ranks.
-        phase: The steps in which the stage is longer.
-        others_ns: Shape (steps,): compute of the other stages.
-    """
+    """Return the slow ranks of a stage; None if its excess is within the noise of its ranks."""
     total_ns = profile.total_ns[rows, phase.inside]
     ratio = row_medians(total_ns / others_ns[phase.inside]) - 1.0
     noise = robust_deviation(total_ns / row_medians(total_ns)[:, None])

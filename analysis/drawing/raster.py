@@ -210,14 +210,11 @@ class StepAreas:
             kind[larger] = code
             np.maximum(most, area, out=most)
             total += area
-        return KindCells(kind=kind, filled_ratio=self._ratio(total))
-
-    def _ratio(self, total: NDArray[np.int64]) -> NDArray[np.float32]:
         # A step with fewer nanoseconds than bins has bins of no width, which hold nothing.
         width = np.maximum(np.diff(self.edges_ns), 1)
         num_ranks = np.array([[len(block)] for block in self.rank_blocks])
         ratio: NDArray[np.float32] = (total / (width * num_ranks)).astype(np.float32)
-        return ratio
+        return KindCells(kind=kind, filled_ratio=ratio)
 
 
 def draw_picture(
@@ -253,13 +250,7 @@ def draw_picture(
 
 
 def fold_picture(picture: StepPicture, order: RowOrder, folded: Collection[int]) -> StepPicture:
-    """Join the lines of each folded group to one, which shows what most of them do.
-
-    Args:
-        picture: The picture.
-        order: What its rows are grouped by.
-        folded: Numbers of groups.
-    """
+    """Join the lines of each folded group to one, which shows what most of them do."""
     if not folded:
         return picture
     raster = picture.raster
@@ -296,7 +287,6 @@ def redraw_viewport(picture: StepPicture, part: StepTimeline) -> StepPicture:
     """Draw the viewport of a picture anew, from the spans in it.
 
     Args:
-        picture: The picture of a viewport.
         part: The spans of its ranks in its time; begin and end are the whole step's.
     """
     if picture.viewport is None:
@@ -317,10 +307,8 @@ def draw_raster(
     """Draw a step as pixels.
 
     Args:
-        timeline: The step.
         ranks: From the top; ranks that are left out are not drawn.
         max_lines: Neighbouring ranks are joined until no more lines are needed.
-        num_bins: Columns.
     """
     blocks = split_ranks(ranks, ranks_per_line(len(ranks), max_lines=max_lines))
     return measure_areas(timeline, blocks, num_bins=num_bins).raster()
@@ -369,8 +357,7 @@ def bin_edges(length_ns: int, num_bins: int) -> NDArray[np.int64]:
     """
     whole, rest = divmod(max(length_ns, 1), num_bins)
     at = np.arange(num_bins + 1, dtype=np.int64)
-    edges: NDArray[np.int64] = at * whole + at * rest // num_bins
-    return edges
+    return at * whole + at * rest // num_bins
 
 
 def measure_areas(
@@ -381,10 +368,12 @@ def measure_areas(
     Args:
         timeline: The step; its begin and end are the picture's. Time outside is left out.
         rank_blocks: The ranks of each line; spans of other ranks are left out.
-        num_bins: Columns.
     """
     spans = timeline.spans
-    line_by_rank = _lines_by_rank(rank_blocks)
+    ranks = np.array([rank for block in rank_blocks for rank in block], dtype=np.int64)
+    line_by_rank = np.full(int(ranks.max(initial=0)) + 1, NONE, dtype=np.int64)
+    sizes = [len(block) for block in rank_blocks]
+    line_by_rank[ranks] = np.repeat(np.arange(len(sizes)), sizes)
     known = spans.rank < len(line_by_rank)
     line = np.where(known, line_by_rank[np.minimum(spans.rank, len(line_by_rank) - 1)], NONE)
     start = spans.start_ns - timeline.begin_ns
@@ -422,8 +411,7 @@ def find_unfinished(timeline: StepTimeline) -> NDArray[np.bool_]:
     spans = timeline.spans
     is_open = (spans.flags & SpanFlag.OPEN) != 0
     is_failed = ((spans.flags & SpanFlag.ERROR) != 0) & (timeline.wait_ns < 0)
-    found: NDArray[np.bool_] = timeline.communication & (is_open | is_failed)
-    return found
+    return timeline.communication & (is_open | is_failed)
 
 
 def find_notable(
@@ -477,7 +465,6 @@ def find_innermost(timeline: StepTimeline, keep: NDArray[np.bool_]) -> Stretches
     of a synchronous communication inside another span, which may have no ``wait`` of its own.
 
     Args:
-        timeline: The step.
         keep: Shape (spans,): the spans that count.
     """
     spans = timeline.spans
@@ -574,14 +561,6 @@ class _Grid:
         upper = self.edges[np.minimum(guess + 1, self._num_bins)]
         guess += (at >= upper) & (guess < self._num_bins)
         return guess
-
-
-def _lines_by_rank(rank_blocks: Sequence[tuple[int, ...]]) -> NDArray[np.int64]:
-    """Return the line of each rank, by rank; -1 for ranks that are in no block."""
-    ranks = np.array([rank for block in rank_blocks for rank in block], dtype=np.int64)
-    lines = np.full(int(ranks.max(initial=0)) + 1, NONE, dtype=np.int64)
-    lines[ranks] = np.repeat(np.arange(len(rank_blocks)), [len(block) for block in rank_blocks])
-    return lines
 
 
 def _stack_cells(cells: list[KindCells]) -> KindCells:

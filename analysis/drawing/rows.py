@@ -50,13 +50,7 @@ TILED = (*AXES, RowOrder.RANK)
 def useful_orders(
     coords: Iterable[Coords], hosts: Iterable[str] = (), *, has_excess: bool = False
 ) -> tuple[RowOrder, ...]:
-    """Return the orders that differ: by rank, and by what has several values.
-
-    Args:
-        coords: Positions of the ranks.
-        hosts: Their hosts.
-        has_excess: Whether their excess is known.
-    """
+    """Return the orders that differ: by rank, and by what has several values."""
     places, names = tuple(coords), tuple(hosts)
     useful = [order for order in AXES if is_useful(order, places, names)]
     useful.append(RowOrder.RANK)
@@ -196,7 +190,6 @@ def fold_groups(
 
     Args:
         blocks: The ranks of each line, from the top.
-        groups: Their groups.
         folded: Numbers of groups.
 
     Returns:
@@ -224,8 +217,6 @@ def arrange_rows(timeline: StepTimeline, order: RowOrder, blocks: RankBlocks | N
     kind of traffic has the same height in all rows.
 
     Args:
-        timeline: The spans.
-        order: What the rows are grouped by.
         blocks: The ranks of each row from the top, at least those of the spans; None: a row for
             each rank of the spans.
     """

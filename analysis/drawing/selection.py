@@ -114,7 +114,6 @@ def describe_span(timeline: StepTimeline, row: int) -> SpanFacts:
 
     Args:
         timeline: The step, or some of its spans: ranks that are not loaded are not found.
-        row: Row of the span.
     """
     spans = timeline.spans
     begin_ns = timeline.begin_ns
@@ -230,7 +229,6 @@ def compare_box(timeline: StepTimeline, inside: NDArray[np.bool_]) -> tuple[Prop
     Compared are the shares of time, so that many short spans do not outweigh a long one.
 
     Args:
-        timeline: The loaded spans.
         inside: Shape (spans,): those of the box.
     """
     spans = timeline.spans
@@ -308,9 +306,7 @@ def find_spans(timeline: StepTimeline, text: str, *, most: int) -> tuple[NDArray
     A number is a rank; other texts are part of a kind, a name or a host.
 
     Args:
-        timeline: The loaded spans.
         text: What to look for; case does not matter.
-        most: Spans to return.
     """
     spans = timeline.spans
     wanted = text.strip().lower()

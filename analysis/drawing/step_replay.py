@@ -58,12 +58,6 @@ class StepReplay:
     def slack_of(self, *, rank: int, kind: int, begin_ns: int, end_ns: int) -> float | None:
         """Return the slack of a span: the least of its operations'.
 
-        Args:
-            rank: Its rank.
-            kind: The code of its kind.
-            begin_ns: Its begin.
-            end_ns: Its end.
-
         Returns:
             None if it is not part of the replay, such as the wait in a collective; infinite if the
             end of the step does not depend on it.
@@ -150,9 +144,6 @@ def _make_timeline(
     """Return replayed operations as a timeline as long as the recorded step.
 
     Args:
-        recorded: The recorded step.
-        rank: Shape (operations,).
-        kind: Shape (operations,): code of the span kind.
         times_ns: Shape (3, operations): start, arrival of the last member, end.
     """
     start_ns, gate_ns, end_ns = times_ns.astype(np.int64)

@@ -106,13 +106,7 @@ NO_TILES = TilePlan(line_ranks=0, zooms={}, orders={}, orderings={})
 
 
 def plan_tiles(ranks: Sequence[int], coords: dict[int, Coords], *, num_spans: int) -> TilePlan:
-    """Return which tiles to make of a step; `NO_TILES` if its spans can be drawn as bars.
-
-    Args:
-        ranks: The ranks that have spans in it.
-        coords: Positions of the ranks.
-        num_spans: Spans of the step.
-    """
+    """Return which tiles to make of a step; `NO_TILES` if its spans can be drawn as bars."""
     if num_spans <= MAX_BARS:
         return NO_TILES
     orders: dict[str, tuple[int, ...]] = {}
@@ -164,9 +158,7 @@ def draw_tiles(
 
     Args:
         part: The spans of the lines' ranks; begin and end are the whole step's.
-        plan: The step's tiles.
         ordering: One of `TilePlan.orders`.
-        lines: First and end line of the whole step's picture.
     """
     ranks = plan.orders[ordering][lines[0] * plan.line_ranks : lines[1] * plan.line_ranks]
     for line_ranks, finest_zoom in plan.zooms.items():
@@ -191,14 +183,7 @@ def draw_tiles(
 def levels_for_viewport(
     viewport: Viewport, *, length_ns: int, num_spans: int, num_ranks: int
 ) -> list[Level]:
-    """Return the levels that can show a viewport, the one with most pixels in it first.
-
-    Args:
-        viewport: A part of the step.
-        length_ns: Length of the step.
-        num_spans: Spans of the step.
-        num_ranks: Ranks of the step.
-    """
+    """Return the levels that can show a viewport, the one with most pixels in it first."""
     share = (viewport.end_ns - viewport.begin_ns) / max(length_ns, 1)
     num_rows = viewport.end_row - viewport.first_row
     top = ranks_per_line(num_ranks)
@@ -229,8 +214,6 @@ def cut_viewport(found: TileLines, viewport: Viewport, *, length_ns: int) -> Ste
 
     Args:
         found: The tiles of `tiles_of_viewport`, at least its lines.
-        viewport: The part of the step that is shown.
-        length_ns: Length of the step.
     """
     tiles, wanted = tiles_of_viewport(found.level, viewport, length_ns=length_ns)
     edges = bin_edges(length_ns, NUM_BINS * found.level.num_tiles)

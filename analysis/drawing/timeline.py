@@ -66,8 +66,7 @@ class StepTimeline:
     @property
     def communication(self) -> NDArray[np.bool_]:
         """Shape (spans,): communication, by the span's kind or by its inferred group."""
-        found: NDArray[np.bool_] = is_communication(self.spans) | (self.wait_ns >= 0)
-        return found
+        return is_communication(self.spans) | (self.wait_ns >= 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,10 +127,6 @@ def read_timeline(  # noqa: PLR0913  # the step, and what is known of a live one
     """Read one step of one epoch and split its communication.
 
     Args:
-        source: The store.
-        run_id: The run.
-        epoch: The epoch.
-        step: The step.
         info: The run's description; None: it is read.
         events: Events of the run: what a hung rank is in is no span yet, but in its last event.
         now_ns: Unix time until which a span that has not ended lasts; None: until the last event.
@@ -236,10 +231,7 @@ def make_timeline(
     """Split the communication of a step.
 
     Args:
-        info: The run.
         spans: Spans of the step, at least one.
-        epoch: Their epoch.
-        step: Their step.
         arrivals: The last arrivals of the communication instances over all spans of the step, if
             ``spans`` are only some of them; the run's format must record groups.
         bounds_ns: Begin and end of the whole step, Unix time; None: those of ``spans``.

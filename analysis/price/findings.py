@@ -92,10 +92,7 @@ def price_candidates(
     price, and no share that could be recovered.
 
     Args:
-        candidates: All candidates.
-        replayer: The run.
         workers: Identity of each rank, equal for partners whose compute looks the same.
-        tokens_by_step: Tokens of the job's steps, as far as they are known.
 
     Source:
         S of a set: arXiv 2505.05713, where the set is put back into a run whose operations are all
@@ -212,8 +209,7 @@ def _mean_step_with_each(
 ) -> list[float]:
     """Return the mean step with each candidate's own times alone in the place of the run's."""
     changes = [Change(fix.rows, *each) for fix, each in zip(fixes, own, strict=True)]
-    means: list[float] = replayer.full_with_each(*times, changes).mean(axis=1).tolist()
-    return means
+    return replayer.full_with_each(*times, changes).mean(axis=1).tolist()
 
 
 def confidence(excess_ratio: float, threshold: float) -> float:
@@ -250,20 +246,11 @@ def _fixes(
 def _stage_ratio(
     model: ReplayModel, candidates: Sequence[Candidate], ideal: Times, unblamed: Times
 ) -> NDArray[np.float64]:
-    """Return what compute takes on the healthy ranks of its stage, over its ideal.
+    """Return compute of the healthy ranks of a stage over its ideal. Shape (kinds, stages).
 
     The ideal is a mean over all stages. A slow rank of a stage with more work, once fixed, still
     has that work. The ratio is 1 for all else than compute, and if the stage has no other compute
     of that kind.
-
-    Args:
-        model: The operations.
-        candidates: All candidates.
-        ideal: The ideal run.
-        unblamed: The run, without waits for partners in compute.
-
-    Returns:
-        Shape (kinds, stages).
     """
     found = np.ones((len(model.kinds), int(model.stage.max(initial=0)) + 1))
     slow = [each for each in candidates if is_of_device(each)]
@@ -378,11 +365,8 @@ def _take_out(
     """Return the times of one candidate's operations in the recorded run without its excess.
 
     Args:
-        fix: The candidate.
         with_fault: Result of `_put_back`.
-        fixed: The run with every candidate fixed.
         total: The fixed run plus the excess of every candidate.
-        recorded: The run.
         num_sharing: Shape (ops,) each: number of candidates to which the operation's duration
             belongs, and its launch gap.
     """
@@ -452,7 +436,6 @@ def ideal_outside(
     communication is the median of the alike ones outside all parts. Without any, it is unchanged.
 
     Args:
-        model: The operations.
         candidates: All candidates. Operations with a ``fixed_ns`` of their own are left out.
         duration_ns: Shape (ops,): durations without waits for partners.
     """
@@ -482,17 +465,7 @@ def _ratio_by_step(
     duration_ns: NDArray[np.float64],
     ideal_ns: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return the ratio of recorded to ideal compute in each step; 1 if no step is unusual.
-
-    Args:
-        model: The operations.
-        others: Shape (ops,): compute of one kind outside all parts.
-        duration_ns: Shape (ops,): recorded durations.
-        ideal_ns: Shape (ops,).
-
-    Returns:
-        Shape (steps,).
-    """
+    """Return the ratio of recorded to ideal compute in each step; 1 if no step is unusual."""
     rows = np.flatnonzero(others & (ideal_ns > 0))
     step = model.operations.step[rows]
     found = np.ones(len(model.operations.steps))
@@ -513,14 +486,7 @@ def _medians_outside(
     inside: NDArray[np.bool_],
     ideal_ns: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return ideals in which those of wanted operations are medians of alike ones outside.
-
-    Args:
-        model: The operations.
-        wanted: Shape (ops,).
-        inside: Shape (ops,): operations of any part.
-        ideal_ns: Shape (ops,): kept if there are no alike ones outside.
-    """
+    """Return ideals in which those of wanted operations are medians of alike ones outside."""
     label = model.operations.label
     concerned = np.flatnonzero(np.isin(label, sorted_unique(label[wanted])))
     number, num = factorize(label[concerned])

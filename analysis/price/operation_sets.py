@@ -89,9 +89,6 @@ def select_operations(
     """Return the operations that meet all conditions of a part. Shape (ops,).
 
     Args:
-        part: The conditions.
-        run: Positions and hosts of the ranks.
-        reading: The run's operations.
         spans: The run's spans. Needed for the conditions ``group`` and ``name`` only.
 
     Raises:
@@ -120,37 +117,24 @@ def select_ranks(run: RunInfo, condition: Callable[[RankInfo], bool]) -> list[in
     return sorted(rank for rank, info in run.ranks.items() if condition(info))
 
 
-def _with_ranks(model: ReplayModel, ranks: list[int]) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = np.isin(model.rank, np.array(ranks, dtype=np.int32))
-    return found
+def _on_ranks(
+    run: RunInfo, reading: Reading, condition: Callable[[RankInfo], bool]
+) -> NDArray[np.bool_]:
+    ranks = np.array(select_ranks(run, condition), dtype=np.int32)
+    return np.isin(reading.model.rank, ranks)
 
 
 def _with_kind(wanted: str, _run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
     model = reading.model
     if wanted not in model.kinds:
         raise EmptyPartError(f"no kind {wanted!r} in this run; it has {', '.join(model.kinds)}")
-    found: NDArray[np.bool_] = model.kind == model.kinds.index(wanted)
-    return found
-
-
-def _with_tp(wanted: int, run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
-    return _with_ranks(reading.model, select_ranks(run, lambda info: info.coords.tp == wanted))
-
-
-def _with_host(wanted: str, run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
-    return _with_ranks(reading.model, select_ranks(run, lambda info: info.host == wanted))
-
-
-def _with_worker(wanted: tuple[int, int], _run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = (reading.model.dp == wanted[0]) & (reading.model.stage == wanted[1])
-    return found
+    return model.kind == model.kinds.index(wanted)
 
 
 def _with_step(wanted: int, _run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
     operations = reading.model.operations
     numbers = np.array(operations.steps, dtype=np.int64)
-    found: NDArray[np.bool_] = numbers[operations.step] == wanted
-    return found
+    return numbers[operations.step] == wanted
 
 
 def _with_link(wanted: tuple[int, int], _run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
@@ -163,11 +147,13 @@ def _with_link(wanted: tuple[int, int], _run: RunInfo, reading: Reading) -> NDAr
 _CONDITIONS: dict[str, Callable[..., NDArray[np.bool_]]] = {
     "kind": _with_kind,
     "dp": lambda wanted, _run, reading: reading.model.dp == wanted,
-    "tp": _with_tp,
+    "tp": lambda tp, run, reading: _on_ranks(run, reading, lambda info: info.coords.tp == tp),
     "stage": lambda wanted, _run, reading: reading.model.stage == wanted,
-    "worker": _with_worker,
+    "worker": lambda at, _run, reading: (
+        (reading.model.dp == at[0]) & (reading.model.stage == at[1])
+    ),
     "rank": lambda wanted, _run, reading: reading.model.rank == wanted,
-    "host": _with_host,
+    "host": lambda host, run, reading: _on_ranks(run, reading, lambda info: info.host == host),
     "step": _with_step,
     "link": _with_link,
 }
@@ -199,8 +185,7 @@ def _operations_of_spans(
     number, num = factorize(*np.concatenate((theirs, ours), axis=1).astype(np.int64))
     wanted = np.zeros(num, dtype=np.bool_)
     wanted[number[: len(rows)]] = True
-    found: NDArray[np.bool_] = wanted[number[len(rows) :]]
-    return found
+    return wanted[number[len(rows) :]]
 
 
 def _kind_codes(model: ReplayModel, spans: SpanTable) -> NDArray[np.int64]:
@@ -213,12 +198,7 @@ def _kind_codes(model: ReplayModel, spans: SpanTable) -> NDArray[np.int64]:
 
 
 def price_part(replayer: Replayer, mask: NDArray[np.bool_]) -> PartPrice:
-    """Return what a set costs: what if this rank, link, stage, ... were healthy.
-
-    Args:
-        replayer: The run.
-        mask: Shape (ops,): the set, as of `select_operations`.
-    """
+    """Return what a set costs: what if this rank, link, stage, ... were healthy."""
     step_ns, recorded_ns = replayer.full_without(mask), replayer.full_recorded()
     return PartPrice(
         slowdown=part_slowdown(replayer, mask),
@@ -231,12 +211,7 @@ def price_part(replayer: Replayer, mask: NDArray[np.bool_]) -> PartPrice:
 
 
 def part_slowdown(replayer: Replayer, mask: NDArray[np.bool_]) -> float | None:
-    """Return S of a set: the ideal run with the set's recorded durations, over the ideal run.
-
-    Args:
-        replayer: The run.
-        mask: Shape (ops,): the set.
-    """
+    """Return S of a set: the ideal run with the set's recorded durations, over the ideal run."""
     return ratio(float(replayer.put_back(mask).mean()), float(replayer.ideal().mean()))
 
 

@@ -73,8 +73,7 @@ class ClockLine(NamedTuple):
     def shift_ns(self, times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return what to add to times of the clock."""
         drift_ns = np.rint(self.rate * (times_ns - self.at_ns)).astype(np.int64)
-        shift: NDArray[np.int64] = drift_ns + (self.on_other_ns - self.at_ns)
-        return shift
+        return drift_ns + (self.on_other_ns - self.at_ns)
 
     def at(self, time_ns: int) -> int:
         """Return the time on the other clock."""
@@ -199,7 +198,6 @@ def align_clocks(run: RunInfo, spans: SpanTable) -> Alignment:
     follows from its starts.
 
     Args:
-        run: Its ranks and their clocks.
         spans: Spans of any of its steps, with all members of each communication.
     """
     clock_of = {
@@ -320,11 +318,6 @@ def _find_meetings(
 
     Of several members on one clock the first end and the last start count: delays of a host only
     ever make its ends later.
-
-    Args:
-        spans: The spans.
-        clock: Code of the clock of each (epoch, rank).
-        joining: Ids of the groups with members on several clocks.
     """
     rooted = np.array([name in ROOTED for name in spans.names], dtype=np.bool_)
     usable = is_communication(spans) & ((spans.flags & _UNUSABLE) == 0) & (spans.seq != NONE)

@@ -72,11 +72,6 @@ def find_truncated(
     constant; if they don't, it is the other way round. So alike pairs are eager if that is so on
     most links that show a difference.
 
-    Args:
-        spans: The table.
-        split: Its split.
-        comm: Rows of communications.
-
     Returns:
         Shape as ``comm``: both members of such a pair.
     """
@@ -129,18 +124,18 @@ def collect_transfers(
     transfer, independent of clock errors.
 
     Args:
-        members: The members of all instances.
         make_link: Returns the link of a member's row.
         link_extent: Returns the number of a link's members, and whether they are on several hosts.
             Transfers are alike only over links of equal extent.
-        num_operations: Number of operations of the replay.
     """
     order = stable_argsort(members.instance)
     first = np.flatnonzero(np.diff(members.instance[order], prepend=-1))
     sizes = np.diff(np.append(first, len(order)))
     lead = order[first]
     link, num_links = factorize(*members.link_key[:, lead])
-    links = tuple(make_link(int(lead[row])) for row in _pick_rows(link, num_links))
+    any_instance = np.zeros(num_links, dtype=np.int64)
+    any_instance[link] = lead
+    links = tuple(map(make_link, any_instance.tolist()))
     extent = np.array([link_extent(each) for each in links], dtype=np.int64).reshape(-1, 2)
     alike, _ = factorize(*members.alike_key[:, lead], *extent[link].T)
     link_of_operation = np.full(num_operations, NO_LINK, dtype=np.int32)
@@ -161,11 +156,3 @@ def collect_transfers(
         links=links,
         link_of_operation=link_of_operation,
     )
-
-
-def _pick_rows(code: NDArray[np.int64], num: int) -> list[int]:
-    """Return one row of each code."""
-    row = np.zeros(num, dtype=np.int64)
-    row[code] = np.arange(len(code))
-    rows: list[int] = row.tolist()
-    return rows

@@ -91,8 +91,7 @@ def is_communication(spans: SpanTable) -> NDArray[np.bool_]:
         Shape (spans,). False for a `WAIT` span, although it carries its collective's group.
     """
     grouped_other = (spans.kind == KIND_CODES[SpanKind.OTHER]) & (spans.group_id != 0)
-    found: NDArray[np.bool_] = is_one_of(spans.kind, _COMM_CODES) | grouped_other
-    return found
+    return is_one_of(spans.kind, _COMM_CODES) | grouped_other
 
 
 def is_p2p(spans: SpanTable) -> NDArray[np.bool_]:
@@ -101,8 +100,7 @@ def is_p2p(spans: SpanTable) -> NDArray[np.bool_]:
     Returns:
         Shape (spans,).
     """
-    found: NDArray[np.bool_] = (spans.src_rank != NONE) & (spans.dst_rank != NONE)
-    return found
+    return (spans.src_rank != NONE) & (spans.dst_rank != NONE)
 
 
 def split_traced_waits(
@@ -111,7 +109,6 @@ def split_traced_waits(
     """Split the communication spans of a traced run into wait and transfer.
 
     Args:
-        run: Its groups and the error of its clocks.
         spans: Any of its spans, in any order.
         arrivals: If given, ``spans`` are those of some ranks of one step, and these are the last
             arrivals over all ranks. If None, ``spans`` hold every member of each instance.
@@ -187,7 +184,6 @@ def split_by_arrivals(
 
     Args:
         spans: Spans of one step, of any of its ranks.
-        groups: The run's groups.
         arrivals: At least the instances that these spans belong to.
         clock_error_ns: As for `split_waits`.
     """
@@ -224,7 +220,6 @@ def split_at_arrivals(
     """Split some spans at given moments and leave the other spans unknown.
 
     Args:
-        spans: The table.
         rows: Shape (rows,): the spans to split.
         arrival_ns: Shape (rows,): end of the wait.
         last_rank: Shape (rows,): the member that arrived last.
@@ -258,10 +253,6 @@ def is_one_sided(spans: SpanTable, split: WaitSplit) -> NDArray[np.bool_]:
     gather as soon as its own part is on its way. Leaving before the last member enters is then
     not a clock error.
 
-    Args:
-        spans: The table.
-        split: Its split.
-
     Returns:
         Shape (spans,): all members of an instance in which one left before the last one entered.
     """
@@ -277,7 +268,6 @@ def instance_keys(spans: SpanTable, rows: NDArray[np.intp]) -> NDArray[np.int64]
     A `WAIT` span has its communication's number, so the two can be joined.
 
     Args:
-        spans: The table.
         rows: Shape (rows,): the spans. Numbers of two calls are not comparable.
     """
     pair = is_p2p(spans)[rows]
@@ -349,10 +339,7 @@ def _is_buffered_send(
     the same time.
 
     Args:
-        spans: The spans.
-        rows: Shape (rows,): rows of the spans, by instance.
         arrival: Shape (rows,): start of the last member of the row's instance.
-        first: Shape (instances,): index of each instance's first row.
         tolerance_ns: Differences of clocks up to this may be errors.
     """
     end = spans.start_ns[rows] + spans.duration_ns[rows]

@@ -35,10 +35,6 @@ def remove_partner_waits(
     that entered last, is the compute without waits. Ranks that differ in their number of pieces
     keep their durations.
 
-    Args:
-        model: The operations.
-        workers: The worker of each rank, as `find_workers` returns it.
-
     Returns:
         Shape (ops,), ns; the operations' own column if no worker has partners.
     """
@@ -70,12 +66,7 @@ def remove_partner_waits(
 def find_workers(
     ranks: Mapping[int, RankInfo], traced_kinds: Iterable[str]
 ) -> dict[int, tuple[int, ...]]:
-    """Return the worker of each rank: its positions on the axes that are traced.
-
-    Args:
-        ranks: The coordinates of each rank.
-        traced_kinds: Span kinds of communication in the trace.
-    """
+    """Return the worker of each rank: its positions on the axes that are traced."""
     kinds = set(traced_kinds)
     axes = ["dp", "pp", *(axis for axis, kind in AXES_INSIDE_COMPUTE if kind in kinds)]
     return {

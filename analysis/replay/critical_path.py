@@ -79,10 +79,6 @@ def critical_path(model: ReplayModel, steps: Sequence[int] | None = None) -> Cri
     last. Among several of those it prefers the own rank, so it leaves a rank only if another one
     delayed it.
 
-    Args:
-        model: A run's operations.
-        steps: Step numbers; None for all of the run.
-
     Raises:
         EmptyRunError: A step is not part of the replay.
         CycleError: Operations of a step depend on each other.
@@ -91,7 +87,10 @@ def critical_path(model: ReplayModel, steps: Sequence[int] | None = None) -> Cri
     operations = model.operations
     lengths = graph.node_lengths(operations.duration_ns, operations.gap_ns)
     ends = graph.node_ends(lengths)
-    operation = _node_operations(graph)
+    operation = np.full(graph.num_nodes, -1, dtype=np.int64)
+    num = len(graph.rows)
+    operation[graph.arrival] = np.arange(num)
+    operation[:num] = np.arange(num)
     rank = np.append(model.rank[graph.rows], -1)[operation]
     nodes = _walk_back(graph, ends, rank)
     nodes = nodes[(operation[nodes] >= 0) & (lengths[nodes] != 0)]
@@ -114,10 +113,6 @@ def critical_path(model: ReplayModel, steps: Sequence[int] | None = None) -> Cri
 def operation_slack(model: ReplayModel, steps: Sequence[int] | None = None) -> Slack:
     """Return the slack of each operation in the full replay; see `step_graph.node_slack`.
 
-    Args:
-        model: A run's operations.
-        steps: Step numbers; None for all of the run.
-
     Raises:
         EmptyRunError: A step is not part of the replay.
         CycleError: Operations of a step depend on each other.
@@ -133,15 +128,6 @@ def operation_slack(model: ReplayModel, steps: Sequence[int] | None = None) -> S
         kinds=model.kinds,
         slack_ns=node_slack(graph, operations.duration_ns, operations.gap_ns),
     )
-
-
-def _node_operations(graph: StepGraph) -> NDArray[np.int64]:
-    """Return the operation that each node belongs to, -1 for gates and sinks."""
-    operation = np.full(graph.num_nodes, -1, dtype=np.int64)
-    num = len(graph.rows)
-    operation[graph.arrival] = np.arange(num)
-    operation[:num] = np.arange(num)
-    return operation
 
 
 def _walk_back(

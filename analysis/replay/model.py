@@ -321,8 +321,7 @@ def has_kind(
 ) -> NDArray[np.bool_]:
     """Return which operations, all or those of ``rows``, are of one of these kinds."""
     wanted = np.array([name in names for name in model.kinds], dtype=np.bool_)
-    found: NDArray[np.bool_] = wanted[model.kind if rows is None else model.kind[rows]]
-    return found
+    return wanted[model.kind if rows is None else model.kind[rows]]
 
 
 def last_members(model: ReplayModel) -> NDArray[np.int32]:
@@ -358,14 +357,6 @@ def remove_overlaps(waits: WaitIntervals) -> WaitIntervals:
     )
 
 
-NO_WAITS = WaitIntervals(
-    rank=np.zeros(0, dtype=np.int32),
-    operation=np.zeros(0, dtype=np.int64),
-    start_ns=np.zeros(0, dtype=np.int64),
-    end_ns=np.zeros(0, dtype=np.int64),
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBlock:
     """Neighbouring steps of a run, with operations and waits of their own."""
@@ -396,7 +387,6 @@ def split_by_time(
 
     Args:
         model: Its operations, sorted by step.
-        waits: Waits of these.
         begin_ns: Shape (steps,): times that belong to a step as well: the first of them ...
         end_ns: Shape (steps,): ... and the last; None: only those of the operations.
     """

@@ -17,8 +17,6 @@ from .step_graph import build_step_graph, node_slack
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from numpy.typing import NDArray
-
     from .model import ReplayModel
 
 MOST_NODES = 200_000
@@ -41,8 +39,6 @@ def dependency_graph(
     the one that waits. The members of an instance wait for all that any of them waits for.
 
     Args:
-        model: A run's operations.
-        step: One step number, or several.
         ranks: Only the operations of these ranks, and the edges between them; None for all. Slack
             is that of the whole step in any case.
 
@@ -63,7 +59,11 @@ def dependency_graph(
     graph: nx.DiGraph[int] = nx.DiGraph()
     for row, slack in zip(rows.tolist(), slack_ns.tolist(), strict=True):
         graph.add_node(row, **_attributes(model, row), slack_ns=slack, critical=slack == 0)
-    graph.add_edges_from(_edges_between(model, rows))
+    is_node = np.zeros(len(operations), dtype=np.bool_)
+    is_node[rows] = True
+    inside = is_node[operations.src] & is_node[operations.dst]
+    edges = (each[inside].tolist() for each in (operations.src, operations.dst))
+    graph.add_edges_from(zip(*edges, strict=True))
     return graph
 
 
@@ -79,11 +79,3 @@ def _attributes(model: ReplayModel, row: int) -> dict[str, object]:
         "work_ns": float(operations.duration_ns[row]),
         "instance": None if instance == NO_GROUP else instance,
     }
-
-
-def _edges_between(model: ReplayModel, rows: NDArray[np.int64]) -> list[tuple[int, int]]:
-    operations = model.operations
-    chosen = np.zeros(len(operations), dtype=np.bool_)
-    chosen[rows] = True
-    inside = chosen[operations.src] & chosen[operations.dst]
-    return list(zip(operations.src[inside].tolist(), operations.dst[inside].tolist(), strict=True))

@@ -72,10 +72,6 @@ def remove_host_operations(
     some replicas have would give replicas of equal work different structures, and each structure
     costs a replay of its own.
 
-    Args:
-        operations: All operations.
-        on_device: Shape (ops,).
-
     Returns:
         The device operations, with every path between them kept, and their rows.
     """
@@ -112,12 +108,5 @@ def _bypass_host(
         num = first[src + 1] - first[src]
         edge = np.repeat(np.arange(len(src)), num)
         src, dst = predecessors[first[src][edge] + cumcount(edge)], dst[edge]
-        src, dst = _unique_edges(src, dst, len(operations))
+        src, dst = np.divmod(sorted_unique(src * len(operations) + dst), len(operations))
     return np.concatenate(found_src), np.concatenate(found_dst)
-
-
-def _unique_edges(
-    src: NDArray[np.integer[Any]], dst: NDArray[np.integer[Any]], num_operations: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    key = sorted_unique(src * num_operations + dst)
-    return key // num_operations, key % num_operations

@@ -128,7 +128,6 @@ class Program:
         Args:
             duration_ns: Shape (ops,): durations and transfers.
             gap_ns: Shape (ops,): launch gaps.
-            changes: Other times of some operations.
 
         Returns:
             Shape (changes, steps), ns.
@@ -245,14 +244,10 @@ class Program:
         """Return a column for the longest step: it stays in a processor's cache."""
         return np.empty(int(np.diff(self.first_position).max(initial=0)))
 
-    def _closing(self, step: int) -> NDArray[np.int64]:
-        """Return the positions of the operations that close a step."""
-        begin, end = np.searchsorted(self.closing, self.first_position[step : step + 2])
-        return self.closing[begin:end]
-
     def _last_end(self, step: int, ends: NDArray[np.float64]) -> float:
         """Return the last end of a step's closing operations, given the ends by position."""
-        at = self._closing(step) - self.first_position[step]
+        begin, end = np.searchsorted(self.closing, self.first_position[step : step + 2])
+        at = self.closing[begin:end] - self.first_position[step]
         return float(ends[at].max(initial=0.0))
 
 
@@ -260,7 +255,6 @@ def compile_program(operations: Operations, *, compare_replicas: bool = False) -
     """Bring operations into the order of their replay.
 
     Args:
-        operations: The operations to replay.
         compare_replicas: Whether to look for equal replicas, which make `isolated_step_times`
             cheap.
 

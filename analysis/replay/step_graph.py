@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .model import ReplayModel
-    from .operations import Operations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +107,6 @@ class ReplayedTimes:
 def build_step_graph(model: ReplayModel, steps: Sequence[int] | None = None) -> StepGraph:
     """Build the graph of some steps.
 
-    Args:
-        model: A run's operations.
-        steps: Step numbers; None for all of the run.
-
     Raises:
         EmptyRunError: A step is not part of the replay.
     """
@@ -129,7 +124,12 @@ def build_step_graph(model: ReplayModel, steps: Sequence[int] | None = None) -> 
     arrival, gate, num_gates = _gates(operations.group[rows])
     num_before_sinks = len(rows) + int((gate >= 0).sum()) + num_gates
     sink = num_before_sinks + np.arange(len(numbers))
-    src, dst = _edges(operations, rows, arrival, gate)
+    number = np.full(len(operations), -1, dtype=np.int64)
+    number[rows] = np.arange(len(rows))
+    inside = number[operations.dst] >= 0
+    members = np.flatnonzero(gate >= 0)
+    src = np.concatenate((number[operations.src[inside]], arrival[members], gate[members]))
+    dst = np.concatenate((arrival[number[operations.dst[inside]]], gate[members], members))
     closing = np.flatnonzero(operations.closes_step[rows])
     return StepGraph(
         steps=numbers,
@@ -149,7 +149,6 @@ def replayed_times(
     """Replay the steps of a graph.
 
     Args:
-        graph: The steps.
         duration_ns: Shape (operations of the run,): durations and transfers.
         gap_ns: Shape (operations of the run,): launch gaps.
 
@@ -180,7 +179,6 @@ def node_slack(
     path, infinite if no operation that closes the step follows.
 
     Args:
-        graph: The steps.
         duration_ns: Shape (operations of the run,): durations and transfers.
         gap_ns: Shape (operations of the run,): launch gaps.
 
@@ -193,16 +191,11 @@ def node_slack(
     lengths = graph.node_lengths(duration_ns, gap_ns)
     ends, tails = graph.node_ends(lengths), graph.node_tails(lengths)
     through = (ends + (tails - lengths))[: len(graph.rows)]
-    found: NDArray[np.float64] = ends[graph.sink][graph.step_index] - through
-    return found
+    return ends[graph.sink][graph.step_index] - through
 
 
 def _gates(group: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Number the arrival and gate nodes after the operations.
-
-    Returns:
-        Arrival nodes and gate nodes (-1 without a group), shape (ops,) each; the number of gates.
-    """
+    """Number the arrival and gate nodes after the operations."""
     num = len(group)
     members = np.flatnonzero(group != NO_GROUP)
     found, of_member = np.unique(group[members], return_inverse=True)
@@ -210,21 +203,6 @@ def _gates(group: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], NDArray[
     arrival[members] = num + np.arange(len(members))
     gate[members] = num + len(members) + of_member
     return arrival, gate, len(found)
-
-
-def _edges(
-    operations: Operations,
-    rows: NDArray[np.int64],
-    arrival: NDArray[np.int64],
-    gate: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    number = np.full(len(operations), -1, dtype=np.int64)
-    number[rows] = np.arange(len(rows))
-    inside = number[operations.dst] >= 0
-    members = np.flatnonzero(gate >= 0)
-    src = (number[operations.src[inside]], arrival[members], gate[members])
-    dst = (arrival[number[operations.dst[inside]]], gate[members], members)
-    return np.concatenate(src), np.concatenate(dst)
 
 
 def _longest_paths(
@@ -280,10 +258,6 @@ class IdealTimeline:
 def ideal_timeline(model: ReplayModel, step: int) -> IdealTimeline:
     """Replay one step with ideal durations and keep each operation's times.
 
-    Args:
-        model: A run's operations.
-        step: The step's number.
-
     Raises:
         EmptyRunError: The step is not part of the replay.
         CycleError: Operations of the step depend on each other.
@@ -311,15 +285,11 @@ def ideal_timeline(model: ReplayModel, step: int) -> IdealTimeline:
 
 
 def _whole_ns(time_ns: NDArray[np.float64]) -> NDArray[np.int64]:
-    whole: NDArray[np.int64] = np.rint(time_ns).astype(np.int64)
-    return whole
+    return np.rint(time_ns).astype(np.int64)
 
 
 def find_cycles(model: ReplayModel) -> dict[int, str]:
     """Find the steps whose operations depend on each other, so that no replay can order them.
-
-    Args:
-        model: A run's operations.
 
     Returns:
         By step number: the ranks of a cycle, and the kinds of its operations.

@@ -97,9 +97,6 @@ class Replayer:
     def put_back(self, part: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return the step times of the ideal run with a part's recorded durations put back.
 
-        Args:
-            part: Shape (ops,).
-
         Returns:
             Shape (steps,), ns.
         """
@@ -187,11 +184,6 @@ class Replayer:
         changes: Sequence[Change],
     ) -> NDArray[np.float64]:
         """Return T of the full replay with each of several changes alone.
-
-        Args:
-            duration_ns: Shape (ops,).
-            gap_ns: Shape (ops,).
-            changes: Other times of some operations.
 
         Returns:
             Shape (changes, steps), ns.

@@ -75,9 +75,7 @@ def find_silence(
     that much more time.
 
     Args:
-        last_step: The last step of the diagnosis.
         ended_ns: When a rank last ended a step, Unix time of the collector's clock.
-        step_time_ns: Usual time of a step.
         now_ns: Unix time of the same clock.
     """
     age_ns = now_ns - ended_ns

@@ -127,10 +127,9 @@ class RankPlacements:
 
 
 def placements_of(finding: Finding, placements: tuple[RankPlacements, ...]) -> RankPlacements:
-    """Return where ranks are in the last step of a finding; at the end if that is none of theirs.
+    """Return where ranks are in the last step of a finding; without such a step, at the end.
 
     Args:
-        finding: The finding.
         placements: Of the run, at least one.
     """
     last = None if finding.steps is None else finding.steps[1]

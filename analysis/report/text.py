@@ -111,15 +111,14 @@ def format_excluded(report: _Ends) -> list[tuple[str, str]]:
     return [
         (
             name,
-            ", ".join((_which_steps(sorted(by_step)), format_seconds(sum(by_step.values())))),
+            (
+                f"{format_count(len(by_step), 'step')} ({format_ranges(sorted(by_step))}),"
+                f" {format_seconds(sum(by_step.values()))}"
+            ),
         )
         for name, by_step in by_name.items()
         if by_step
     ]
-
-
-def _which_steps(steps: Sequence[int]) -> str:
-    return f"{format_count(len(steps), 'step')} ({format_ranges(steps)})"
 
 
 class _Finding(Protocol):

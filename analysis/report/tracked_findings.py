@@ -68,10 +68,6 @@ class FindingTracker:
     What one analysis calls a slow device and the next one a throttled clock, or blames on one rank
     and then on two, is one fault: a finding that shares ranks and steps with an open one that the
     analysis lacks continues that one.
-
-    Args:
-        run_id: The run.
-        known: Findings that were tracked before a restart.
     """
 
     def __init__(self, run_id: str, known: Iterable[TrackedFinding] = ()) -> None:
@@ -96,7 +92,6 @@ class FindingTracker:
         """Update the findings from an analysis; return the changes.
 
         Args:
-            report: Analysis of the newest steps.
             at_ns: Time of the analysis, Unix time.
             is_over: Whether the run has ended. A finding of the last steps is then left open: its
                 end was not observed.

@@ -96,8 +96,7 @@ def common_step_ratio(ratio: NDArray[np.float64], step: NDArray[np.int32]) -> ND
     above = np.bincount(number, weights=ratio > 1.0, minlength=num) / count
     below = np.bincount(number, weights=ratio < 1.0, minlength=num) / count
     common = np.where(np.maximum(above, below) >= THRESHOLDS.common_share, median, 1.0)
-    found: NDArray[np.float64] = common[number]
-    return found
+    return common[number]
 
 
 def equal_share_ratio(
@@ -111,8 +110,6 @@ def equal_share_ratio(
 
     Args:
         amount: Shape (items,): work.
-        rank: Shape (items,).
-        step: Shape (items,).
         stage_of_rank: Of all ranks, also of those without any work.
 
     Returns:

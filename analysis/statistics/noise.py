@@ -46,7 +46,6 @@ def are_usual(
 
     Args:
         levels: Shape (rows,), no NaN.
-        num_samples: Samples that are tested.
         may_be_half: Whether half of the rows may be slow, and not only fewer.
 
     Returns:
@@ -181,7 +180,6 @@ def required_t(num_samples: int, degrees_of_freedom: int) -> float:
     Of normal noise, one of ``num_samples`` exceeds it in `false_alarm_rate` of all cases.
 
     Args:
-        num_samples: Samples that are tested.
         degrees_of_freedom: Values from which the deviation was estimated, less the number of
             fitted parameters; at least 1.
 

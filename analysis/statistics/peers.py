@@ -67,8 +67,7 @@ class ComputeProfile:
     @property
     def excess_ratio(self) -> NDArray[np.float64]:
         """Shape (ranks, steps): how much longer than expected, 0 for equal."""
-        ratio: NDArray[np.float64] = self.total_ns / self.expected_ns - 1.0
-        return ratio
+        return self.total_ns / self.expected_ns - 1.0
 
 
 def compare_with_peers(
@@ -235,12 +234,6 @@ def _confirmed_peers(
     kind but not faster. So a rank of another stage that is as fast as the fastest there confirms
     that ranks of one stage agree in this job. One that is alone confirms only stages of equal work.
 
-    Args:
-        level: Shape (ranks,): typical compute of each rank.
-        stage: Shape (ranks,).
-        few: The other ranks of the stage.
-        others: The ranks of other stages.
-
     Returns:
         The peers that agree with the fastest of them; none unless `min_peers` ranks confirm them,
         these peers included.
@@ -272,8 +265,7 @@ def _earlier_baseline(total: NDArray[np.float64], row: int) -> NDArray[np.float6
     common = row_medians(others.T) if len(others) else np.ones(total.shape[1])
     # A fault only adds time: that others are faster than at first makes no rank slow.
     common = np.maximum(common, 1.0)
-    own: NDArray[np.float64] = early[row] * common
-    return own
+    return early[row] * common
 
 
 def _majority(level: NDArray[np.float64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -306,5 +298,4 @@ def median_of_peers(values: NDArray[np.float64]) -> NDArray[np.float64]:
     low, high = (num - 2) // 2, (num - 1) // 2
     at_low = np.take_along_axis(ranked, low + (place <= low), axis=0)
     at_high = np.take_along_axis(ranked, high + (place <= high), axis=0)
-    medians: NDArray[np.float64] = (at_low + at_high) / 2
-    return medians
+    return (at_low + at_high) / 2

@@ -178,10 +178,6 @@ def _recurring_phases(
     random would leave so many to one of them with a chance of `chance_of_turns` at most, or if they
     cost `min_excess_ratio` over all steps and `peer_peak_factor` times what any other row loses so.
     Half of the rows may be at fault, each in steps of its own.
-
-    Args:
-        excess: As for `find_phases`.
-        partners: Shape (rows,): rows of equal number count as one.
     """
     low, high, noise = clear_levels(excess)
     limit = (low + high) / 2
@@ -234,11 +230,6 @@ def _costs_most(row: int, lost: NDArray[np.float64], partners: NDArray[np.int64]
 
 def _is_of_one_row(row: int, is_slow: NDArray[np.bool_], partners: NDArray[np.int64]) -> bool:
     """Return whether slow steps are too many on one row for chance.
-
-    Args:
-        row: The row.
-        is_slow: Shape (rows, steps): steps of all rows that are as slow as its own.
-        partners: Shape (rows,): rows of equal number count as one.
 
     Source:
         Binomial distribution: each of the slow steps is on any of the rows with equal chance;
@@ -348,10 +339,6 @@ def _peer_peaks(excess: NDArray[np.float64], number: NDArray[np.int64]) -> NDArr
 
     A few of them may be at fault and are left out. Rows of equal number are no others of each
     other, unless all are equal.
-
-    Args:
-        excess: Shape (rows, steps), without steps that do not count.
-        number: Shape (rows,).
     """
     if not len(excess):
         return np.zeros(0)
@@ -406,7 +393,6 @@ def is_significant(series: NDArray[np.float64], phase: Phase, *, num_series: int
 
     Args:
         series: Shape (steps,): the value of one rank or link in each step; NaN if unknown.
-        phase: The steps under test.
         num_series: Number of series that were searched for phases.
 
     Returns:

@@ -55,8 +55,6 @@ def account_records(
 
     Args:
         published: Records that the rank's processes produced by their own count; None if unknown.
-        stored: Records that the store acknowledged.
-        dropped: Records that are lost, by reason.
     """
     lost = {reason: count for reason, count in sorted(dropped.items()) if count}
     known = stored + sum(lost.values())

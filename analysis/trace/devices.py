@@ -85,9 +85,6 @@ ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "tf32": 4, "float8": 1}
 def memory_bytes_per_s(device_name: str) -> float | None:
     """Return the memory bandwidth of one device; None if it is not listed.
 
-    Args:
-        device_name: As the driver gives it.
-
     Returns:
         Bytes/s, as the vendor states it.
     """

@@ -27,8 +27,6 @@ def make_span_table(
     """Return spans, with the missing value in the columns that ``columns`` lacks.
 
     Args:
-        names: Texts of ``name``.
-        tracks: Texts of ``track``.
         columns: Columns of `SpanTable`, shape (spans,) each.
 
     Raises:
@@ -52,7 +50,6 @@ def select_rows(table: Table, rows: NDArray[Any] | slice) -> Table:
     """Return some rows of a table.
 
     Args:
-        table: The table.
         rows: A mask or row numbers, shape (rows,), which copy; or a slice, which does not.
     """
     return replace(table, **{name: getattr(table, name)[rows] for name in column_names(table)})
@@ -65,8 +62,10 @@ def concatenate(first: Table, second: Table) -> Table:
         values = getattr(second, column)
         if column in TEXTS:
             texts = TEXTS[column]
-            changed[texts], codes = _merge_texts(getattr(first, texts), getattr(second, texts))
-            values = codes[values]
+            code_of = {text: code for code, text in enumerate(getattr(first, texts))}
+            codes = [code_of.setdefault(text, len(code_of)) for text in getattr(second, texts)]
+            changed[texts] = tuple(code_of)
+            values = np.array(codes, dtype=np.int32)[values]
         changed[column] = np.concatenate((getattr(first, column), values))
     return replace(first, **changed)
 
@@ -76,12 +75,3 @@ def column_names(
 ) -> list[str]:
     """Return the names of a table's columns."""
     return [field.name for field in fields(table) if field.name not in TEXTS.values()]
-
-
-def _merge_texts(
-    first: tuple[str, ...], second: tuple[str, ...]
-) -> tuple[tuple[str, ...], NDArray[np.int32]]:
-    """Return the texts of both, each once, and the code in them of each text of ``second``."""
-    code_of = {text: code for code, text in enumerate(first)}
-    codes = [code_of.setdefault(text, len(code_of)) for text in second]
-    return tuple(code_of), np.array(codes, dtype=np.int32)

@@ -13,7 +13,7 @@ from ..text import escape_for_plotly
 from ..theme import IDEAL, STEP_TIME, apply_style, axis_unit
 
 if TYPE_CHECKING:
-    from rankscope.analysis.report.page_results import RunComparison
+    from rankscope.dashboard.records.page_results import RunComparison
 
 
 def steps_figure(found: RunComparison, names: tuple[str, str]) -> go.Figure:

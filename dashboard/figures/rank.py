@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rankscope.analysis.drawing.host_boxes import HostBoxes
-    from rankscope.analysis.report.rank_details import (
+    from rankscope.analysis.report.report import RunReport
+    from rankscope.dashboard.figures.host_boxes import HostBoxes
+    from rankscope.dashboard.records.rank_details import (
         KindSeries,
         RankDetails,
         RankValues,
         SampleSeries,
     )
-    from rankscope.analysis.report.report import RunReport
 
 MAX_PANELS = 14
 _PANEL, _SPACE, _FRAME = 78, 26, 76

@@ -13,7 +13,7 @@ from ..text import escape_for_plotly
 from ..theme import KIND_COLORS, apply_style, axis_unit
 
 if TYPE_CHECKING:
-    from rankscope.analysis.report.page_results import Startup, StartupSpan
+    from rankscope.dashboard.records.page_results import Startup, StartupSpan
 
 _MAX_NAMED = 8
 """Parts with a colour of their own; the others are one."""

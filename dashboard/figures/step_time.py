@@ -26,8 +26,8 @@ from ..theme import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence, Sized
 
-    from rankscope.analysis.report.progress import MarkedSteps, MeanKindTimes
     from rankscope.analysis.report.report import RunReport
+    from rankscope.dashboard.records.progress import MarkedSteps, MeanKindTimes
 
 _MAX_MARKED = 150
 """Steps of an axis up to which each has a point."""

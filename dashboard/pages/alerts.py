@@ -11,8 +11,8 @@ from dash import Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
 
 from rankscope.analysis.alert_rules import FINDING
-from rankscope.analysis.report.alert_list import AlertState
 from rankscope.analysis.report.text import EMPTY, format_count, format_range, format_ranges
+from rankscope.dashboard.records.alert_list import AlertState
 
 from ..address import ALERTS, TIMELINE, View, write_address
 from ..callback_checks import Post, Ticks, takes
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from dash.development.base_component import Component
 
-    from rankscope.analysis.report.alert_list import AlertList, ShownAlert, ShownSilence
+    from rankscope.dashboard.records.alert_list import AlertList, ShownAlert, ShownSilence
 
     from ..provider import ReportProvider
 

@@ -8,7 +8,6 @@ import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
-from rankscope.analysis.report.progress import AnalysisFailed
 from rankscope.analysis.report.report import Severity
 from rankscope.analysis.report.text import (
     EMPTY,
@@ -18,6 +17,7 @@ from rankscope.analysis.report.text import (
     format_slowdown,
 )
 from rankscope.analysis.trace.errors import UnknownRunError
+from rankscope.dashboard.records.progress import AnalysisFailed
 
 from ..address import COMPARE, View, read_steps, write_address
 from ..callback_checks import Post, Ticks, takes
@@ -42,8 +42,8 @@ from .shell import Page
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from rankscope.analysis.report.page_results import ComparedNumber, RunComparison
     from rankscope.analysis.report.report import Finding, RunReport
+    from rankscope.dashboard.records.page_results import ComparedNumber, RunComparison
 
     from ..provider import ReportProvider
 

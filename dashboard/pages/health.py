@@ -17,7 +17,7 @@ from .shell import Page
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from rankscope.analysis.report.page_results import Health, HealthSection
+    from rankscope.dashboard.records.page_results import Health, HealthSection
 
     from ..provider import ReportProvider
 

@@ -11,9 +11,9 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 from pydantic import Field
 
-from rankscope.analysis.report.progress import AnalysisInProgress
 from rankscope.analysis.report.report import RunReport
 from rankscope.analysis.trace.errors import UnknownRunError
+from rankscope.dashboard.records.progress import AnalysisInProgress
 
 from ..address import MAX_DIGITS, OVERVIEW, TIMELINE, View, write_address
 from ..callback_checks import Post, Ticks, takes
@@ -71,8 +71,8 @@ if TYPE_CHECKING:
     from dash.development.base_component import Component
 
     from rankscope.analysis.report.liveness import RankLiveness, StepSilence
-    from rankscope.analysis.report.progress import AnalysisFailed, MeanKindTimes
     from rankscope.analysis.trace.tables import RunSummary
+    from rankscope.dashboard.records.progress import AnalysisFailed, MeanKindTimes
 
     from ..provider import ReportProvider
 

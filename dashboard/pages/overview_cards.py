@@ -10,7 +10,6 @@ from dash import dcc, html
 
 from rankscope.analysis.diagnose import ends_run
 from rankscope.analysis.report.liveness import RECENT_NS, SILENT_NS
-from rankscope.analysis.report.progress import AnalysisInProgress
 from rankscope.analysis.report.report import Severity
 from rankscope.analysis.report.text import (
     FINDING_COLUMNS,
@@ -27,6 +26,7 @@ from rankscope.analysis.report.text import (
     format_ranges,
     format_seconds,
 )
+from rankscope.dashboard.records.progress import AnalysisInProgress
 from rankscope.tracer.span import NS_PER_S
 
 from ..address import View, view_finding, write_address
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from dash.development.base_component import Component
 
     from rankscope.analysis.report.liveness import RankLiveness, SilentRank, StepSilence
-    from rankscope.analysis.report.progress import AnalysisFailed
     from rankscope.analysis.report.report import (
         Finding,
         Quality,
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
         Starved,
         StepPart,
     )
+    from rankscope.dashboard.records.progress import AnalysisFailed
 
 _STYLE_BY_CAUSE = {"healthy": "calm", "insufficient-evidence": "unsure"}
 _CAUSE = re.compile(r"(\([a-z]+(?:-[a-z]+)+\)\.?)")

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from dash import html
 
-from rankscope.analysis.report.progress import Activity, AnalysisInProgress
 from rankscope.analysis.report.text import (
     format_count,
     format_percent,
@@ -15,6 +14,7 @@ from rankscope.analysis.report.text import (
     format_steps,
 )
 from rankscope.analysis.trace.errors import DeletedRunError, UnknownRunError
+from rankscope.dashboard.records.progress import Activity, AnalysisInProgress
 
 from ..text import escape
 from .components import ENDED, FAILED, LOST, card, decorative, not_announced, with_code
@@ -22,9 +22,9 @@ from .components import ENDED, FAILED, LOST, card, decorative, not_announced, wi
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from rankscope.analysis.report.progress import AnalysisFailed, MarkedSteps
     from rankscope.analysis.report.report import Finding
     from rankscope.analysis.trace.tables import RunSummary
+    from rankscope.dashboard.records.progress import AnalysisFailed, MarkedSteps
 
 PENDING = "…"
 AFTER_ANALYSIS = "after the analysis"

@@ -12,8 +12,6 @@ from dash import Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
 from pydantic import Field
 
-from rankscope.analysis.drawing.host_boxes import arrange_hosts
-from rankscope.analysis.report.rank_details import RankQuantity
 from rankscope.analysis.report.text import (
     EMPTY,
     UNKNOWN,
@@ -24,6 +22,8 @@ from rankscope.analysis.report.text import (
     format_seconds,
     format_steps,
 )
+from rankscope.dashboard.figures.host_boxes import arrange_hosts
+from rankscope.dashboard.records.rank_details import RankQuantity
 from rankscope.tracer.span import NS_PER_S
 
 from ..address import GRAPH, MAX_DIGITS, RANK, TIMELINE, View, write_address
@@ -38,8 +38,8 @@ from .report_page import Shown, choices, page_head, report_page
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from rankscope.analysis.report.rank_details import RankDetails, RankEvent, RankValues
     from rankscope.analysis.report.report import RunReport
+    from rankscope.dashboard.records.rank_details import RankDetails, RankEvent, RankValues
 
     from ..provider import ReportProvider
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dash import Dash, Input, Output, State, dcc, html, no_update
 
-from rankscope.analysis.report.progress import AnalysisInProgress
 from rankscope.analysis.report.report import RunReport
 from rankscope.analysis.trace.errors import UnknownRunError
+from rankscope.dashboard.records.progress import AnalysisInProgress
 
 from ..address import View, write_address
 from ..callback_checks import PagePath, Post, Ticks, takes

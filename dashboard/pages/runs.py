@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from dash.development.base_component import Component
 
-    from rankscope.analysis.report.page_results import RunLine
+    from rankscope.dashboard.records.page_results import RunLine
 
     from ..provider import ReportProvider
 

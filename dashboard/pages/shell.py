@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from dash.development.base_component import Component
 
-    from rankscope.analysis.report.page_results import RunStrip
     from rankscope.analysis.trace.tables import RunSummary
+    from rankscope.dashboard.records.page_results import RunStrip
 
     from ..provider import ReportProvider
 

@@ -20,7 +20,7 @@ from .shell import Page
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from rankscope.analysis.report.page_results import Startup, StartupPart
+    from rankscope.dashboard.records.page_results import Startup, StartupPart
 
     from ..provider import ReportProvider
 

@@ -17,9 +17,9 @@ from rankscope.analysis.drawing.selection import (
     frame_stop,
 )
 from rankscope.analysis.drawing.timeline import select_ranks
-from rankscope.analysis.report.progress import AnalysisInProgress
 from rankscope.analysis.report.report import RunReport
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
+from rankscope.dashboard.records.progress import AnalysisInProgress
 from rankscope.tracer.span import NS_PER_MS
 
 from ..address import TIMELINE, WHOLE, View, read_address, view_finding, write_address
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.drawing.raster import StepPicture
     from rankscope.analysis.drawing.timeline import StepTimeline
-    from rankscope.analysis.report.progress import AnalysisFailed
+    from rankscope.dashboard.records.progress import AnalysisFailed
 
     from ..provider import ReportProvider
     from .timeline_selection import ShownSpans

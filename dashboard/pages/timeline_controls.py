@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.raster import StepPicture
     from rankscope.analysis.drawing.rows import RankBlocks
     from rankscope.analysis.drawing.timeline import StepTimeline
-    from rankscope.analysis.report.progress import MarkedSteps
     from rankscope.analysis.report.report import RunReport
+    from rankscope.dashboard.records.progress import MarkedSteps
 
 _WORDS = {RowOrder.EXCESS: "slowest"}
 

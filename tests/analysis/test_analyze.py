@@ -11,7 +11,7 @@ from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.readers.tracer.reader import read_traced
 from rankscope.analysis.replay.what_if import Replayer
 from rankscope.analysis.report.document import to_document
-from rankscope.analysis.trace.context import RunContext
+from rankscope.analysis.trace.context import RankManifest, RunContext
 from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.analysis.trace.rows import select_rows
 from rankscope.analysis.verdict import verdict_sentence
@@ -158,6 +158,28 @@ def test_a_run_with_untraced_ranks_is_insufficient_evidence() -> None:
     assert causes(report) == [("insufficient-evidence", ())]
     assert report.step_time_s.replayed is None
     json.dumps(to_document(report), allow_nan=False)
+
+
+def test_a_changed_setting_is_no_verdict_on_a_run_without_a_replay() -> None:
+    # GIVEN a run of which no step can be replayed, and a setting that the previous run had not
+    now, before = (
+        tuple(
+            RankManifest(epoch=0, rank=rank, settings={"environment.NCCL_ALGO": algorithm})
+            for rank in range(8)
+        )
+        for algorithm in ("Ring", "Tree")
+    )
+    source = job({})
+    source = replace(
+        source,
+        info=replace(source.info, world_size=16),
+        around=RunContext(manifests=now, previous_manifests=before),
+    )
+
+    report = analyze_run(source, "tiny")
+
+    assert [each.cause for each in report.findings] == ["insufficient-evidence", "misconfiguration"]
+    assert verdict_sentence(report).startswith("Insufficient evidence: no step can be replayed")
 
 
 def test_a_paced_run_that_overran_its_pace_is_insufficient_evidence() -> None:

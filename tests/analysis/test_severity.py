@@ -126,16 +126,16 @@ def test_a_price_within_the_error_of_the_replay_is_minor() -> None:
 
 
 def test_a_minor_finding_is_never_the_headline() -> None:
+    healthy = finding(cause="healthy", saved_s=None)
     small = finding(cause="gc-pause", saved_s=0.004)
     last = finding(cause="data-stall", steps=(19, 19))
     large = finding(saved_s=0.05)
 
-    minor_only = grade_findings(replace(REPORT, findings=(small, last)))
+    minor_only = grade_findings(replace(REPORT, findings=(healthy, small, last)))
     with_large = grade_findings(replace(REPORT, findings=(last, large)))
 
     assert verdict_sentence(minor_only) == (
-        "No rank is slow. The largest finding is minor: gc-pause on rank 3, steps 5 to 12."
-        " 1 more finding below."
+        "Healthy: longer than its peers. Also found: data-stall (minor), gc-pause (minor)."
     )
     assert with_large.top_finding.cause == "slow-compute"
     assert verdict_sentence(with_large).startswith("Rank 3 (")

@@ -8,14 +8,14 @@ from urllib.parse import quote
 
 import pytest
 
-from rankscope.analysis.report.page_results import (
+from rankscope.analysis.report.report import Finding, Severity
+from rankscope.dashboard.records.page_results import (
     RankStartup,
     RunComparison,
     Startup,
     StartupPart,
     StartupSpan,
 )
-from rankscope.analysis.report.report import Finding, Severity
 from rankscope.tracer.topology import Layout
 from tests.browser.conftest import served
 from tests.browser.test_pages import XSS, opened, settle, until

@@ -9,8 +9,8 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import expect
 
-from rankscope.analysis.report.progress import Activity, AnalysisInProgress, Progress
 from rankscope.dashboard.pages import components
+from rankscope.dashboard.records.progress import Activity, AnalysisInProgress, Progress
 from tests.browser.conftest import served
 from tests.support.dashboard.builders import FakeProvider, report
 from tests.support.dashboard.training_builder import training_provider

@@ -359,12 +359,7 @@ def describe_unpaired(num_by_step: Mapping[int, int]) -> dict[int, str]:
 
 
 def warn_untraced(num_traced: int, num_workers: int) -> tuple[str, ...]:
-    """Return a warning if the trace lacks workers.
-
-    Args:
-        num_traced: Workers with operations.
-        num_workers: Workers of the job's layout.
-    """
+    """Return a warning if the trace lacks workers."""
     if num_traced in (0, num_workers):
         return ()
     sentence = (
@@ -513,8 +508,7 @@ class Rows:
 
     def nth(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions of some rows in their blocks."""
-        found: NDArray[np.int64] = rows - self.first[self.worker[rows], self.type[rows]]
-        return found
+        return rows - self.first[self.worker[rows], self.type[rows]]
 
 
 def sort_rows(run: RunInfo, spans: Columns) -> Rows:
@@ -581,7 +575,6 @@ def map_steps_of(
 
     Args:
         work: Gets a slice of ``operations``: those of the same steps as in `map_steps`.
-        rows: All operations.
         operations: Some of them, in the order of `map_steps`; in any order within its parts.
     """
     # In order of the parts, the operations before a part's first row are the lower ones.

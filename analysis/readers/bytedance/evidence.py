@@ -12,7 +12,6 @@ import numpy as np
 
 from rankscope.tracer.span import SpanKind
 
-from ...arrays.group_stats import mean_absolute_deviations
 from ...arrays.grouping import NO_GROUP, factorize, is_one_of
 from ...arrays.intervals import Line
 from ...arrays.sorting import argsort_rows, stable_argsort
@@ -75,7 +74,7 @@ def find_gaps(trace: Trace) -> GapItems:
     gap_ns = np.minimum(operations.gap_ns[late].astype(np.int64), since_ns)
     late, gap_ns = late[gap_ns > 0], gap_ns[gap_ns > 0]
     gap_place = place[rows.type[late]]
-    first = _find_first_computes(trace)
+    first = rows.first[rows.count[:, CODE[FORWARD_COMPUTE]] > 0, CODE[FORWARD_COMPUTE]]
     gap_place[np.isin(late, first)] = Place.INPUT
     pauses = np.flatnonzero(rows.type == CODE[GC])
     both = np.concatenate((late, pauses))
@@ -88,23 +87,14 @@ def find_gaps(trace: Trace) -> GapItems:
     )
 
 
-def _find_first_computes(trace: Trace) -> NDArray[np.int64]:
-    """Return the first forward-compute of each worker in each step."""
-    rows = trace.rows
-    forward = CODE[FORWARD_COMPUTE]
-    has_one = rows.count[:, forward] > 0
-    found: NDArray[np.int64] = rows.first[has_one, forward]
-    return found
-
-
 def find_transfers(trace: Trace) -> Transfers:
     """Return the transfers between stages, and those of parameters and gradients.
 
     The format records no sizes. Sends and receives of one direction are alike over all pairs, but
     a collective is only alike to itself in other steps. The small collectives at a step's end are
     excluded: in the published traces they take many times longer in the first steps than later.
-    Also excluded are instances that a member left before the last one entered, unless a clock
-    error explains it, and instances that another transfer of the same call delayed.
+    Also excluded are instances that a member left before the last one entered, unless that may be a
+    clock error, and instances that another transfer of the same call delayed.
     """
     rows, members = trace.rows, _find_members(trace)
     operation, group, kind = members.operation, members.group, members.kind
@@ -129,9 +119,7 @@ def find_transfers(trace: Trace) -> Transfers:
         ranks = np.unique(trace.rank[operation[group == group[row]]])
         return Link(members=tuple(ranks.tolist()), kind=SpanKind.DP_COMM.value, is_pair=False)
 
-    is_unclear = is_left_early(
-        trace, operation, trace.arrival_ns[operation], group=group, link_key=link_key
-    )
+    is_unclear = rows.end[operation] - trace.arrival_ns[operation] <= CLOCK_ERROR_TRANSFER_NS
     is_unclear |= is_delayed_in_call(trace, operation, group)
     return collect_transfers(
         InstanceMembers(
@@ -207,7 +195,6 @@ def time_since_last_transfer(trace: Trace, operations: NDArray[np.int64]) -> NDA
     """Return the time from the end of the worker's last send or receive to each operation's start.
 
     Args:
-        trace: The trace.
         operations: Shape (operations,): some of its operations, ascending.
 
     Returns:
@@ -254,7 +241,6 @@ def is_delayed_in_call(
     The other end of that transfer arrived later than the other end of the member's own.
 
     Args:
-        trace: The trace.
         members: Shape (members,): operations that are members of a group.
         group: Shape (members,): their groups.
     """
@@ -284,7 +270,6 @@ def arrival_times(
     end was at some time the last one, it is their middle; else it is the nearer bound.
 
     Args:
-        trace: The trace.
         transfers: Shape (transfers,): operations.
         group: Shape (transfers,): equal for the two ends of one transfer.
     """
@@ -361,12 +346,6 @@ def _count_overlapping(
 
     A host that waits for each transfer computes nothing while one is open. Their edges overlap
     even so: in a published trace by more than 50 us.
-
-    Args:
-        rows: Some steps.
-        line: Number line of all workers' times.
-        start: Shape (transfers,): starts on it, ascending.
-        end: Shape (transfers,): ends on it, ascending.
     """
     computes = np.flatnonzero(
         (rows.type == CODE[FORWARD_COMPUTE]) | (rows.type == CODE[BACKWARD_COMPUTE])
@@ -375,45 +354,3 @@ def _count_overlapping(
     position = line.place(rows.worker[computes], middle)
     is_open = np.searchsorted(start, position) > np.searchsorted(end, position, side="right")
     return int(is_open.sum())
-
-
-def is_left_early(
-    trace: Trace,
-    members: NDArray[np.int64],
-    arrival: NDArray[np.int64],
-    *,
-    group: NDArray[np.integer[Any]],
-    link_key: NDArray[np.integer[Any]],
-) -> NDArray[np.bool_]:
-    """Return the members that left before the last one entered.
-
-    A clock error makes it look so if the transfer is shorter than the error. Excluding instances
-    for that would drop the shortest ones of some links and make those links look slow. Members
-    that leave together are recognised by their ends: the difference of these is constant, however
-    long the members wait.
-
-    Args:
-        trace: The trace.
-        members: Shape (members,): operations that are members of a group.
-        arrival: Shape (members,): arrival of the last member of the group.
-        group: Shape (members,): their groups.
-        link_key: Shape (keys, members): equal columns for members of one link.
-    """
-    rows = trace.rows
-    end = rows.end[members]
-    early = end < arrival
-    unsure = early & (end - arrival > CLOCK_ERROR_TRANSFER_NS)
-    if not unsure.any():
-        return early
-    instance, num = factorize(group)
-    num_others = np.bincount(instance, minlength=num)[instance] - 1
-    relative_end = end - int(end.min())  # small, so that sums are exact
-    total = np.zeros(num, dtype=np.int64)
-    np.add.at(total, instance, relative_end)
-    difference = relative_end - (total[instance] - relative_end) / np.maximum(num_others, 1)
-    key, num_keys = factorize(*link_key, trace.rank[members].astype(np.int64))
-    duration = (end - rows.start[members]).astype(np.float64)
-    end_spread = mean_absolute_deviations(difference, key, num_keys)
-    end_together = end_spread < mean_absolute_deviations(duration, key, num_keys)
-    early[unsure] &= ~end_together[key[unsure]]
-    return early

@@ -61,8 +61,6 @@ def infer_dependencies(
     """Infer the dependencies and communication instances of all operations.
 
     Args:
-        rows: The trace, or some replicas of it.
-        layout: Number of stages and of model chunks on each.
         computes: Rows of forward and backward compute, by worker, then by start.
         overlapped: Whether the trace has overlapped DP communication.
 
@@ -116,9 +114,12 @@ def _add_warm_up_edges(rows: Rows, edges: Edges, computes: NDArray[np.int64]) ->
 
 def _add_parameter_edges(rows: Rows, edges: Edges) -> None:
     """Make each chunk's first forward-compute wait for its last params-all-gather."""
-    last_gather = _pick_by_chunk(rows, PARAMS_ALL_GATHER, last=True)
-    first_forward = _pick_by_chunk(rows, FORWARD_COMPUTE, last=False)
-    edges.add(*_match_keys(last_gather, first_forward))
+    gathers, gather_chunk = _pick_by_chunk(rows, PARAMS_ALL_GATHER, last=True)
+    forwards, forward_chunk = _pick_by_chunk(rows, FORWARD_COMPUTE, last=False)
+    _, of_gather, of_forward = np.intersect1d(
+        gather_chunk, forward_chunk, assume_unique=True, return_indices=True
+    )
+    edges.add(gathers[of_gather], forwards[of_forward])
 
 
 def _pick_by_chunk(
@@ -234,7 +235,6 @@ def read_trace(run: RunInfo, spans: Columns) -> Trace:
     """Infer groups and dependencies of a ByteDance trace.
 
     Args:
-        run: Its layout and the (dp, stage) of each rank.
         spans: Its operations; ``name`` is the type, ``seq`` numbers the operations of one type on
             one worker in one step.
 
@@ -340,5 +340,4 @@ def _launch_gaps(rows: Rows, src: NDArray[np.int64], dst: NDArray[np.int64]) -> 
     np.maximum.at(ready, dst, rows.end[src])
     gaps = np.maximum(rows.start - ready, 0)
     gaps[is_one_of(rows.type, COMMUNICATION_CODES)] = 0
-    in_ns: NDArray[np.float64] = gaps.astype(np.float64)
-    return in_ns
+    return gaps.astype(np.float64)

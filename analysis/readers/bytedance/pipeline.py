@@ -96,12 +96,8 @@ def link_pipeline(
     *no-op* was recorded but transferred nothing: it belongs to no compute and no pair.
 
     Args:
-        rows: The trace.
         edges: The dependencies are added to it.
         group: Shape (ops,): the numbers of the pairs are written to it.
-        direction: Forward or backward.
-        num_stages: Pipeline stages.
-        num_chunks: Model chunks on each stage.
 
     Returns:
         Sends and receives that are unpaired although the worker at the other end has operations
@@ -187,11 +183,7 @@ def _pair_transfers(
     direction: Direction,
     num_stages: int,
 ) -> NDArray[np.int64]:
-    """Pair the n-th send of a stage with the n-th receive of the next.
-
-    Returns:
-        The rows that stay unpaired although the worker at the other end has operations.
-    """
+    """Pair the n-th send of a stage with the n-th receive of the next; return the unpaired."""
     target = (rows.stage[sends] + direction.towards) % num_stages
     send_key = rows.worker_dp[rows.worker[sends]] * num_stages + target
     recv_key = rows.worker_dp[rows.worker[recvs]] * num_stages + rows.stage[recvs]
@@ -211,5 +203,4 @@ def _pair_transfers(
     source_key = recv_key + (rows.stage[recvs] - direction.towards) % num_stages - rows.stage[recvs]
     unpaired = np.append(np.delete(sends, paired_sends), np.delete(recvs, paired_recvs))
     other_end = np.append(np.delete(send_key, paired_sends), np.delete(source_key, paired_recvs))
-    left: NDArray[np.int64] = unpaired[np.isin(other_end, active)]
-    return left
+    return unpaired[np.isin(other_end, active)]

@@ -40,12 +40,7 @@ SERIAL_COMMUNICATION = (GRADS_REDUCE_SCATTER, SEPARATE_GRADS, EMBEDDING_GRADS, G
 
 
 def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
-    """Read a ByteDance trace for replay and diagnosis.
-
-    Args:
-        run: Layout, and the (dp, stage) of each rank.
-        spans: Its operations.
-    """
+    """Read a ByteDance trace for replay and diagnosis."""
     rows = sort_rows(run, spans)
     del spans  # unless the caller keeps them, their memory is free for what follows
     trace = infer_trace(run, rows)
@@ -148,10 +143,6 @@ def split_bytedance_waits(run: RunInfo, spans: SpanTable) -> WaitSplit:
     """Split the communication spans of a run into wait and transfer, by inferred groups.
 
     The split is unknown for operations without a group: no-ops and layernorm-grads-all-reduce.
-
-    Args:
-        run: Its layout and the (dp, stage) of each rank.
-        spans: Whole steps of the run.
 
     Source:
         arXiv 2505.05713; a transfer of -10 ms or less is clock error there.

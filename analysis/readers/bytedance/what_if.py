@@ -45,7 +45,6 @@ def what_if_trace(run: RunInfo, columns: Columns) -> TraceWhatIf:
     """Replay a ByteDance trace in every way that the paper defines.
 
     Args:
-        run: Its layout and the (dp, stage) of each rank.
         columns: Its operations, in any order; may be an `analysis.trace.tables.SpanTable`.
 
     Raises:

@@ -65,10 +65,7 @@ def build_compute_items(
     that outside them, scaled to the whole.
 
     Args:
-        matched: The run.
-        pieces: Its pieces.
         numbers: Numbers of its steps, ascending.
-        run: Positions of the ranks.
         part: Shape (spans,): the part of its micro-batch that a compute span is.
 
     Returns:
@@ -136,19 +133,7 @@ def _scale_to_whole(
     *,
     by_chunk: bool,
 ) -> NDArray[np.float64]:
-    """Return all compute over that outside excluded pieces, by kind and stage, and maybe by chunk.
-
-    Args:
-        matched: The run.
-        pieces: Its pieces.
-        ranks: The stages of its ranks.
-        compute: Pieces of forward and backward.
-        excluded: Shape (pieces,): those of experts, or of forwards without gradients.
-        by_chunk: Whether each chunk has its own ratio.
-
-    Returns:
-        Shape (pieces,), 1 for excluded and all other pieces.
-    """
+    """Return all compute over that outside excluded pieces, by kind, stage and maybe chunk."""
     spans, line = matched.spans, matched.line
     rank_stage = np.array([ranks[rank].coords.pp for rank in line.ranks.tolist()])
     span = pieces.compute[compute]
@@ -180,15 +165,7 @@ def _merge_parts(
     *,
     deferred_ratio: float,
 ) -> ComputeItems:
-    """Merge the parts of each micro-batch into one item.
-
-    Args:
-        items: One per span.
-        spans: The table.
-        span: Shape (items,): row of the span.
-        part: Shape (items,): part of the micro-batch.
-        deferred_ratio: Share of the compute in deferred parts.
-    """
+    """Merge the parts of each micro-batch into one item."""
     if not deferred_ratio:
         return items
     deferred = is_deferred_part(part)
@@ -221,8 +198,7 @@ def _partner_delays(
     same, num = factorize(*key)
     latest = np.full(num, np.iinfo(np.int64).min)
     np.maximum.at(latest, same, start_ns)
-    delay: NDArray[np.int64] = latest[same] - start_ns
-    return delay
+    return latest[same] - start_ns
 
 
 def is_expert_piece(
@@ -235,8 +211,6 @@ def is_expert_piece(
     so they count as experts' time too.
 
     Args:
-        matched: Communications and waits.
-        pieces: The pieces of all ranks' steps.
         part: Shape (spans,): the part of its micro-batch that a compute span is.
 
     Returns:

@@ -31,8 +31,7 @@ _DEVICE_TIMED = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN | SpanFl
 
 def is_device_timed(flags: NDArray[np.uint16]) -> NDArray[np.bool_]:
     """Return which spans were timed on a device, if only roughly. Shape as given."""
-    timed: NDArray[np.bool_] = ((flags & SpanFlag.HOST_CLOCK) == 0) & ((flags & _DEVICE_TIMED) != 0)
-    return timed
+    return ((flags & SpanFlag.HOST_CLOCK) == 0) & ((flags & _DEVICE_TIMED) != 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +62,6 @@ def measure_steps(steps: StepTable) -> JobSteps:
     another one still computes. What two steps share is time of the earlier one, so the steps' times
     sum to the time that the job took. A step whose predecessor has no row lasts from its first
     begin; so does one that does not end after its predecessor, because the two have no order.
-
-    Args:
-        steps: One row per (epoch, step, rank).
     """
     number, num = factorize(steps.epoch, steps.step)
     row = np.zeros(num, dtype=np.int64)
@@ -89,10 +85,6 @@ def align_steps_to_device(spans: SpanTable, steps: StepTable) -> StepTable:
     operation of their stream, and begin at the end of the step before. A step without one before
     it begins with the first operation of its stream: how long the device was idle until then is
     unknown. Steps of other ranks do not change.
-
-    Args:
-        spans: The spans of these steps.
-        steps: One row per (epoch, step, rank), as the host recorded them.
     """
     first, last = _find_stream_bounds(spans, steps)
     known = last >= 0

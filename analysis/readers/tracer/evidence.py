@@ -52,10 +52,6 @@ def find_gaps(
     `Place.INPUT`; if a rank recorded when it waited for its input, the rest is a late launch.
 
     Args:
-        matched: The run.
-        pieces: Its pieces.
-        steps: The steps that are replayed.
-        numbers: Their numbers, ascending.
         piece_number: Shape (pieces,): the operation that each piece became.
         part: Shape (spans,): the part of its micro-batch that a compute span is.
     """
@@ -89,18 +85,7 @@ def _gap_places(
     waited_ns: NDArray[np.float64],
     numbers: NDArray[np.int32],
 ) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
-    """Return the place of each piece as a gap, and of the time before the first compute.
-
-    Args:
-        matched: The run.
-        pieces: Its pieces.
-        part: Shape (spans,): the part of its micro-batch that a compute span is.
-        waited_ns: Shape (rank steps,): from `_waited_between_steps`.
-        numbers: Numbers of the steps.
-
-    Returns:
-        Shapes (pieces,) and (rank steps,).
-    """
+    """Return the place of each piece as a gap, and of the time before the first compute."""
     num = len(pieces.start)
     own = is_own_compute(pieces, num)
     index = np.arange(num)
@@ -155,9 +140,6 @@ def _recorded_input(
     """Return number and total ns of the ``data`` spans of each (rank, step).
 
     By its number: a host that runs ahead fetches the input before its device begins the step.
-
-    Returns:
-        Two arrays of shape (rank steps,).
     """
     spans, steps = matched.spans, matched.rank_steps
     rows = np.flatnonzero(spans.kind == KIND_CODES[SpanKind.DATA])
@@ -219,11 +201,7 @@ def find_transfers(
     the same call, had begun before the receive was posted, or have an end that is only a bound.
 
     Args:
-        matched: The run.
-        numbers: Numbers of its steps.
-        run: Its groups, and the hosts of its ranks.
         number: The operation that each piece, then each communication of ``matched``, became.
-        truncated: Shape (communications,): `find_truncated`.
     """
     spans, comm = matched.spans, matched.comm
     groups = {group.group_id: group for group in traced_groups(run)}
@@ -274,12 +252,11 @@ def find_transfers(
         ),
         make_link=link,
         num_operations=len(number),
-        link_extent=lambda found: (len(found.members), _crosses_hosts(found.members, hosts)),
+        link_extent=lambda found: (
+            len(found.members),
+            len({hosts[rank] for rank in found.members}) > 1,
+        ),
     )
-
-
-def _crosses_hosts(members: tuple[int, ...], hosts: defaultdict[int, str]) -> bool:
-    return len(set(map(hosts.__getitem__, members))) > 1
 
 
 def is_delayed_in_call(
@@ -291,11 +268,6 @@ def is_delayed_in_call(
     from the one before, neither ends before both other ranks have arrived. The member that
     entered last did not wait, so its duration is the transfer, unless a member of another
     communication of its call entered even later. Then no member's duration is the transfer.
-
-    Args:
-        spans: The table.
-        split: Its split.
-        comm: Rows of communications.
 
     Returns:
         Shape as ``comm``.

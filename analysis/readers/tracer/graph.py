@@ -60,13 +60,9 @@ def build_model(  # noqa: PLR0913  # a run and what its reader found
     """Build the operations of a traced run, with their dependencies and ideals.
 
     Args:
-        run: Positions of the ranks.
-        matched: Communications and waits.
-        pieces: The pieces of all ranks' steps.
         numbers: Steps that are replayed, ascending.
         overlap_ns: Shape (steps,): time that each of them shares with the step before.
         part: Shape (spans,): the part of its micro-batch that a compute span is.
-        truncated: Shape (communications,): `find_truncated`.
 
     Returns:
         The model, and the operation that each piece, then each communication of ``matched``,
@@ -164,16 +160,7 @@ def build_model(  # noqa: PLR0913  # a run and what its reader found
 def _order_operations(
     matched: MatchedWaits, pieces: Pieces, dp: NDArray[np.int32]
 ) -> NDArray[np.int64]:
-    """Order the operations by (step, dp, rank), pieces before communications, then by time.
-
-    Args:
-        matched: Communications, which are ordered by their launch.
-        pieces: The pieces, which are in order of time.
-        dp: Shape (rank steps,): data-parallel position.
-
-    Returns:
-        Shape (ops,): numbers of operations, the pieces being the first.
-    """
+    """Order the operations by (step, dp, rank), pieces before communications, then by time."""
     rank_steps = matched.rank_steps
     place = np.empty(len(rank_steps.rank), dtype=np.int64)
     place[argsort_rows(rank_steps.step_index, dp, rank_steps.rank)] = np.arange(len(place))
@@ -183,8 +170,7 @@ def _order_operations(
     )
     order = stable_argsort(key)
     num = len(pieces.start)
-    found: NDArray[np.int64] = np.append(np.arange(num), num + by_launch)[order]
-    return found
+    return np.append(np.arange(num), num + by_launch)[order]
 
 
 def _transfer_durations(matched: MatchedWaits) -> NDArray[np.int64]:
@@ -268,8 +254,7 @@ def _launching_pieces(matched: MatchedWaits, pieces: Pieces) -> NDArray[np.int64
         pieces.start[is_empty_wait], sorted_unique(end[end > begin])
     )
     at_once = (before >= 0) & is_empty_wait[before] & (pieces.start[before] == launch)
-    launcher: NDArray[np.int64] = before - at_once
-    return launcher
+    return before - at_once
 
 
 def _operation_kinds(matched: MatchedWaits, pieces: Pieces) -> NDArray[np.int16]:
@@ -284,8 +269,7 @@ def _operation_kinds(matched: MatchedWaits, pieces: Pieces) -> NDArray[np.int16]
 
 def _is_first_piece(pieces: Pieces) -> NDArray[np.bool_]:
     """Return which pieces are the first of their (step, rank)."""
-    first: NDArray[np.bool_] = np.diff(pieces.rank_step, prepend=NOT_FOUND) != 0
-    return first
+    return np.diff(pieces.rank_step, prepend=NOT_FOUND) != 0
 
 
 def _delays(
@@ -295,14 +279,6 @@ def _delays(
 
     The ideal is the median over all ranks and steps. A rank that begins while the step before still
     runs elsewhere is not late, so only what is beyond that is compared.
-
-    Args:
-        pieces: The pieces. Ranks without one in a step are not among those of the median.
-        rank_steps: The steps of each rank.
-        overlap_ns: Shape (steps,): time that each step shares with the one before.
-
-    Returns:
-        Two arrays of shape (rank steps,), ns.
     """
     step = rank_steps.step_index
     earliest = np.full(len(overlap_ns), np.iinfo(np.int64).max)
@@ -408,8 +384,6 @@ def ideal_durations(
     from `ideal_transfers`.
 
     Args:
-        matched: The run.
-        pieces: Its pieces, which are the first operations.
         kind: Shape (ops,): codes into `tracer.span.KINDS`.
         label: Shape (ops,): operations of equal label have one ideal.
         part: Shape (spans,): the part of its micro-batch that a compute span is.
@@ -446,13 +420,6 @@ def _share_calls(
     """Make the ideal of forwards without gradients that of equal shares; return the planned ones.
 
     The ranks of a stage may run unequal numbers of them. Evaluations are planned: their ideal is 0.
-
-    Args:
-        matched: The run.
-        pieces: Its pieces, which are the first operations.
-        part: Shape (spans,): the part of its micro-batch that a compute span is.
-        run: Positions of the ranks.
-        ideal_ns: Shape (ops,), of spans that are alike; changed.
     """
     calls = np.flatnonzero(find_calls(pieces, part))
     at, steps = pieces.rank_step[calls], matched.rank_steps
@@ -484,10 +451,8 @@ def ideal_transfers(
     it took.
 
     Args:
-        duration_ns: Shape (communications,): transfers as recorded.
         label: Shape (communications,): alike ones have one ideal.
         step: Shape (communications,): index of the step.
-        truncated: Shape (communications,): `find_truncated`.
 
     Source:
         design.md section 5; two levels as in `faster_steps_baseline`.
@@ -505,11 +470,7 @@ def ideal_transfers(
 
 
 def _faster_levels(levels: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the faster level of each row that has two; NaN for the others.
-
-    Args:
-        levels: Shape (labels, steps): median transfers; NaN if unknown.
-    """
+    """Return the faster level of each row that has two; NaN for the others."""
     found = np.full(len(levels), np.nan)
     faster, usual = faster_steps_baseline(levels)[:, 0], row_medians(levels)
     for row in np.flatnonzero(usual > (1.0 + THRESHOLDS.min_excess_ratio) * faster).tolist():
@@ -527,5 +488,4 @@ def _mean_of_spans(
     piece_of_span = np.full(int(span.max()) + 1, NOT_FOUND)
     piece_of_span[span] = np.arange(len(span))
     num_spans = np.bincount(index[piece_of_span[piece_of_span != NOT_FOUND]], minlength=num)
-    mean: NDArray[np.float64] = (np.bincount(index, weights=duration) / num_spans)[index]
-    return mean
+    return (np.bincount(index, weights=duration) / num_spans)[index]

@@ -120,10 +120,7 @@ def drop_incomplete(
     """Drop the compute and gaps of ranks in steps with missing records.
 
     Args:
-        items: The compute of all ranks.
-        gaps: Their host gaps.
         run: The numbers of dropped and torn records.
-        spans: All spans of the steps.
         steps: Rows of all steps, also of those that are not replayed.
         numbers: Numbers of the steps that are replayed, ascending.
     """
@@ -167,7 +164,6 @@ def find_missing(spans: SpanTable, steps: StepTable, numbers: NDArray[np.int32])
     itself was shorter.
 
     Args:
-        spans: The spans of a run that dropped records.
         steps: Rows of all steps, also of those that are not replayed.
         numbers: Numbers of the steps that are replayed, ascending.
     """
@@ -181,7 +177,9 @@ def find_missing(spans: SpanTable, steps: StepTable, numbers: NDArray[np.int32])
         has_kind = spans.kind[rows] == code
         num = np.zeros(is_missing.shape, dtype=np.int64)
         np.add.at(num, (row[has_kind], column[has_kind]), 1)
-        fewer = _is_below_usual(num)
+        # A number that more than half of a row have is its median.
+        usual = np.median(num, axis=1)[:, None]
+        fewer = (num < usual) & ((num == usual).mean(axis=1, keepdims=True) > 1 / 2)
         is_missing |= fewer & (fewer.mean(axis=0) <= 1 / 2)
     return MissingRecords(
         ranks=ranks, steps=numbers, is_missing=is_missing[:, find_positions(numbers, counted)]
@@ -189,21 +187,7 @@ def find_missing(spans: SpanTable, steps: StepTable, numbers: NDArray[np.int32])
 
 
 def drop_missing(items: Items, missing: MissingRecords) -> Items:
-    """Return the rows of (rank, step) without missing records.
-
-    Args:
-        items: Rows of the ranks and steps of ``missing``.
-        missing: The missing records.
-    """
+    """Return the rows of (rank, step) without missing records."""
     row = find_positions(items.rank, missing.ranks)
     column = find_positions(items.step, missing.steps)
     return select_items(items, ~missing.is_missing[row, column])
-
-
-def _is_below_usual(num: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return the cells of (ranks, steps) below the number that most cells of their row have."""
-    # A number that more than half of a row have is its median.
-    usual = np.median(num, axis=1)[:, None]
-    has_usual = (num == usual).mean(axis=1, keepdims=True) > 1 / 2
-    fewer: NDArray[np.bool_] = (num < usual) & has_usual
-    return fewer

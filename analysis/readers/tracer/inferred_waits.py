@@ -105,8 +105,6 @@ def infer_waits(
     own.
 
     Args:
-        spans: The spans.
-        rank_steps: The steps of each rank.
         unwaited: Asynchronous communications with a known end and no recorded wait.
         activity: Known activity of the ranks, and their other waits.
 
@@ -187,8 +185,7 @@ def _find_established(
     place = np.full(num_kinds, NOT_FOUND)
     np.maximum.at(place, kind[waits], state.place[waits])
     went_past = np.bincount(kind[state.place > place[kind]], minlength=num_kinds) > 0
-    found: NDArray[np.bool_] = waits & (state.place == place[kind]) & ~went_past[kind]
-    return found
+    return waits & (state.place == place[kind]) & ~went_past[kind]
 
 
 def _count_distinct(
@@ -198,5 +195,4 @@ def _count_distinct(
     pair, num_pairs = factorize(key, value)
     key_of_pair = np.zeros(num_pairs, dtype=np.int64)
     key_of_pair[pair] = key
-    found: NDArray[np.int64] = np.bincount(key_of_pair, minlength=num_keys)
-    return found
+    return np.bincount(key_of_pair, minlength=num_keys)

@@ -42,11 +42,6 @@ def end_last_steps(run: RunInfo, spans: SpanTable, steps: StepTable) -> StepTabl
     """Return the steps, the last one of each process that has exited ending with its last span.
 
     Garbage collection does not count: the interpreter collects at its exit.
-
-    Args:
-        run: The exits of its ranks.
-        spans: The spans of these steps.
-        steps: One row per (epoch, step, rank).
     """
     if not len(steps):
         return steps
@@ -85,10 +80,6 @@ def find_job_ends(
     does once.
 
     Args:
-        run: The exits of its ranks.
-        spans: The spans of these steps.
-        steps: One row per (epoch, step, rank).
-        split: Wait and transfer of the spans.
         num_earlier_steps: Steps of the run before these.
 
     Returns:
@@ -132,8 +123,7 @@ def _are_long(value: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which values are longer than usual. Shape as given, (steps,)."""
     usual = float(np.median(value))
     least = max(THRESHOLDS.min_excess_ratio * usual, MIN_DEVIATIONS * robust_deviation(value))
-    found: NDArray[np.bool_] = value - usual > least
-    return found
+    return value - usual > least
 
 
 def _is_odd(duration_ns: NDArray[np.int64]) -> bool:
@@ -190,5 +180,4 @@ def _own_time(spans: SpanTable, steps: StepTable, split: WaitSplit) -> NDArray[n
     at, of = np.minimum(at, len(ranks) - 1), np.minimum(of, len(numbers) - 1)
     known = (ranks[at] == waits.rank) & (numbers[of] == step)
     np.subtract.at(own_ns, (at[known], of[known]), (waits.end_ns - waits.start_ns)[known])
-    median: NDArray[np.float64] = np.nanquantile(own_ns, 0.5, axis=0, method="lower")
-    return median
+    return np.nanquantile(own_ns, 0.5, axis=0, method="lower")

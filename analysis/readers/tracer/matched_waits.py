@@ -96,12 +96,6 @@ def match_waits(
 ) -> tuple[MatchedWaits, list[str]]:
     """Place a run on the line and find the communication that each wait waited for.
 
-    Args:
-        spans: The spans.
-        steps: Rows of the steps that are replayed.
-        numbers: Their numbers, ascending.
-        split: The spans' communication instances.
-
     Returns:
         The matched run, and warnings.
     """
@@ -246,8 +240,7 @@ def _is_in_several_steps(instance: NDArray[np.int64], step: NDArray[np.int32]) -
     of_instance[instance] = step
     differs = np.zeros(len(of_instance), dtype=np.bool_)
     differs[instance[of_instance[instance] != step]] = True
-    found: NDArray[np.bool_] = differs[instance]
-    return found
+    return differs[instance]
 
 
 def _launch_times(spans: SpanTable, comm: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -308,8 +301,6 @@ def _queued_launch_times(
     after the communication's begin.
 
     Args:
-        spans: The table.
-        comm: Rows of the queued communications.
         launch: Shape as ``comm``: their launches on the host.
         known: Rows of compute, and of communications that began at once.
     """

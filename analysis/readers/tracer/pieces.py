@@ -101,8 +101,6 @@ def place_rank_steps(steps: StepTable, line: Line, step_index: NDArray[np.int32]
     """Place the steps of each rank on the line.
 
     Args:
-        steps: Rows of the steps that are replayed.
-        line: The number line.
         step_index: Shape (rows,): index of the row's step.
     """
     start = line.place(steps.rank, steps.start_ns)
@@ -151,10 +149,6 @@ def cut_pieces(
     """Cut the steps of each rank into pieces.
 
     Args:
-        spans: The spans of these steps.
-        line: The number line.
-        rank_steps: The steps of each rank.
-        compute: The outermost compute spans.
         waits: Starts and ends on the line of the time that ranks waited.
         launches: Positions on the line of the launches of communications.
 
@@ -232,14 +226,6 @@ def _named_rows(
 
     Compute that such a span encloses is compute; what a span inside it takes is not, unless a
     device computes. A device has nothing to do while its host compiles the rest of what it does.
-
-    Args:
-        spans: The table.
-        layers: `_named_layers`.
-        compute: The outermost compute spans.
-        first: Shape (pieces,): begins of the pieces.
-        in_compute: Shape (pieces,): index of the compute span, or `NOT_FOUND`.
-        on_device: Shape (pieces,): pieces of compute that was timed on a device.
     """
     found = np.full(len(first), GAP, dtype=np.int64)
     begin, end = np.append(compute.start, 0)[in_compute], np.append(compute.end, 0)[in_compute]
@@ -255,8 +241,7 @@ def _named_rows(
 def compiles_at(spans: SpanTable, row: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which rows are host spans of the compiler. Shape as ``row``, False for `GAP`."""
     compiles = np.array([name in COMPILATION_NAMES for name in spans.names], dtype=np.bool_)
-    found: NDArray[np.bool_] = compiles[spans.name[row]] & (spans.kind[row] == HOST) & (row != GAP)
-    return found
+    return compiles[spans.name[row]] & (spans.kind[row] == HOST) & (row != GAP)
 
 
 def _add_anchors(
@@ -300,10 +285,6 @@ def is_own_compute(pieces: Pieces, num_operations: int) -> NDArray[np.bool_]:
 def find_calls(pieces: Pieces, part: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which pieces are of forwards without gradients.
 
-    Args:
-        pieces: The pieces.
-        part: Shape (spans,): from `number_parts_by_span`.
-
     Returns:
         Shape (pieces,).
     """
@@ -333,7 +314,6 @@ def number_parts(spans: SpanTable, rows: NDArray[np.int64]) -> NDArray[np.int64]
     If forwards share micro-batch numbers too, the numbers do not identify micro-batches.
 
     Args:
-        spans: The table.
         rows: Shape (rows,): compute spans, none inside another.
 
     Returns:
@@ -371,8 +351,7 @@ def _number_microbatches(
 def is_deferred_part(part: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which parts are not the first of their micro-batch. Shape as given."""
     first = [size * (size - 1) // 2 for size in range(1, MAX_PARTS + 1)]
-    deferred: NDArray[np.bool_] = ~np.isin(part, (*first, *NO_GRADIENTS))
-    return deferred
+    return ~np.isin(part, (*first, *NO_GRADIENTS))
 
 
 def number_parts_by_span(spans: SpanTable, compute: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -49,10 +49,8 @@ def read_traced(
     communication or a transfer negative beyond the clock error are left out and named.
 
     Args:
-        run: Layout, ranks, groups and clock error.
         spans: Spans of the requested steps, of any epochs; of a step that is in several epochs,
             the latest is used.
-        steps: The steps' rows.
         num_earlier_steps: Steps of the run before these.
     """
     steps, spans, num_repeated = _select_latest_epochs(steps, spans)

@@ -24,8 +24,8 @@ from .flags import AsJson, Store, open_existing_store
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankscope.analysis.report.page_results import RunComparison
     from rankscope.analysis.report.report import Finding, RunReport
+    from rankscope.dashboard.records.page_results import RunComparison
 
 
 def compare(

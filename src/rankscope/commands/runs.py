@@ -21,8 +21,8 @@ from .flags import AsJson, Store, check_exists, open_existing_store
 
 if TYPE_CHECKING:
     from rankscope.analysis.recurrence import Recurrence
-    from rankscope.analysis.report.page_results import RunLine
     from rankscope.collector.read.findings import StoredFinding
+    from rankscope.dashboard.records.page_results import RunLine
 
 NO_RUNS = "no runs yet: try `rankscope demo` or `rankscope simulate`, or trace a job"
 NO_FINDINGS = (

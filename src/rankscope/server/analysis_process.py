@@ -17,8 +17,8 @@ import time
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.report.exchange import read_report, write_report
-from rankscope.analysis.report.progress import Activity, Progress
 from rankscope.analysis.trace.errors import EmptyRunError
+from rankscope.dashboard.records.progress import Activity, Progress
 
 from ..errors import FailedError
 from .run_failures import describe_failure

@@ -8,16 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.report.page_results import (
-    PART,
-    ComparedNumber,
-    RankStartup,
-    RunComparison,
-    RunStrip,
-    Startup,
-    StartupPart,
-    StartupSpan,
-)
 from rankscope.analysis.report.report import Severity
 from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.collector.read.spans import (
@@ -29,6 +19,16 @@ from rankscope.collector.read.spans import (
 from rankscope.collector.read.startup import read_startup_rows
 from rankscope.collector.read.steps import read_step_bounds
 from rankscope.collector.spool.descriptions import RUNNING
+from rankscope.dashboard.records.page_results import (
+    PART,
+    ComparedNumber,
+    RankStartup,
+    RunComparison,
+    RunStrip,
+    Startup,
+    StartupPart,
+    StartupSpan,
+)
 
 from ..comparison import compare_reports
 from ..sources.chrome_trace import ChromeTrace

@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.report.liveness import SILENT_NS
-from rankscope.analysis.report.page_results import Health, HealthSection
 from rankscope.analysis.report.text import (
     UNKNOWN,
     format_age,
@@ -17,6 +16,7 @@ from rankscope.analysis.report.text import (
     format_percent,
 )
 from rankscope.collector.errors import StoreError
+from rankscope.dashboard.records.page_results import Health, HealthSection
 from rankscope.tracer.span import NS_PER_S
 
 if TYPE_CHECKING:

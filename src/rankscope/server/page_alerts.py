@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.report.alert_list import AlertList, AlertState, ShownAlert, ShownSilence
 from rankscope.analysis.report.text import format_time
 from rankscope.collector.http.gate import GRANT_KEY
 from rankscope.collector.http.tokens import Role
+from rankscope.dashboard.records.alert_list import AlertList, AlertState, ShownAlert, ShownSilence
 
 from ..errors import BadInputError
 from .alert_changes import AlertChange, apply_change

@@ -18,7 +18,6 @@ from rankscope.analysis.drawing.timeline import (
     read_timeline,
     records_groups,
 )
-from rankscope.analysis.report.alert_list import AlertList
 from rankscope.analysis.report.liveness import (
     MAX_SHOWN,
     RECENT_NS,
@@ -27,15 +26,6 @@ from rankscope.analysis.report.liveness import (
     SilentRank,
     StepSilence,
     find_silence,
-)
-from rankscope.analysis.report.page_results import RunLine
-from rankscope.analysis.report.progress import (
-    Activity,
-    AnalysisFailed,
-    AnalysisInProgress,
-    MarkedSteps,
-    MeanKindTimes,
-    Progress,
 )
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
 from rankscope.analysis.verdict import verdict_sentence
@@ -48,6 +38,16 @@ from rankscope.collector.read.runs import read_events
 from rankscope.collector.read.spans import SpanSelection, count_selected_spans
 from rankscope.collector.read.steps import read_step_bounds, read_step_marks, read_step_times
 from rankscope.collector.spool.descriptions import LOST, RUNNING
+from rankscope.dashboard.records.alert_list import AlertList
+from rankscope.dashboard.records.page_results import RunLine
+from rankscope.dashboard.records.progress import (
+    Activity,
+    AnalysisFailed,
+    AnalysisInProgress,
+    MarkedSteps,
+    MeanKindTimes,
+    Progress,
+)
 from rankscope.tracer.span import COMM_KINDS, KINDS, NS_PER_S, SpanKind
 
 from ..errors import find_exit_code, format_error
@@ -79,13 +79,13 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.drawing.step_replay import StepReplay
     from rankscope.analysis.drawing.timeline import StepTimeline
-    from rankscope.analysis.report.page_results import Health, RunComparison, RunStrip, Startup
-    from rankscope.analysis.report.rank_details import RankDetails, RankQuantity, RankValues
     from rankscope.analysis.report.report import Finding, RunReport
     from rankscope.analysis.trace.tables import RunInfo, RunSummary, SpanSource
     from rankscope.collector.http.metrics import Metrics
     from rankscope.collector.identity import Row
     from rankscope.collector.store.store import Store
+    from rankscope.dashboard.records.page_results import Health, RunComparison, RunStrip, Startup
+    from rankscope.dashboard.records.rank_details import RankDetails, RankQuantity, RankValues
     from rankscope.tracer.topology import Coords
 
     from .alerting import Alerting

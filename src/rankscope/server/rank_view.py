@@ -9,17 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankscope.analysis.report.rank_details import (
-    HostFinding,
-    KindSeries,
-    OpenOperation,
-    RankDetails,
-    RankEvent,
-    RankGroup,
-    RankQuantity,
-    RankValues,
-    SampleSeries,
-)
 from rankscope.collector.read.findings import MAX_FINDING_RANKS
 from rankscope.collector.read.ranks import (
     read_closed_bounds,
@@ -34,6 +23,17 @@ from rankscope.collector.read.ranks import (
     read_rank_values,
     read_reported,
     read_unfinished,
+)
+from rankscope.dashboard.records.rank_details import (
+    HostFinding,
+    KindSeries,
+    OpenOperation,
+    RankDetails,
+    RankEvent,
+    RankGroup,
+    RankQuantity,
+    RankValues,
+    SampleSeries,
 )
 from rankscope.tracer.span import COMM_KINDS, KINDS, NS_PER_S, SpanKind
 

@@ -18,11 +18,11 @@ import numpy as np
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.breakdown.mfu import read_mfu
 from rankscope.analysis.breakdown.mfu_shape import with_mfu
-from rankscope.analysis.report.progress import Activity, Progress
 from rankscope.analysis.trace.account import sum_accounts
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
 from rankscope.analysis.window import FIXED_SPANS, RunWindow
 from rankscope.collector.spool.descriptions import RUNNING
+from rankscope.dashboard.records.progress import Activity, Progress
 from rankscope.tracer.span import NS_PER_S
 
 from ..sources.stored_reports import is_of

@@ -9,13 +9,13 @@ from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.report.exchange import FORM, read_report, write_report
-from rankscope.analysis.report.page_results import RunLine
 from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.errors import StoreError
 from rankscope.collector.read.findings import read_findings
 from rankscope.collector.read.reports import read_last_loss, read_report_body, read_report_lines
 from rankscope.collector.read.steps import read_step_bounds
 from rankscope.collector.spool.descriptions import RUNNING
+from rankscope.dashboard.records.page_results import RunLine
 
 from .store_source import StoreSource
 from .stored_findings import record_findings

@@ -3,10 +3,10 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from rankscope.analysis.report.alert_list import AlertList, AlertState, ShownAlert, ShownSilence
 from rankscope.dashboard.address import View
 from rankscope.dashboard.app import create_app
 from rankscope.dashboard.pages.alerts import alerts_page
+from rankscope.dashboard.records.alert_list import AlertList, AlertState, ShownAlert, ShownSilence
 from tests.support.dashboard.builders import FakeProvider
 from tests.support.dashboard.page_text import find_part, words
 from tests.support.dashboard.posts import page_post, post

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rankscope.analysis.report.page_results import ComparedNumber, RunComparison
 from rankscope.analysis.report.report import Severity
 from rankscope.dashboard.address import View
 from rankscope.dashboard.app import create_app
 from rankscope.dashboard.pages.compare import compare_page
+from rankscope.dashboard.records.page_results import ComparedNumber, RunComparison
 from rankscope.tracer.topology import Layout
 from tests.support.dashboard.builders import FakeProvider, report
 from tests.support.dashboard.page_text import find_part, words

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from rankscope.analysis.report.page_results import Health, HealthSection
 from rankscope.dashboard.address import View
 from rankscope.dashboard.app import create_app
 from rankscope.dashboard.pages.health import health_page
+from rankscope.dashboard.records.page_results import Health, HealthSection
 from tests.support.dashboard.builders import FakeProvider
 from tests.support.dashboard.page_text import words
 from tests.support.dashboard.posts import page_post, post

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.analysis.report.progress import AnalysisFailed
 from rankscope.dashboard.address import View
 from rankscope.dashboard.app import create_app
 from rankscope.dashboard.pages.overview import overview_page
+from rankscope.dashboard.records.progress import AnalysisFailed
 from rankscope.tracer.topology import Layout
 from tests.support.dashboard.builders import FakeProvider, mean_kind_times, report, traces
 from tests.support.dashboard.page_text import words

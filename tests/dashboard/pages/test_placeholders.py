@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from rankscope.analysis.report.progress import (
+from rankscope.analysis.report.report import Mfu
+from rankscope.analysis.trace.tables import RunSummary
+from rankscope.dashboard.address import TIMELINE, View
+from rankscope.dashboard.pages.overview import overview_page
+from rankscope.dashboard.pages.timeline import timeline_page
+from rankscope.dashboard.records.progress import (
     Activity,
     AnalysisFailed,
     AnalysisInProgress,
     MarkedSteps,
     Progress,
 )
-from rankscope.analysis.report.report import Mfu
-from rankscope.analysis.trace.tables import RunSummary
-from rankscope.dashboard.address import TIMELINE, View
-from rankscope.dashboard.pages.overview import overview_page
-from rankscope.dashboard.pages.timeline import timeline_page
 from rankscope.tracer.topology import Layout
 from tests.support.dashboard.builders import FakeProvider, report
 from tests.support.dashboard.page_text import words

@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.drawing.host_boxes import arrange_hosts
-from rankscope.analysis.report.rank_details import (
+from rankscope.analysis.report.report import Starved, WaitsOn
+from rankscope.dashboard.address import RANK, View
+from rankscope.dashboard.app import create_app
+from rankscope.dashboard.figures.host_boxes import arrange_hosts
+from rankscope.dashboard.figures.rank import (
+    heat_map_figure,
+    place_figure,
+    rank_over_steps_figure,
+)
+from rankscope.dashboard.pages.rank import show_rank
+from rankscope.dashboard.records.rank_details import (
     HostFinding,
     KindSeries,
     OpenOperation,
@@ -20,15 +29,6 @@ from rankscope.analysis.report.rank_details import (
     RankValues,
     SampleSeries,
 )
-from rankscope.analysis.report.report import Starved, WaitsOn
-from rankscope.dashboard.address import RANK, View
-from rankscope.dashboard.app import create_app
-from rankscope.dashboard.figures.rank import (
-    heat_map_figure,
-    place_figure,
-    rank_over_steps_figure,
-)
-from rankscope.dashboard.pages.rank import show_rank
 from rankscope.tracer.span import SpanKind
 from tests.support.dashboard.analysed import SLOW_RANK, analysed_report
 from tests.support.dashboard.builders import FakeProvider, traces

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.analysis.report.progress import Activity, AnalysisInProgress, Progress
 from rankscope.dashboard.address import LINKS, View
 from rankscope.dashboard.app import create_app
 from rankscope.dashboard.pages import links
+from rankscope.dashboard.records.progress import Activity, AnalysisInProgress, Progress
 from tests.support.dashboard.analysed import analysed_report
 from tests.support.dashboard.builders import FakeProvider
 from tests.support.dashboard.page_text import words

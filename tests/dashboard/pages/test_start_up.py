@@ -3,10 +3,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.report.page_results import RankStartup, Startup, StartupPart, StartupSpan
 from rankscope.dashboard.address import View
 from rankscope.dashboard.figures.start_up import start_up_figure
 from rankscope.dashboard.pages.start_up import start_up_page
+from rankscope.dashboard.records.page_results import RankStartup, Startup, StartupPart, StartupSpan
 from rankscope.dashboard.theme import KIND_COLORS
 from rankscope.tracer.span import SpanKind
 from tests.support.dashboard.builders import FakeProvider

@@ -6,9 +6,9 @@ import pytest
 
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.report.exchange import write_report
-from rankscope.analysis.report.progress import Activity, Progress
 from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.collector.store.store import open_store
+from rankscope.dashboard.records.progress import Activity, Progress
 from rankscope.errors import FailedError
 from rankscope.server import reports as reports_module
 from rankscope.server.analysis_process import analyze_elsewhere

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.analysis.report.progress import Activity, AnalysisFailed, AnalysisInProgress
 from rankscope.analysis.report.report import RunReport
 from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.analysis.trace.tables import RunSummary
+from rankscope.dashboard.records.progress import Activity, AnalysisFailed, AnalysisInProgress
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
 from rankscope.tracer.topology import Layout

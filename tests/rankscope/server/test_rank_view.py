@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.report.rank_details import RankQuantity
 from rankscope.analysis.report.report import RankStepExcess
 from rankscope.collector.read.samples import sample_rows, write_samples
+from rankscope.dashboard.records.rank_details import RankQuantity
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
 from rankscope.sources.store_source import StoreSource

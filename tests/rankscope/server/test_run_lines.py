@@ -14,8 +14,8 @@ from rankscope.sources.store_source import StoreSource
 from tests.support.rankscope.rollup_runs import describe, new_number, put, span_rows
 
 if TYPE_CHECKING:
-    from rankscope.analysis.report.page_results import RunLine
     from rankscope.collector.store.store import Store
+    from rankscope.dashboard.records.page_results import RunLine
 
 
 def test_a_running_job_has_its_newest_loss_and_the_step_time_of_its_diagnosis(

@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankscope.analysis.drawing.timeline import StepTimeline, ViewportSpans, read_timeline
-from rankscope.analysis.report.alert_list import AlertList
-from rankscope.analysis.report.page_results import RunLine
-from rankscope.analysis.report.progress import MeanKindTimes
 from rankscope.analysis.report.report import (
     Finding,
     Mfu,
@@ -35,6 +32,9 @@ from rankscope.analysis.trace.tables import (
     SpanTable,
     StepTable,
 )
+from rankscope.dashboard.records.alert_list import AlertList
+from rankscope.dashboard.records.page_results import RunLine
+from rankscope.dashboard.records.progress import MeanKindTimes
 from rankscope.tracer.span import KIND_CODES, Span, SpanKind
 from rankscope.tracer.topology import Coords, Layout
 
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.drawing.step_replay import StepReplay
     from rankscope.analysis.report.liveness import RankLiveness, StepSilence
-    from rankscope.analysis.report.page_results import Health, RunComparison, RunStrip, Startup
-    from rankscope.analysis.report.progress import (
+    from rankscope.dashboard.records.page_results import Health, RunComparison, RunStrip, Startup
+    from rankscope.dashboard.records.progress import (
         AnalysisFailed,
         AnalysisInProgress,
     )
-    from rankscope.analysis.report.rank_details import RankDetails, RankQuantity, RankValues
+    from rankscope.dashboard.records.rank_details import RankDetails, RankQuantity, RankValues
 
 
 def span_table(spans: Sequence[Span], *, epoch: int = 0, depths: Sequence[int] = ()) -> SpanTable:

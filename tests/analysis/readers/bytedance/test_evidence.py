@@ -1,4 +1,4 @@
-"""Waits of a worker for its sends and receives, and members that leave before the last arrival."""
+"""Waits of a worker for its sends and receives."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.arrays.grouping import NO_GROUP, max_over_group
+from rankscope.analysis.arrays.grouping import NO_GROUP
 from rankscope.analysis.readers.bytedance.evidence import (
     arrival_times,
     is_delayed_in_call,
-    is_left_early,
     time_since_last_transfer,
 )
 from rankscope.analysis.readers.bytedance.format import CODE
@@ -147,50 +146,6 @@ def pairs(times_ms: Sequence[tuple[tuple[float, float], tuple[float, float]]]) -
             operation("forward-compute", 1, recv[1], recv[1] + 5, step=step),
         ]
     return read_trace(RUN, span_table(spans))
-
-
-def early_sends(trace: Trace) -> list[bool]:
-    group = trace.operations.group
-    members = np.flatnonzero(group != NO_GROUP)
-    arrival = max_over_group(group, trace.rows.start)[members]
-    found = is_left_early(
-        trace,
-        members,
-        arrival,
-        group=group[members],
-        link_key=np.zeros((1, len(members)), dtype=np.int64),
-    )
-    early: list[bool] = found[trace.rank[members] == 0].tolist()
-    return early
-
-
-def test_send_that_ends_too_early_by_a_clock_error_waited() -> None:
-    # GIVEN transfers of 3 ms between a sender and a receiver whose clock is 5 ms ahead
-    trace = pairs(
-        [
-            ((100, 111), (113, 116)),
-            ((102, 105), (106, 110)),
-            ((109, 112), (108, 117)),
-            ((104, 113), (115, 118)),
-        ]
-    )
-
-    # THEN the three that seem to end before the receiver arrives are kept
-    assert early_sends(trace) == [False, False, False, False]
-
-
-def test_send_of_constant_duration_was_buffered() -> None:
-    # GIVEN sends of 1 ms before receives at various times
-    trace = pairs(
-        [
-            ((100, 101), (108, 109)),
-            ((102, 103), (106, 111)),
-            ((109, 110), (108, 118)),
-            ((104, 105), (112, 116)),
-        ]
-    )
-
-    assert early_sends(trace) == [True, True, False, True]
 
 
 def arrivals_ms(trace: Trace) -> tuple[list[float], list[float]]:

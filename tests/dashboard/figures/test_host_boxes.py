@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analysis.drawing.host_boxes import arrange_hosts
-from rankscope.analysis.report.rank_details import RankQuantity, RankValues
+from rankscope.dashboard.figures.host_boxes import arrange_hosts
+from rankscope.dashboard.records.rank_details import RankQuantity, RankValues
 from rankscope.tracer.span import NONE
 
 

@@ -11,11 +11,9 @@ import numpy as np
 from rankscope.tracer.span import NONE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
 
-    from ..report.rank_details import RankValues
+    from ..records.rank_details import RankValues
 
 RANKS_PER_LINE = 8
 """Cells of one line of a box: the devices of most hosts."""
@@ -71,7 +69,7 @@ def arrange_hosts(values: RankValues) -> HostBoxes:
     size = max(map(len, ranks_of.values()))
     width = min(size, RANKS_PER_LINE)
     height = -(-size // width)
-    most = _most_per_row(len(ranks_of), width, height)
+    most = math.ceil(math.sqrt(WIDE * len(ranks_of) * (height + 1) / (width + 1)))
     per_block = min(most, max(map(len, of_switch.values())))
     num_blocks = min(most // per_block, len(of_switch))
     boxes, line, next_line = [], 0, 0
@@ -92,24 +90,7 @@ def arrange_hosts(values: RankValues) -> HostBoxes:
     shape = (next_line - 1, num_blocks * (per_block * (width + 1) + 1) - 2)
     seconds, rank = np.full(shape, np.nan), np.full(shape, NONE, dtype=np.int64)
     for box in boxes:
-        _fill(box, ranks_of[box.switch, box.host], width, values.seconds, seconds, rank)
+        for place, one in enumerate(ranks_of[box.switch, box.host]):
+            cell = box.line + place // width, box.column + place % width
+            seconds[cell], rank[cell] = values.seconds[one], one
     return HostBoxes(seconds=seconds, rank=rank, boxes=tuple(boxes), box_width=width + 1)
-
-
-def _most_per_row(num_boxes: int, width: int, height: int) -> int:
-    """Return how many boxes are side by side at most: the picture is not wider than `WIDE`."""
-    return math.ceil(math.sqrt(WIDE * num_boxes * (height + 1) / (width + 1)))
-
-
-def _fill(
-    box: HostBox,
-    ranks: list[int],
-    width: int,
-    value: Mapping[int, float],
-    seconds: NDArray[np.float64],
-    rank: NDArray[np.int64],
-) -> None:
-    for place, number in enumerate(ranks):
-        down, right = divmod(place, width)
-        seconds[box.line + down, box.column + right] = value[number]
-        rank[box.line + down, box.column + right] = number

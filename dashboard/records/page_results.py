@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .text import UNKNOWN, format_part, format_percent, format_seconds, format_slowdown
+from rankscope.analysis.report.text import (
+    UNKNOWN,
+    format_part,
+    format_percent,
+    format_seconds,
+    format_slowdown,
+)
 
 if TYPE_CHECKING:
-    from ..trace.tables import RunSummary
-    from .report import Finding, RunReport
+    from rankscope.analysis.report.report import Finding, RunReport
+    from rankscope.analysis.trace.tables import RunSummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from rankscope.analysis.report.report import Finding, Mfu
+    from rankscope.analysis.trace.tables import RunSummary
     from rankscope.tracer.span import SpanKind
-
-    from ..trace.tables import RunSummary
-    from .report import Finding, Mfu
 
 
 class Activity(StrEnum):

@@ -1,0 +1,1 @@
+"""Records that pages show beside the report: what a provider returns."""
