@@ -49,6 +49,7 @@ def group_medians(
     Args:
         value: Shape (rows,).
         group: Shape (rows,): the row's group, from 0 to ``num_groups`` - 1.
+        num_groups: Number of groups.
 
     Returns:
         Two arrays of shape (num_groups,); the medians in the unit of ``value``.
@@ -85,6 +86,7 @@ def mean_absolute_deviations(
     Args:
         value: Shape (rows,).
         group: Shape (rows,): the row's group, from 0 to ``num_groups`` - 1.
+        num_groups: Number of groups.
     """
     median, num = group_medians(value, group, num_groups)
     total = np.bincount(group, weights=np.abs(value - median[group]), minlength=num_groups)

@@ -36,12 +36,19 @@ def factorize(*columns: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], in
     """Return a code for each row, equal exactly if all columns are, and the number of codes.
 
     Codes are dense, from 0, and ascend with the columns, the first being the most significant.
+
+    Args:
+        columns: Each of shape (rows,).
     """
     return _make_dense(*_pack(columns))
 
 
 def code_groups(group: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int32], int]:
-    """Return the code of each row's group, `NO_GROUP` without one, and the number of codes."""
+    """Return the code of each row's group, `NO_GROUP` without one, and the number of codes.
+
+    Args:
+        group: Shape (rows,).
+    """
     code, num = np.full(len(group), NO_GROUP, dtype=np.int32), 0
     members = np.flatnonzero(group != NO_GROUP)
     code[members], num = factorize(group[members])
@@ -49,7 +56,11 @@ def code_groups(group: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int32], int
 
 
 def row_keys(*columns: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-    """Return the codes of `factorize` before they are made dense, which needs no sort."""
+    """Return the codes of `factorize` before they are made dense, which needs no sort.
+
+    Args:
+        columns: Each of shape (rows,).
+    """
     return _pack(columns)[0]
 
 
@@ -149,6 +160,7 @@ def is_one_of(codes: NDArray[np.integer[Any]], wanted: Iterable[int]) -> NDArray
     """Return ``np.isin(codes, wanted)``, much faster for a byte column and few wanted values.
 
     Args:
+        codes: Shape (rows,).
         wanted: Each is compared with every row.
     """
     found = np.zeros(len(codes), dtype=np.bool_)
@@ -158,7 +170,11 @@ def is_one_of(codes: NDArray[np.integer[Any]], wanted: Iterable[int]) -> NDArray
 
 
 def sorted_unique(column: NDArray[np.integer[Any]]) -> NDArray[Any]:
-    """Return ``np.unique(column)``, much faster, because np.unique hashes."""
+    """Return ``np.unique(column)``, much faster, because np.unique hashes.
+
+    Args:
+        column: Shape (rows,).
+    """
     if not len(column):
         return column
     minimum, maximum = int(column.min()), int(column.max())

@@ -119,6 +119,9 @@ def argsort_with_changes(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return `stable_argsort` and, in that order, whether a row differs from the one before.
 
+    Args:
+        column: Shape (rows,); integers.
+
     Returns:
         The order, and the changes: False for the first row.
     """
@@ -211,6 +214,7 @@ def find_positions(values: NDArray[np.integer[Any]], ascending: NDArray[Any]) ->
     """Return ``np.searchsorted(ascending, values)``.
 
     Args:
+        values: Shape (rows,).
         ascending: Shape (entries,), sorted.
     """
     if len(values) <= _FEW_ROWS or not len(ascending):
@@ -228,6 +232,7 @@ def first_rows(ascending: NDArray[np.integer[Any]], num: int) -> NDArray[np.int6
     Args:
         ascending: Shape (rows,), sorted, from 0 to ``num`` - 1. Searched for numbers of another
             type, all of it would be converted.
+        num: Number of values.
     """
     return np.searchsorted(ascending, np.arange(num + 1, dtype=ascending.dtype))
 
