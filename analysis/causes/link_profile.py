@@ -404,6 +404,8 @@ def _deviation_of_level(
     much its links differ: it is at least that standard error.
 
     Args:
+        excess: Shape (steps,): excess of the level.
+        relative: Shape (links, steps): the links over the level.
         may_be_brief: Whether single steps are searched. They make most of the changes in a short
             run, so that the noise of the lower half of the steps is taken if it is less.
     """

@@ -144,6 +144,8 @@ def _make_timeline(
     """Return replayed operations as a timeline as long as the recorded step.
 
     Args:
+        rank: Shape (operations,).
+        kind: Shape (operations,): code of the span kind.
         times_ns: Shape (3, operations): start, arrival of the last member, end.
     """
     start_ns, gate_ns, end_ns = times_ns.astype(np.int64)

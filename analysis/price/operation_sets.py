@@ -198,7 +198,11 @@ def _kind_codes(model: ReplayModel, spans: SpanTable) -> NDArray[np.int64]:
 
 
 def price_part(replayer: Replayer, mask: NDArray[np.bool_]) -> PartPrice:
-    """Return what a set costs: what if this rank, link, stage, ... were healthy."""
+    """Return what a set costs: what if this rank, link, stage, ... were healthy.
+
+    Args:
+        mask: Shape (ops,): the set, as of `select_operations`.
+    """
     step_ns, recorded_ns = replayer.full_without(mask), replayer.full_recorded()
     return PartPrice(
         slowdown=part_slowdown(replayer, mask),
@@ -211,7 +215,11 @@ def price_part(replayer: Replayer, mask: NDArray[np.bool_]) -> PartPrice:
 
 
 def part_slowdown(replayer: Replayer, mask: NDArray[np.bool_]) -> float | None:
-    """Return S of a set: the ideal run with the set's recorded durations, over the ideal run."""
+    """Return S of a set: the ideal run with the set's recorded durations, over the ideal run.
+
+    Args:
+        mask: Shape (ops,): the set.
+    """
     return ratio(float(replayer.put_back(mask).mean()), float(replayer.ideal().mean()))
 
 

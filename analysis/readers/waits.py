@@ -339,7 +339,9 @@ def _is_buffered_send(
     the same time.
 
     Args:
+        rows: Shape (rows,): rows of the spans, by instance.
         arrival: Shape (rows,): start of the last member of the row's instance.
+        first: Shape (instances,): index of each instance's first row.
         tolerance_ns: Differences of clocks up to this may be errors.
     """
     end = spans.start_ns[rows] + spans.duration_ns[rows]

@@ -72,6 +72,9 @@ def remove_host_operations(
     some replicas have would give replicas of equal work different structures, and each structure
     costs a replay of its own.
 
+    Args:
+        on_device: Shape (ops,).
+
     Returns:
         The device operations, with every path between them kept, and their rows.
     """

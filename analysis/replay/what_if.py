@@ -97,6 +97,9 @@ class Replayer:
     def put_back(self, part: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return the step times of the ideal run with a part's recorded durations put back.
 
+        Args:
+            part: Shape (ops,).
+
         Returns:
             Shape (steps,), ns.
         """
@@ -184,6 +187,10 @@ class Replayer:
         changes: Sequence[Change],
     ) -> NDArray[np.float64]:
         """Return T of the full replay with each of several changes alone.
+
+        Args:
+            duration_ns: Shape (ops,).
+            gap_ns: Shape (ops,).
 
         Returns:
             Shape (changes, steps), ns.

@@ -110,6 +110,8 @@ def equal_share_ratio(
 
     Args:
         amount: Shape (items,): work.
+        rank: Shape (items,).
+        step: Shape (items,).
         stage_of_rank: Of all ranks, also of those without any work.
 
     Returns:

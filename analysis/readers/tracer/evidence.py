@@ -201,7 +201,9 @@ def find_transfers(
     the same call, had begun before the receive was posted, or have an end that is only a bound.
 
     Args:
+        numbers: Numbers of its steps.
         number: The operation that each piece, then each communication of ``matched``, became.
+        truncated: Shape (communications,): `find_truncated`.
     """
     spans, comm = matched.spans, matched.comm
     groups = {group.group_id: group for group in traced_groups(run)}

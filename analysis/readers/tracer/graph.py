@@ -63,6 +63,7 @@ def build_model(  # noqa: PLR0913  # a run and what its reader found
         numbers: Steps that are replayed, ascending.
         overlap_ns: Shape (steps,): time that each of them shares with the step before.
         part: Shape (spans,): the part of its micro-batch that a compute span is.
+        truncated: Shape (communications,): `find_truncated`.
 
     Returns:
         The model, and the operation that each piece, then each communication of ``matched``,
@@ -451,8 +452,10 @@ def ideal_transfers(
     it took.
 
     Args:
+        duration_ns: Shape (communications,): transfers as recorded.
         label: Shape (communications,): alike ones have one ideal.
         step: Shape (communications,): index of the step.
+        truncated: Shape (communications,): `find_truncated`.
 
     Source:
         design.md section 5; two levels as in `faster_steps_baseline`.

@@ -285,6 +285,9 @@ def is_own_compute(pieces: Pieces, num_operations: int) -> NDArray[np.bool_]:
 def find_calls(pieces: Pieces, part: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which pieces are of forwards without gradients.
 
+    Args:
+        part: Shape (spans,): from `number_parts_by_span`.
+
     Returns:
         Shape (pieces,).
     """
