@@ -61,12 +61,16 @@ def optional_numbers(values: NDArray[Any], known: NDArray[np.bool_]) -> Column:
     return pa.Array.from_buffers(ARROW_TYPES[held.dtype.name], len(held), buffers)
 
 
-def strings(texts: Sequence[str]) -> Column:
-    """Return the Arrow column of strings; for a few, because it loops over them."""
-    encoded = [text.encode() for text in texts]
+def strings(texts: Sequence[str | None]) -> Column:
+    """Return the Arrow column of strings, None as null; for a few, because it loops over them."""
+    encoded = [(text or "").encode() for text in texts]
+    is_known = np.array([text is not None for text in texts], dtype=np.bool_)
     offsets = np.zeros(len(encoded) + 1, dtype=np.int32)
     np.cumsum([len(text) for text in encoded], out=offsets[1:])
-    buffers = [None, pa.py_buffer(offsets.data), pa.py_buffer(b"".join(encoded))]
+    known = None
+    if not is_known.all():
+        known = pa.py_buffer(np.packbits(is_known, bitorder="little").data)
+    buffers = [known, pa.py_buffer(offsets.data), pa.py_buffer(b"".join(encoded))]
     return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
 
 

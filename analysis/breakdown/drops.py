@@ -191,9 +191,9 @@ class _Level:
         return min(MARGIN_DEVIATIONS * self.deviation, MAX_MARGIN_RATIO * depth)
 
     def is_low(self, step: _Step) -> bool:
-        """Return whether one step is low."""
-        threshold = 1 - self.rule.depth_ratio + self._margin / self.usual
-        return step.value <= self.expected(step) * threshold
+        """Return whether one step is low. From 0 nothing drops."""
+        least = self.usual * (1 - self.rule.depth_ratio) + self._margin
+        return self.usual > 0 and step.value <= least * self.sizes.expected(step, self.measure)
 
     def is_drop(self, low: list[_Step]) -> bool:
         """Return whether low steps are a drop: enough, deep enough, and beyond the noise."""

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.causes.misconfiguration import common_settings
 from rankscope.analysis.report.text import format_count, format_slowdown
+from rankscope.collector.arrow_columns import optional_numbers, strings
 from rankscope.collector.client.served_store import open_for_reading
 from rankscope.collector.store.location import default_store_url
 
@@ -18,8 +20,11 @@ from .sources.result_tables import findings_table, show_tables, table_html
 from .sources.store_source import StoreSource
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rankscope.analysis.report.report import RunReport
     from rankscope.analysis.trace.tables import SpanSource
+    from rankscope.collector.arrow_columns import Column
 
 Steps = tuple[int, int]
 
@@ -42,18 +47,15 @@ class Comparison:
         values = _numbers(self.first), _numbers(self.second)
         names = [*values[0], *(name for name in values[1] if name not in values[0])]
         first, second = ([one.get(name) for name in names] for one in values)
+        pairs = zip(first, second, strict=True)
+        ratio = [b / a if a and b is not None else None for a, b in pairs]
+        # Not `pa.array`, which imports pandas: plotly fails in another thread meanwhile.
         return pa.table(
             {
-                "quantity": pa.array(names, pa.string()),
-                "first": pa.array(first, pa.float64()),
-                "second": pa.array(second, pa.float64()),
-                "ratio": pa.array(
-                    [
-                        b / a if a and b is not None else None
-                        for a, b in zip(first, second, strict=True)
-                    ],
-                    pa.float64(),
-                ),
+                "quantity": strings(names),
+                "first": _optional_numbers(first),
+                "second": _optional_numbers(second),
+                "ratio": _optional_numbers(ratio),
             }
         )
 
@@ -120,11 +122,16 @@ def compare_reports(source: SpanSource, first: RunReport, second: RunReport) -> 
     settings = [_settings(source, one.run) for one in (first, second)]
     names = sorted(name for name in {*settings[0], *settings[1]} if _differ(settings, name))
     table = {
-        "setting": pa.array(names, pa.string()),
-        "first": pa.array([settings[0].get(name) for name in names], pa.string()),
-        "second": pa.array([settings[1].get(name) for name in names], pa.string()),
+        "setting": strings(names),
+        "first": strings([settings[0].get(name) for name in names]),
+        "second": strings([settings[1].get(name) for name in names]),
     }
     return Comparison(first=first, second=second, settings=pa.table(table))
+
+
+def _optional_numbers(values: Sequence[float | None]) -> Column:
+    known = np.array([value is not None for value in values], dtype=np.bool_)
+    return optional_numbers(np.array([value or 0.0 for value in values]), known)
 
 
 def _settings(source: SpanSource, run: str) -> dict[str, str]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,11 +12,13 @@ from rankscope.collector.http.metrics import Metrics, Reading
 from rankscope.server.around_runs import compare_finished, read_startup, write_step_trace
 from rankscope.server.health import HealthReader
 from rankscope.sources.store_source import StoreSource
+from tests.integration.programs import rankscope
 from tests.support.dashboard.builders import report
 from tests.support.rankscope.rollup_runs import describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from rankscope.collector.store.store import Store
 
@@ -103,3 +107,29 @@ def test_a_loop_that_fails_is_a_problem_of_the_server(
     assert loops.rows == (("tail", "works" if up else "fails", "3", "0", "1.50 s"),)
     assert ("analyses and drawings under way", "2") in intake.rows
     assert len([each for each in health.problems if "tail" in each]) == problems
+
+
+@pytest.mark.multiproc
+def test_a_comparison_of_a_page_loads_no_pandas(tmp_path: Path) -> None:
+    # Plotly fails in a thread that draws while another one imports it.
+    store = tmp_path / "store"
+    for run, seed in (("one", "1"), ("two", "2")):
+        made = rankscope(
+            "simulate", "healthy", "--run", run, "--seed", seed, "--ranks", "8", store=store
+        )
+        assert made.returncode == 0, made.stderr
+    program = (
+        "import sys; from rankscope.analysis.analyze import analyze_run;"
+        " from rankscope.collector.store.store import open_store;"
+        " from rankscope.server.around_runs import compare_finished;"
+        " from rankscope.sources.store_source import StoreSource;"
+        f" source = StoreSource(open_store({f'chdb://{store}'!r}));"
+        " found = compare_finished(source, *(analyze_run(source, run) for run in ('one', 'two')));"
+        " print(len(found.numbers) > 5, 'pandas' in sys.modules)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "True False\n"
