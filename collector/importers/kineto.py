@@ -1,4 +1,4 @@
-"""Import of traces of `torch.profiler` (Kineto's JSON), one file of each rank.
+"""Import of traces of `torch.profiler` (Kineto's JSON), one file or several of each rank.
 
 What a profiler records is not what the tracer records: kernels of a device, or operators of a
 processor, instead of forwards and waits. This module finds these in it:
