@@ -60,9 +60,11 @@ def analyze_elsewhere(
 
     Raises:
         EmptyRunError: The run has no spans in these steps.
-        FailedError: The process failed.
+        FailedError: The process failed, or would have needed more memory than `limit_bytes`.
     """
-    asked = json.dumps({"store_url": store_url, "run_id": run_id, "first": first})
+    asked = json.dumps(
+        {"store_url": store_url, "run_id": run_id, "first": first, "most_bytes": limit_bytes()}
+    )
     with subprocess.Popen(  # noqa: S603  # our own module
         [sys.executable, "-P", "-m", __name__],
         stdin=subprocess.PIPE,
@@ -93,21 +95,25 @@ def main() -> None:
     """Analyse the run that stdin names, and write progress and report to stdout."""
     asked = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    most = limit_bytes()
+    most = asked.pop("most_bytes")
     # Private memory that can be written to: the kernel counts what is reserved, not what is used.
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     try:
         _say("report", write_report(_analyze(**asked)))
     except EmptyRunError as error:
         _say("empty", str(error))
-    except MemoryError:
-        _say(
-            "failed",
-            f"the analysis needs more than {most / (1 << 30):.1f} GiB of memory, and was ended:"
-            f" rankscope analyze {asked['run_id']} --steps FIRST:LAST analyses fewer steps",
-        )
     except Exception as error:  # noqa: BLE001  # the server logs it
-        _say("failed", describe_failure(error))
+        _say("failed", _describe(error, asked["run_id"], most))
+
+
+def _describe(error: Exception, run_id: str, most_bytes: int) -> str:
+    # A thread needs memory, too: its stack.
+    if isinstance(error, MemoryError) or "can't start new thread" in str(error):
+        return (
+            f"the analysis of {run_id} needs more than {most_bytes / (1 << 30):.1f} GiB of memory,"
+            f" and was ended: rankscope analyze {run_id} --steps FIRST:LAST analyses fewer steps"
+        )
+    return describe_failure(error)
 
 
 def _end_with_parent() -> None:

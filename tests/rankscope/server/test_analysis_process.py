@@ -10,6 +10,7 @@ from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.collector.store.store import open_store
 from rankscope.dashboard.records.progress import Activity, Progress
 from rankscope.errors import FailedError
+from rankscope.server import analysis_process
 from rankscope.server import reports as reports_module
 from rankscope.server.analysis_process import analyze_elsewhere
 from rankscope.server.reports import Reports
@@ -55,6 +56,23 @@ def test_what_the_other_process_raises_is_raised_here(folder: Path, tmp_path: Pa
         analyze_elsewhere(f"chdb://{folder}", "slow", first=STEPS, show=lambda _: None)
     with pytest.raises(FailedError, match="no run 'other'"):
         analyze_elsewhere(f"chdb://{folder}", "other", first=None, show=lambda _: None)
+
+
+def test_an_analysis_that_needs_too_much_memory_is_ended_and_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of 300,000 spans, an analysis takes some 240 MB beside the program's own 150.
+    size = ["--ranks", "64", "--pp", "2", "--tp", "2", "--steps", "60"]
+    made = rankscope("simulate", "slow-compute", "--run", "large", *size, store=folder)
+    assert made.returncode == 0, made.stderr
+    monkeypatch.setattr(analysis_process, "limit_bytes", lambda: 256 << 20)
+
+    with serving(store=folder):
+        small = analyze_elsewhere(f"chdb://{folder}", "slow", first=None, show=lambda _: None)
+        with pytest.raises(FailedError, match=r"large needs more than 0.2 GiB of memory, and was"):
+            analyze_elsewhere(f"chdb://{folder}", "large", first=None, show=lambda _: None)
+
+    assert len(small.steps) == STEPS
 
 
 def test_only_large_runs_are_analysed_by_another_process(
