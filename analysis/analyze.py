@@ -27,6 +27,7 @@ from .diagnose import (
     combine_findings,
     diagnose,
     ends_run,
+    find_contradictions,
     findings_of_record,
     grade_findings,
 )
@@ -41,7 +42,6 @@ from .readers.tracer.reader import read_traced
 from .recurrence import find_placements, name_hosts
 from .replay.step_graph import find_cycles
 from .replay.what_if import Replayer, ratio, what_if
-from .report.invariants import find_contradictions
 from .report.report import RankStepExcess, RunReport, StepTimes
 from .report.text import format_count, format_percent
 from .statistics.peers import compare_with_peers
@@ -110,7 +110,7 @@ def analyze_known(
         num_earlier_steps = 0 if before is None else len(sorted_unique(before.step))
     report = _analyze(source, run, (first, last), num_earlier_steps)
     report = grade_findings(with_mfu(report, report.mfu))
-    contradictions = find_contradictions(report)
+    contradictions = tuple(find_contradictions(report))
     if contradictions:
         warnings = (
             *report.quality.warnings,

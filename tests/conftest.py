@@ -48,10 +48,10 @@ def consistent_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     if "rankscope.analysis.analyze" not in sys.modules:
         return
     from rankscope.analysis import analyze
-    from rankscope.analysis.report.invariants import find_contradictions
+    from rankscope.analysis.diagnose import find_contradictions
 
     def check(report: RunReport) -> tuple[str, ...]:
-        found = find_contradictions(report)
+        found = tuple(find_contradictions(report))
         assert not found
         return found
 
