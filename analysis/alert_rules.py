@@ -165,7 +165,8 @@ class AlertRules:
 
     def of(self, rule: str) -> RuleSettings:
         """Return the settings of a rule by its name."""
-        return getattr(self, rule.replace("-", "_"))
+        found: RuleSettings = getattr(self, rule.replace("-", "_"))
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

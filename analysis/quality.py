@@ -183,7 +183,8 @@ def find_overlapping(spans: SpanTable) -> NDArray[np.intp]:
     latest = end[by_end[np.maximum(last, 0)]]
     overlap = np.minimum(latest, end[1:]) - start[1:]
     partly = (track[1:] == track[:-1]) & (latest < end[1:]) & (overlap > OVERLAP_SLACK_NS)
-    return rows[1:][partly]
+    found: NDArray[np.intp] = rows[1:][partly]
+    return found
 
 
 def find_unidentified(spans: SpanTable) -> NDArray[np.intp]:

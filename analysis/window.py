@@ -316,7 +316,8 @@ def _pairs(epoch: NDArray[np.int32], step: NDArray[np.int32]) -> NDArray[np.int6
 
 def _between(step: NDArray[np.int32], first: int | None, last: int | None) -> NDArray[np.bool_]:
     least, most = 0 if first is None else first, MAX_STEP if last is None else last
-    return (step >= least) & (step <= most)
+    chosen: NDArray[np.bool_] = (step >= least) & (step <= most)
+    return chosen
 
 
 def sort_samples(samples: SampleTable) -> SampleTable:

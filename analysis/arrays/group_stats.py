@@ -75,7 +75,8 @@ def means_by_key(
     """Return for each row the mean of the rows with its key, in the unit of ``values``."""
     group, num_groups = factorize(*key)
     total = np.bincount(group, weights=values, minlength=num_groups)
-    return (total / np.bincount(group, minlength=num_groups))[group]
+    means: NDArray[np.float64] = (total / np.bincount(group, minlength=num_groups))[group]
+    return means
 
 
 def mean_absolute_deviations(
@@ -90,7 +91,8 @@ def mean_absolute_deviations(
     """
     median, num = group_medians(value, group, num_groups)
     total = np.bincount(group, weights=np.abs(value - median[group]), minlength=num_groups)
-    return total / np.maximum(num, 1)
+    mean: NDArray[np.float64] = total / np.maximum(num, 1)
+    return mean
 
 
 def _sort_by_group(value: NDArray[Any], group: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
@@ -175,7 +177,8 @@ def lower_medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the lower median of each column's known values."""
     ordered = np.sort(values, axis=0)
     known = np.maximum((~np.isnan(values)).sum(axis=0) - 1, 0)
-    return np.take_along_axis(ordered, known[None] // 2, axis=0)[0]
+    medians: NDArray[np.float64] = np.take_along_axis(ordered, known[None] // 2, axis=0)[0]
+    return medians
 
 
 def row_medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -184,4 +187,5 @@ def row_medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
     ordered = np.sort(values, axis=1)
     rows = np.arange(len(values))
     last = np.maximum(num - 1, 0)
-    return (ordered[rows, last // 2] + ordered[rows, (last + 1) // 2]) / 2
+    median: NDArray[np.float64] = (ordered[rows, last // 2] + ordered[rows, (last + 1) // 2]) / 2
+    return median

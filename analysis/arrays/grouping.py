@@ -183,7 +183,8 @@ def sorted_unique(column: NDArray[np.integer[Any]]) -> NDArray[Any]:
         seen[column - column.dtype.type(minimum)] = True
         return (np.flatnonzero(seen) + minimum).astype(column.dtype)
     ordered = np.sort(column)
-    return ordered[np.append(True, ordered[1:] != ordered[:-1])]
+    found: NDArray[Any] = ordered[np.append(True, ordered[1:] != ordered[:-1])]
+    return found
 
 
 def cumcount(key: NDArray[np.integer]) -> NDArray[np.int64]:

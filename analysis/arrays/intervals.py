@@ -52,7 +52,8 @@ class Line:
 
     def time_at(self, position: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the time, in ns, at a position of the line."""
-        return position % self.stride_ns + self.origin_ns
+        time: NDArray[np.int64] = position % self.stride_ns + self.origin_ns
+        return time
 
 
 def find_covering(
@@ -66,7 +67,8 @@ def find_covering(
         return np.full(len(point), NOT_FOUND, dtype=np.int64)
     index = _find_last_begun(start, point)
     inside = (index >= 0) & (point < end[np.maximum(index, 0)])
-    return np.where(inside, index, NOT_FOUND)
+    found: NDArray[np.int64] = np.where(inside, index, NOT_FOUND)
+    return found
 
 
 def _find_last_begun(start: NDArray[np.int64], point: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -92,7 +94,8 @@ def keep_outermost(
     reach = np.maximum.accumulate(end)
     overlap = reach[:-1] - start[1:]
     follows = (overlap <= slack) & (2 * overlap <= end[1:] - start[1:]) & (end[1:] > reach[:-1])
-    return order[np.append(True, (overlap <= 0) | follows)]
+    kept: NDArray[np.int64] = order[np.append(True, (overlap <= 0) | follows)]
+    return kept
 
 
 def merge_intervals(

@@ -223,7 +223,8 @@ def find_positions(values: NDArray[np.integer[Any]], ascending: NDArray[Any]) ->
     if maximum - minimum >= _DENSE * len(values):
         return np.searchsorted(ascending, values)
     table = np.searchsorted(ascending, np.arange(minimum, maximum + 1))
-    return table[values - values.dtype.type(minimum)]
+    found: NDArray[np.int64] = table[values - values.dtype.type(minimum)]
+    return found
 
 
 def first_rows(ascending: NDArray[np.integer[Any]], num: int) -> NDArray[np.int64]:
@@ -247,4 +248,5 @@ def is_in_sorted(values: NDArray[np.integer[Any]], ascending: NDArray[Any]) -> N
     if not len(ascending):
         return np.zeros(len(values), dtype=np.bool_)
     index = np.minimum(find_positions(values, ascending), len(ascending) - 1)
-    return ascending[index] == values
+    found: NDArray[np.bool_] = ascending[index] == values
+    return found

@@ -51,7 +51,8 @@ def ideal_wait_ns(
     begin = np.where(before >= 0, ideal.end_ns[before], 0.0)
     begin = np.maximum(begin, ideal.start_ns[waits.operation])
     waited = np.maximum(ideal.gate_ns[waits.operation] - begin, 0.0)
-    return np.rint(waited).astype(np.int64)
+    whole: NDArray[np.int64] = np.rint(waited).astype(np.int64)
+    return whole
 
 
 def schedule_parts(model: ReplayModel, waits: WaitIntervals) -> NDArray[np.int8]:

@@ -118,7 +118,8 @@ def shows_in(candidate: Candidate, steps: Sequence[int]) -> NDArray[np.bool_]:
 
 def in_shown_steps(model: ReplayModel, candidate: Candidate) -> NDArray[np.bool_]:
     """Return which operations are in steps that show a candidate. Shape (ops,)."""
-    return shows_in(candidate, model.operations.steps)[model.operations.step]
+    inside: NDArray[np.bool_] = shows_in(candidate, model.operations.steps)[model.operations.step]
+    return inside
 
 
 def rows_of_ranks(

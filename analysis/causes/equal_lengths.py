@@ -152,7 +152,8 @@ def correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
 def _is_no_outlier(values: NDArray[np.float64]) -> NDArray[np.bool_]:
     share = THRESHOLDS.max_faulty_share
     low, high = np.quantile(values, (share, 1 - share))
-    return (values >= low) & (values <= high)
+    inside: NDArray[np.bool_] = (values >= low) & (values <= high)
+    return inside
 
 
 def equalize_durations(
@@ -200,12 +201,14 @@ def equalize_durations(
     # A slow rank is slow in each step; others differ by the lengths that they happened to get.
     is_slow = may_be_slow & (least[of_rank] >= 1.0 + THRESHOLDS.min_excess_ratio)
     own = np.where(is_slow, medians_by_key(ratio, rank), 1.0)
-    return duration_ns * _ratio(mean * own * common, whole)[of_span]
+    found: NDArray[np.float64] = duration_ns * _ratio(mean * own * common, whole)[of_span]
+    return found
 
 
 def _ratio(values: NDArray[Any], to: NDArray[Any]) -> NDArray[np.float64]:
     """Return the quotients, 1 if the denominator is 0."""
-    return np.divide(values, to, out=np.ones(len(values)), where=to > 0)
+    found: NDArray[np.float64] = np.divide(values, to, out=np.ones(len(values)), where=to > 0)
+    return found
 
 
 def equalize_experts(

@@ -172,7 +172,8 @@ def find_common_pauses(gaps: HostGaps, saves: NDArray[np.int64] = _NO_SAVES) -> 
 
     def is_common(lost_ns: NDArray[np.float64]) -> NDArray[np.bool_]:
         late = lost_ns / gaps.compute_ns[:, None] >= THRESHOLDS.min_excess_ratio
-        return late.mean(axis=0) >= THRESHOLDS.whole_share
+        steps: NDArray[np.bool_] = late.mean(axis=0) >= THRESHOLDS.whole_share
+        return steps
 
     columns = np.flatnonzero(is_common(lost))
 

@@ -132,7 +132,8 @@ class LinkProfile:
             known = count > 0
             total[links] += np.where(known, value * count, 0.0)
             fastest[links] += np.where(known, fast_quartile(value.T).T[0] * count, 0.0)
-        return np.where(fastest > 0, total / np.maximum(fastest, 1.0), np.nan)
+        ratio: NDArray[np.float64] = np.where(fastest > 0, total / np.maximum(fastest, 1.0), np.nan)
+        return ratio
 
     def against_others(self, mine: NDArray[np.int64]) -> LinkProfile:
         """Return the table with my links compared with alike ones between other hosts.

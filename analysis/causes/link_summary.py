@@ -90,12 +90,14 @@ def _sum_links(profile: LinkProfile) -> NDArray[np.float64]:
 
 def _excess(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the excess over the expected time. Shape as a row of ``sums``; NaN if unknown."""
-    return sums[ACTUAL_NS] / _or_nan(sums[EXPECTED_NS]) - 1.0
+    excess: NDArray[np.float64] = sums[ACTUAL_NS] / _or_nan(sums[EXPECTED_NS]) - 1.0
+    return excess
 
 
 def _bytes_per_s(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the rates. Shape as a row of ``sums``; NaN if no size is known."""
-    return sums[BYTES] * NS_PER_S / _or_nan(sums[BYTES_NS])
+    rates: NDArray[np.float64] = sums[BYTES] * NS_PER_S / _or_nan(sums[BYTES_NS])
+    return rates
 
 
 def _or_nan(values: NDArray[np.float64]) -> NDArray[np.float64]:

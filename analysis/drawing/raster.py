@@ -357,7 +357,8 @@ def bin_edges(length_ns: int, num_bins: int) -> NDArray[np.int64]:
     """
     whole, rest = divmod(max(length_ns, 1), num_bins)
     at = np.arange(num_bins + 1, dtype=np.int64)
-    return at * whole + at * rest // num_bins
+    edges: NDArray[np.int64] = at * whole + at * rest // num_bins
+    return edges
 
 
 def measure_areas(
@@ -411,7 +412,8 @@ def find_unfinished(timeline: StepTimeline) -> NDArray[np.bool_]:
     spans = timeline.spans
     is_open = (spans.flags & SpanFlag.OPEN) != 0
     is_failed = ((spans.flags & SpanFlag.ERROR) != 0) & (timeline.wait_ns < 0)
-    return timeline.communication & (is_open | is_failed)
+    found: NDArray[np.bool_] = timeline.communication & (is_open | is_failed)
+    return found
 
 
 def find_notable(

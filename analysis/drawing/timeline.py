@@ -66,7 +66,8 @@ class StepTimeline:
     @property
     def communication(self) -> NDArray[np.bool_]:
         """Shape (spans,): communication, by the span's kind or by its inferred group."""
-        return is_communication(self.spans) | (self.wait_ns >= 0)
+        found: NDArray[np.bool_] = is_communication(self.spans) | (self.wait_ns >= 0)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

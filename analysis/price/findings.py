@@ -209,7 +209,8 @@ def _mean_step_with_each(
 ) -> list[float]:
     """Return the mean step with each candidate's own times alone in the place of the run's."""
     changes = [Change(fix.rows, *each) for fix, each in zip(fixes, own, strict=True)]
-    return replayer.full_with_each(*times, changes).mean(axis=1).tolist()
+    means: list[float] = replayer.full_with_each(*times, changes).mean(axis=1).tolist()
+    return means
 
 
 def confidence(excess_ratio: float, threshold: float) -> float:

@@ -121,20 +121,23 @@ def _on_ranks(
     run: RunInfo, reading: Reading, condition: Callable[[RankInfo], bool]
 ) -> NDArray[np.bool_]:
     ranks = np.array(select_ranks(run, condition), dtype=np.int32)
-    return np.isin(reading.model.rank, ranks)
+    found: NDArray[np.bool_] = np.isin(reading.model.rank, ranks)
+    return found
 
 
 def _with_kind(wanted: str, _run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
     model = reading.model
     if wanted not in model.kinds:
         raise EmptyPartError(f"no kind {wanted!r} in this run; it has {', '.join(model.kinds)}")
-    return model.kind == model.kinds.index(wanted)
+    found: NDArray[np.bool_] = model.kind == model.kinds.index(wanted)
+    return found
 
 
 def _with_step(wanted: int, _run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
     operations = reading.model.operations
     numbers = np.array(operations.steps, dtype=np.int64)
-    return numbers[operations.step] == wanted
+    found: NDArray[np.bool_] = numbers[operations.step] == wanted
+    return found
 
 
 def _with_link(wanted: tuple[int, int], _run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
@@ -185,7 +188,8 @@ def _operations_of_spans(
     number, num = factorize(*np.concatenate((theirs, ours), axis=1).astype(np.int64))
     wanted = np.zeros(num, dtype=np.bool_)
     wanted[number[: len(rows)]] = True
-    return wanted[number[len(rows) :]]
+    found: NDArray[np.bool_] = wanted[number[len(rows) :]]
+    return found
 
 
 def _kind_codes(model: ReplayModel, spans: SpanTable) -> NDArray[np.int64]:

@@ -73,7 +73,8 @@ class ClockLine(NamedTuple):
     def shift_ns(self, times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return what to add to times of the clock."""
         drift_ns = np.rint(self.rate * (times_ns - self.at_ns)).astype(np.int64)
-        return drift_ns + (self.on_other_ns - self.at_ns)
+        shift: NDArray[np.int64] = drift_ns + (self.on_other_ns - self.at_ns)
+        return shift
 
     def at(self, time_ns: int) -> int:
         """Return the time on the other clock."""

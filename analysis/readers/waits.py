@@ -91,7 +91,8 @@ def is_communication(spans: SpanTable) -> NDArray[np.bool_]:
         Shape (spans,). False for a `WAIT` span, although it carries its collective's group.
     """
     grouped_other = (spans.kind == KIND_CODES[SpanKind.OTHER]) & (spans.group_id != 0)
-    return is_one_of(spans.kind, _COMM_CODES) | grouped_other
+    found: NDArray[np.bool_] = is_one_of(spans.kind, _COMM_CODES) | grouped_other
+    return found
 
 
 def is_p2p(spans: SpanTable) -> NDArray[np.bool_]:
@@ -100,7 +101,8 @@ def is_p2p(spans: SpanTable) -> NDArray[np.bool_]:
     Returns:
         Shape (spans,).
     """
-    return (spans.src_rank != NONE) & (spans.dst_rank != NONE)
+    found: NDArray[np.bool_] = (spans.src_rank != NONE) & (spans.dst_rank != NONE)
+    return found
 
 
 def split_traced_waits(

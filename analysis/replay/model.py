@@ -321,7 +321,8 @@ def has_kind(
 ) -> NDArray[np.bool_]:
     """Return which operations, all or those of ``rows``, are of one of these kinds."""
     wanted = np.array([name in names for name in model.kinds], dtype=np.bool_)
-    return wanted[model.kind if rows is None else model.kind[rows]]
+    found: NDArray[np.bool_] = wanted[model.kind if rows is None else model.kind[rows]]
+    return found
 
 
 def last_members(model: ReplayModel) -> NDArray[np.int32]:

@@ -191,7 +191,8 @@ def node_slack(
     lengths = graph.node_lengths(duration_ns, gap_ns)
     ends, tails = graph.node_ends(lengths), graph.node_tails(lengths)
     through = (ends + (tails - lengths))[: len(graph.rows)]
-    return ends[graph.sink][graph.step_index] - through
+    found: NDArray[np.float64] = ends[graph.sink][graph.step_index] - through
+    return found
 
 
 def _gates(group: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
@@ -285,7 +286,8 @@ def ideal_timeline(model: ReplayModel, step: int) -> IdealTimeline:
 
 
 def _whole_ns(time_ns: NDArray[np.float64]) -> NDArray[np.int64]:
-    return np.rint(time_ns).astype(np.int64)
+    whole: NDArray[np.int64] = np.rint(time_ns).astype(np.int64)
+    return whole
 
 
 def find_cycles(model: ReplayModel) -> dict[int, str]:

@@ -96,7 +96,8 @@ def common_step_ratio(ratio: NDArray[np.float64], step: NDArray[np.int32]) -> ND
     above = np.bincount(number, weights=ratio > 1.0, minlength=num) / count
     below = np.bincount(number, weights=ratio < 1.0, minlength=num) / count
     common = np.where(np.maximum(above, below) >= THRESHOLDS.common_share, median, 1.0)
-    return common[number]
+    found: NDArray[np.float64] = common[number]
+    return found
 
 
 def equal_share_ratio(

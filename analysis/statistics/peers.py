@@ -67,7 +67,8 @@ class ComputeProfile:
     @property
     def excess_ratio(self) -> NDArray[np.float64]:
         """Shape (ranks, steps): how much longer than expected, 0 for equal."""
-        return self.total_ns / self.expected_ns - 1.0
+        ratio: NDArray[np.float64] = self.total_ns / self.expected_ns - 1.0
+        return ratio
 
 
 def compare_with_peers(
@@ -265,7 +266,8 @@ def _earlier_baseline(total: NDArray[np.float64], row: int) -> NDArray[np.float6
     common = row_medians(others.T) if len(others) else np.ones(total.shape[1])
     # A fault only adds time: that others are faster than at first makes no rank slow.
     common = np.maximum(common, 1.0)
-    return early[row] * common
+    own: NDArray[np.float64] = early[row] * common
+    return own
 
 
 def _majority(level: NDArray[np.float64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -298,4 +300,5 @@ def median_of_peers(values: NDArray[np.float64]) -> NDArray[np.float64]:
     low, high = (num - 2) // 2, (num - 1) // 2
     at_low = np.take_along_axis(ranked, low + (place <= low), axis=0)
     at_high = np.take_along_axis(ranked, high + (place <= high), axis=0)
-    return (at_low + at_high) / 2
+    medians: NDArray[np.float64] = (at_low + at_high) / 2
+    return medians

@@ -508,7 +508,8 @@ class Rows:
 
     def nth(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions of some rows in their blocks."""
-        return rows - self.first[self.worker[rows], self.type[rows]]
+        found: NDArray[np.int64] = rows - self.first[self.worker[rows], self.type[rows]]
+        return found
 
 
 def sort_rows(run: RunInfo, spans: Columns) -> Rows:

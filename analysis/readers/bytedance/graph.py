@@ -340,4 +340,5 @@ def _launch_gaps(rows: Rows, src: NDArray[np.int64], dst: NDArray[np.int64]) -> 
     np.maximum.at(ready, dst, rows.end[src])
     gaps = np.maximum(rows.start - ready, 0)
     gaps[is_one_of(rows.type, COMMUNICATION_CODES)] = 0
-    return gaps.astype(np.float64)
+    in_ns: NDArray[np.float64] = gaps.astype(np.float64)
+    return in_ns

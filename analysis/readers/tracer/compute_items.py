@@ -198,7 +198,8 @@ def _partner_delays(
     same, num = factorize(*key)
     latest = np.full(num, np.iinfo(np.int64).min)
     np.maximum.at(latest, same, start_ns)
-    return latest[same] - start_ns
+    delay: NDArray[np.int64] = latest[same] - start_ns
+    return delay
 
 
 def is_expert_piece(

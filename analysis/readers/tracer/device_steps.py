@@ -31,7 +31,8 @@ _DEVICE_TIMED = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN | SpanFl
 
 def is_device_timed(flags: NDArray[np.uint16]) -> NDArray[np.bool_]:
     """Return which spans were timed on a device, if only roughly. Shape as given."""
-    return ((flags & SpanFlag.HOST_CLOCK) == 0) & ((flags & _DEVICE_TIMED) != 0)
+    timed: NDArray[np.bool_] = ((flags & SpanFlag.HOST_CLOCK) == 0) & ((flags & _DEVICE_TIMED) != 0)
+    return timed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -171,7 +171,8 @@ def _order_operations(
     )
     order = stable_argsort(key)
     num = len(pieces.start)
-    return np.append(np.arange(num), num + by_launch)[order]
+    found: NDArray[np.int64] = np.append(np.arange(num), num + by_launch)[order]
+    return found
 
 
 def _transfer_durations(matched: MatchedWaits) -> NDArray[np.int64]:
@@ -255,7 +256,8 @@ def _launching_pieces(matched: MatchedWaits, pieces: Pieces) -> NDArray[np.int64
         pieces.start[is_empty_wait], sorted_unique(end[end > begin])
     )
     at_once = (before >= 0) & is_empty_wait[before] & (pieces.start[before] == launch)
-    return before - at_once
+    launcher: NDArray[np.int64] = before - at_once
+    return launcher
 
 
 def _operation_kinds(matched: MatchedWaits, pieces: Pieces) -> NDArray[np.int16]:
@@ -270,7 +272,8 @@ def _operation_kinds(matched: MatchedWaits, pieces: Pieces) -> NDArray[np.int16]
 
 def _is_first_piece(pieces: Pieces) -> NDArray[np.bool_]:
     """Return which pieces are the first of their (step, rank)."""
-    return np.diff(pieces.rank_step, prepend=NOT_FOUND) != 0
+    first: NDArray[np.bool_] = np.diff(pieces.rank_step, prepend=NOT_FOUND) != 0
+    return first
 
 
 def _delays(
@@ -491,4 +494,5 @@ def _mean_of_spans(
     piece_of_span = np.full(int(span.max()) + 1, NOT_FOUND)
     piece_of_span[span] = np.arange(len(span))
     num_spans = np.bincount(index[piece_of_span[piece_of_span != NOT_FOUND]], minlength=num)
-    return (np.bincount(index, weights=duration) / num_spans)[index]
+    mean: NDArray[np.float64] = (np.bincount(index, weights=duration) / num_spans)[index]
+    return mean

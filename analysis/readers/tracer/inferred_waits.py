@@ -185,7 +185,8 @@ def _find_established(
     place = np.full(num_kinds, NOT_FOUND)
     np.maximum.at(place, kind[waits], state.place[waits])
     went_past = np.bincount(kind[state.place > place[kind]], minlength=num_kinds) > 0
-    return waits & (state.place == place[kind]) & ~went_past[kind]
+    found: NDArray[np.bool_] = waits & (state.place == place[kind]) & ~went_past[kind]
+    return found
 
 
 def _count_distinct(
@@ -195,4 +196,5 @@ def _count_distinct(
     pair, num_pairs = factorize(key, value)
     key_of_pair = np.zeros(num_pairs, dtype=np.int64)
     key_of_pair[pair] = key
-    return np.bincount(key_of_pair, minlength=num_keys)
+    found: NDArray[np.int64] = np.bincount(key_of_pair, minlength=num_keys)
+    return found

@@ -123,7 +123,8 @@ def _are_long(value: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which values are longer than usual. Shape as given, (steps,)."""
     usual = float(np.median(value))
     least = max(THRESHOLDS.min_excess_ratio * usual, MIN_DEVIATIONS * robust_deviation(value))
-    return value - usual > least
+    found: NDArray[np.bool_] = value - usual > least
+    return found
 
 
 def _is_odd(duration_ns: NDArray[np.int64]) -> bool:
@@ -180,4 +181,5 @@ def _own_time(spans: SpanTable, steps: StepTable, split: WaitSplit) -> NDArray[n
     at, of = np.minimum(at, len(ranks) - 1), np.minimum(of, len(numbers) - 1)
     known = (ranks[at] == waits.rank) & (numbers[of] == step)
     np.subtract.at(own_ns, (at[known], of[known]), (waits.end_ns - waits.start_ns)[known])
-    return np.nanquantile(own_ns, 0.5, axis=0, method="lower")
+    median: NDArray[np.float64] = np.nanquantile(own_ns, 0.5, axis=0, method="lower")
+    return median

@@ -240,7 +240,8 @@ def _is_in_several_steps(instance: NDArray[np.int64], step: NDArray[np.int32]) -
     of_instance[instance] = step
     differs = np.zeros(len(of_instance), dtype=np.bool_)
     differs[instance[of_instance[instance] != step]] = True
-    return differs[instance]
+    found: NDArray[np.bool_] = differs[instance]
+    return found
 
 
 def _launch_times(spans: SpanTable, comm: NDArray[np.int64]) -> NDArray[np.int64]:

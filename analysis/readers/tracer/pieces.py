@@ -241,7 +241,8 @@ def _named_rows(
 def compiles_at(spans: SpanTable, row: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which rows are host spans of the compiler. Shape as ``row``, False for `GAP`."""
     compiles = np.array([name in COMPILATION_NAMES for name in spans.names], dtype=np.bool_)
-    return compiles[spans.name[row]] & (spans.kind[row] == HOST) & (row != GAP)
+    found: NDArray[np.bool_] = compiles[spans.name[row]] & (spans.kind[row] == HOST) & (row != GAP)
+    return found
 
 
 def _add_anchors(
@@ -354,7 +355,8 @@ def _number_microbatches(
 def is_deferred_part(part: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which parts are not the first of their micro-batch. Shape as given."""
     first = [size * (size - 1) // 2 for size in range(1, MAX_PARTS + 1)]
-    return ~np.isin(part, (*first, *NO_GRADIENTS))
+    deferred: NDArray[np.bool_] = ~np.isin(part, (*first, *NO_GRADIENTS))
+    return deferred
 
 
 def number_parts_by_span(spans: SpanTable, compute: NDArray[np.int64]) -> NDArray[np.int64]:
