@@ -40,6 +40,9 @@ CUTS_PER_POLL = 1_024
 """A poll begins no further round of the segments after so many cuts: a small cut takes some 2 ms,
 and other runs wait meanwhile."""
 
+FIND_NS = 2_000_000_000
+"""A poll begins to follow no further run after this time. Later polls follow the others."""
+
 CHUNKS_PER_BATCH = 4
 """A batch ends with the chunk that fills it, so it is larger by at most a quarter."""
 
@@ -66,6 +69,9 @@ class TailProgress:
 
     num_running: int
     """Processes that have not ended."""
+
+    num_later: int
+    """New processes whose turn has not come yet."""
 
     num_unreadable: int
     """Segments and folders found since the start that can't be read, and are left unchanged."""
@@ -136,6 +142,7 @@ class SpoolTail:
         self._manifests: set[tuple[str, str]] = set()
         self._new_manifests: list[Row] = []
         self._num_processes = 0
+        self._num_later = 0
         self._deaths = DeathWatch()
         self._unreadable: set[Path] = set()
         self._problems: list[str] = []
@@ -173,6 +180,7 @@ class SpoolTail:
             num_bad=totals["bad"],
             num_processes=self._num_processes,
             num_running=sum(tail.state == RUNNING for tail in self._active.values()),
+            num_later=self._num_later,
             num_unreadable=len(self._unreadable),
             problems=problems,
         )
@@ -215,11 +223,39 @@ class SpoolTail:
         self._deaths.close()
 
     def _find_processes(self) -> bool:
-        """Start to follow new process folders; return whether there were any."""
-        found: list[ProcessFiles] = []
+        """Start to follow new process folders, run by run; return whether there were any.
+
+        Runs that were not tried before come first, of them the newest: to place one takes some
+        50 ms, and a job that runs must not wait for hundreds that have ended.
+        """
+        new: dict[Path, list[Path]] = {}
         for folder in self._process_folders():
-            if folder in self._active or folder in self._done:
-                continue
+            if folder not in self._active and folder not in self._done:
+                new.setdefault(folder.parent, []).append(folder)
+        until_ns = self._monotonic_ns() + FIND_NS
+        num_placed = 0
+        for run in sorted(new, key=lambda run: self._urgency(run, new[run]), reverse=True):
+            num_placed += self._find_in_run(new.pop(run))
+            if self._monotonic_ns() >= until_ns:
+                break
+        self._num_later = sum(len(self._untried(folders)) for folders in new.values())
+        self._store_manifests()
+        return bool(num_placed)
+
+    def _urgency(self, run: Path, folders: list[Path]) -> tuple[bool, int]:
+        try:
+            changed_ns = run.lstat().st_mtime_ns
+        except OSError:
+            changed_ns = 0
+        return bool(self._untried(folders)), changed_ns
+
+    def _untried(self, folders: list[Path]) -> list[Path]:
+        return [one for one in folders if one not in self._waiting and one not in self._unfinished]
+
+    def _find_in_run(self, folders: list[Path]) -> int:
+        """Follow the processes of one run; return how many there are."""
+        found: list[ProcessFiles] = []
+        for folder in folders:
             try:
                 found.append(ProcessFiles(folder))
             except FileNotFoundError as error:  # not written yet
@@ -234,8 +270,7 @@ class SpoolTail:
                 self._new_manifests.append(manifest_row(files.run_id, files.manifest))
             except (SpoolFolderError, OSError) as error:
                 self._skip(files.folder, error)
-        self._store_manifests()
-        return bool(placed)
+        return len(placed)
 
     def _skip(self, folder: Path, error: Exception) -> None:
         """Leave a process folder unchanged and report the reason."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from rankscope.collector.identity import Row
     from rankscope.collector.spool.cut import Cut, ProcessFacts
+    from tests.collector.conftest import FakeClock
 
 BATCH_ROWS = 256
 NUM_RANKS = 3
@@ -85,3 +87,43 @@ def test_an_outage_and_its_backlog_hold_one_batch_in_memory(tmp_path: Path) -> N
     assert num_rows(held) == NUM_RANKS * ROWS_PER_RANK
     assert len(set(held)) == len(held)
     tail.close()
+
+
+class SlowPlaces(UnavailableSink):
+    """A sink that takes a second for each call of `place`."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__()
+        self.is_available = True
+        self._clock = clock
+
+    def place(self, processes: Sequence[ProcessFacts]) -> list[Placement | None]:
+        self._clock.advance_s(1)
+        return super().place(processes)
+
+
+def test_the_newest_run_is_first_and_many_others_have_later_turns(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    names = [f"run-{number}" for number in range(5)]
+    for number, name in enumerate(names):
+        builder = SpoolBuilder(tmp_path, run_id=name)
+        builder.span()
+        builder.end()
+        at_ns = 10**18 + (number if name != "run-1" else 100) * 10**9
+        os.utime(tmp_path / name, ns=(at_ns, at_ns))
+    sink = SlowPlaces(clock)
+    tail = SpoolTail(tmp_path, sink, monotonic_ns=clock)
+
+    left = [tail.poll().num_later]
+    assert {key.run_id for keys in sink.stored for key in keys} == {"run-1", "run-4"}
+    new = SpoolBuilder(tmp_path, run_id="new")
+    new.span()
+    new.end()
+    left += [tail.poll().num_later for _ in range(3)]
+    tail.close()
+
+    order = [key.run_id for keys in sink.stored for key in keys]
+    assert left == [3, 2, 0, 0]
+    assert order[2] == "new"
+    assert sorted(set(order)) == ["new", *names]
