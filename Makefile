@@ -24,7 +24,7 @@ TWO_PROCESSES := --numprocesses=logical --maxprocesses=2 --dist=loadfile --no-lo
 SHARED_RUN := -m "not alone" $(TWO_PROCESSES) --durations=10
 FAST_RUN := -m "not slow and not multiproc and not browser and not alone" $(TWO_PROCESSES)
 
-.PHONY: help demo test test-fast nightly lint types check-imports pytest format diagnosis faults fuzz outage other-torch lock audit browser prometheus clean
+.PHONY: help demo test test-fast nightly lint types check-imports pytest format diagnosis faults edges fuzz outage other-torch lock audit browser prometheus clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -89,6 +89,9 @@ diagnosis: $(STAMP) ## score the diagnosis on 1,350 simulated clusters: make dia
 
 faults: $(STAMP) ## kill agent and collector at random, 300 times: make faults ARGS="100 7" for 100 cycles of seed 7 (20 minutes)
 	@folder=$$(mktemp -d) && $(BIN)/python -m tests.faults.cycles $$folder/path $(or $(ARGS),300 1); status=$$?; rm -rf $$folder; exit $$status
+
+edges: $(STAMP) ## send all odd values, each in a run of its own: make edges ARGS=--stored, or ARGS="--soak 3600 --seed 2" (30 minutes)
+	@$(BIN)/python -m tests.faults.odd_runs $(ARGS)
 
 fuzz: $(STAMP) ## break bodies (or a process's files) guided by coverage: make fuzz ARGS="files --seconds 3600 --seed 2" (10 minutes)
 	@$(BIN)/python -c 'import atheris' 2> /dev/null || $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable ".[fuzz]"

@@ -12,7 +12,7 @@ import pytest
 
 from rankscope.tracer.span import NONE, SpanKind
 from tests.integration.programs import TIMEOUT_S, rankscope, serving
-from tests.support.collector.spool_builder import SpoolBuilder
+from tests.support.collector.spool_builder import ANCHOR_UNIX_NS, SpoolBuilder
 from tests.support.receiver import Receiver
 
 if TYPE_CHECKING:
@@ -27,10 +27,29 @@ GROUP = 0xFEED
 
 
 class Job:
-    """Two data-parallel ranks that write a spool; the test sets the compute time of one of them."""
+    """Two data-parallel ranks that write a spool; the test sets the compute time of one of them.
 
-    def __init__(self, spool: Path, *, run_id: str = "job") -> None:
-        self.ranks = [SpoolBuilder(spool, run_id=run_id, rank=rank, capacity=512) for rank in RANKS]
+    Args:
+        spool: The spool.
+        run_id: Name of the run.
+        capacity: Most records of a rank, three for each step.
+        anchor_unix_ns: Unix time of its begin.
+    """
+
+    def __init__(
+        self,
+        spool: Path,
+        *,
+        run_id: str = "job",
+        capacity: int = 512,
+        anchor_unix_ns: int = ANCHOR_UNIX_NS,
+    ) -> None:
+        self.ranks = [
+            SpoolBuilder(
+                spool, run_id=run_id, rank=rank, capacity=capacity, anchor_unix_ns=anchor_unix_ns
+            )
+            for rank in RANKS
+        ]
         for rank in self.ranks:
             rank.group(GROUP, kind="dp-comm", name="dp", members=list(RANKS))
         self.num_steps = 0
