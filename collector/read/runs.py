@@ -55,6 +55,12 @@ SELECT run_id FROM runs WHERE run_id NOT IN (SELECT run_id FROM deletions)
 GROUP BY run_id ORDER BY max(created_ns) DESC, run_id
 """
 
+SELECT_LAST_RANKS = """
+SELECT run_id, max(rank) AS last_rank FROM ranks
+WHERE run_id IN {run_ids:Array(String)} AND rank >= 0 AND rank < {below:Int32} GROUP BY run_id
+"""
+"""Of runs without a valid world size: the ranks that are known are counted then."""
+
 SELECT_WORLD_SIZES = """
 SELECT run_id, epoch, world_size FROM runs FINAL
 WHERE run_id IN {run_ids:Array(String)} AND world_size > 0
@@ -243,8 +249,16 @@ def list_runs(store: Store, *, unix_ns: Callable[[], int] = time.time_ns) -> lis
         store: The store.
         unix_ns: Clock that measures the silence.
     """
-    rows = [keep_valid("runs", row)[0] for row in store.rows(SELECT_RUNS)]
-    return mark_lost_runs(store, [row for row in rows if row is not None], unix_ns=unix_ns)
+    valid = [keep_valid("runs", row)[0] for row in store.rows(SELECT_RUNS)]
+    rows = [row for row in valid if row is not None]
+    unsized = [row["run_id"] for row in rows if not row["world_size"]]
+    if unsized:
+        known = store.rows(SELECT_LAST_RANKS, {"run_ids": unsized, "below": MAX_WORLD_SIZE})
+        sizes = {row["run_id"]: row["last_rank"] + 1 for row in known}
+        rows = [
+            {**row, "world_size": row["world_size"] or sizes.get(row["run_id"], 1)} for row in rows
+        ]
+    return mark_lost_runs(store, rows, unix_ns=unix_ns)
 
 
 def read_world_sizes(store: Store, run_ids: Iterable[str]) -> dict[tuple[str, int], int]:

@@ -162,3 +162,32 @@ def test_an_unknown_kind_is_other(store: Store) -> None:
     spans = StoreSource(store).spans("future")
 
     assert spans.kind.tolist() == [KIND_CODES[SpanKind.OTHER]]
+
+
+@pytest.mark.slow
+def test_rows_that_an_older_version_stored_out_of_bounds_are_left_out_and_reported(
+    store: Store,
+) -> None:
+    run_id = "old"
+    about = {"run_id": run_id, "epoch": 0}
+    store.insert_rows(
+        "runs",
+        [{**about, "world_size": -3, "layout": {"pp": -5}, "model": "null", "revision": 1}],
+    )
+    ranks = [0, 3, -5]
+    store.insert_rows("ranks", [{**about, "rank": rank, "process": str(rank)} for rank in ranks])
+    members = enumerate(([0, 3], [-1, -2], [0, 9]))
+    store.insert_rows(
+        "groups", [{**about, "group_id": number, "members": found} for number, found in members]
+    )
+    source = StoreSource(store)
+
+    info = source.run_info(run_id)
+    (listed,) = [run for run in source.runs() if run.run_id == run_id]
+
+    assert (info.world_size, listed.world_size) == (4, 4)
+    assert info.layout == listed.layout == Layout()
+    assert [rank.rank for rank in info.epochs[0].ranks] == [0, 3]
+    assert (0, 3) in [group.members for group in info.epochs[0].groups]
+    for reason in ("-3 is not", "pp is -5", "null is not", "-5 is not", "-1 is not"):
+        assert any(reason in warning for warning in info.warnings), reason
