@@ -16,6 +16,7 @@ import pyarrow as pa
 from rankscope.tracer.span import KINDS, NONE
 
 from ..arrow_columns import coded_strings, numbers, strings, to_codes, to_numpy
+from ..bounds import MAX_WORLD_SIZE
 from ..errors import RunNameError, WireError
 from ..identity import check_run_name
 from ..names import storable_name
@@ -74,7 +75,7 @@ def _check_key(key: CutKey, *, sha256: str, num_torn: int) -> None:
         raise WireError(422, "a cut's process must have 1 to 64 letters, digits, '.', '_', '-'")
     if not SHA256_FORM.fullmatch(sha256):
         raise WireError(422, "a cut's sha256 must have 64 hexadecimal digits")
-    if key.epoch < 0 or key.rank < NONE:
+    if key.epoch < 0 or not NONE <= key.rank < MAX_WORLD_SIZE:
         raise WireError(422, f"a cut has epoch {key.epoch} and rank {key.rank}")
     if not 0 <= num_torn <= key.end_row - key.first_row or key.end_row == key.first_row:
         raise WireError(
@@ -111,7 +112,8 @@ def _row_reasons(rows: pa.Table, table: str, batch: CutBatch) -> NDArray[np.int8
         return reason
     checks = [*_row_number_checks(rows, table, batch), *_value_checks(rows, table)]
     if table != "bad_rows":
-        checks.append((7, to_numpy(rows["rank"]) < 0))
+        rank = to_numpy(rows["rank"])
+        checks.append((7, (rank < 0) | (rank >= MAX_WORLD_SIZE)))
     for number, is_bad in reversed(checks):
         reason[is_bad] = number
     return reason

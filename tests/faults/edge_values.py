@@ -306,6 +306,7 @@ LETHAL = frozenset(
         "rows ranks.rank of one = -5",
         "rows groups.members = [-1, -2]",
         "spool manifest.layout.dp = 200000000",
+        "wire key.rank = 2147483647",
     }
 )
 """Values that once ended the server, or the analysis of every run."""

@@ -14,7 +14,8 @@ import numpy as np
 
 from rankscope.tracer.span import KIND_CODES, SpanFlag, SpanKind
 
-from ...arrays.sorting import find_positions
+from ...arrays.grouping import sorted_unique
+from ...arrays.sorting import find_positions, is_in_sorted
 from ...replay.model import WaitIntervals, remove_overlaps
 from ...statistics.noise import robust_deviation
 from ...statistics.thresholds import THRESHOLDS
@@ -57,10 +58,12 @@ def end_last_steps(run: RunInfo, spans: SpanTable, steps: StepTable) -> StepTabl
             & (spans.step == step)
             & (spans.kind != KIND_CODES[SpanKind.GC])
         )
-        last_ns = np.full(int(steps.rank.max()) + 1, -1, dtype=np.int64)
-        known = own[spans.rank[own] < len(last_ns)]
-        np.maximum.at(last_ns, spans.rank[known], spans.start_ns[known] + spans.duration_ns[known])
-        at_ns = last_ns[steps.rank[rows]]
+        ranks = sorted_unique(steps.rank[rows])
+        known = own[is_in_sorted(spans.rank[own], ranks)]
+        last_ns = np.full(len(ranks), -1, dtype=np.int64)
+        ended_ns = spans.start_ns[known] + spans.duration_ns[known]
+        np.maximum.at(last_ns, find_positions(spans.rank[known], ranks), ended_ns)
+        at_ns = last_ns[find_positions(steps.rank[rows], ranks)]
         end_ns[rows] = np.where(at_ns > steps.start_ns[rows], at_ns, end_ns[rows]).clip(
             max=end_ns[rows]
         )

@@ -315,3 +315,12 @@ def test_a_row_without_a_rank_becomes_a_bad_row(
     )
     assert found == [{"row": 0, "reason": "of no rank"}, {"row": 1, "reason": "of no rank"}]
     assert shown(store, run_id) == []
+
+
+@pytest.mark.slow
+def test_a_cut_of_a_rank_beyond_any_world_is_refused(collector: Collector, run_id: str) -> None:
+    assert collector.ship(span_cut(run_id, 0, 2, rank=(1 << 24) - 1)).status_code == 200
+    answer = collector.ship(span_cut(run_id, 0, 2, rank=1 << 24))
+
+    assert answer.status_code == 422
+    assert f"rank {1 << 24}" in answer.text
