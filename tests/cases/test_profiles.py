@@ -19,22 +19,38 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.slow
+NUM_TRIES = 4
+
+
+def profile_job(folder: Path) -> Path:
+    """Return the folder of the traces of a job on four ranks.
+
+    Torch aborts some processes at their exit ("terminate called without an active exception"), one
+    job of four here, so a job that fails is started again.
+    """
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    failures = []
+    for number in range(NUM_TRIES):
+        traces = folder / f"traces-{number}"
+        done = subprocess.run(
+            [*torchrun, "--nproc-per-node=4", CASES / "jobs" / "k_kineto.py", traces],
+            check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode == 0:
+            return traces
+        failures.append(done.stderr)
+    pytest.fail("\n".join(failures))
 
 
 def test_the_windows_of_a_schedule_are_one_run(tmp_path: Path) -> None:
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
-    subprocess.run(
-        [*torchrun, "--nproc-per-node=4", CASES / "jobs" / "k_kineto.py", tmp_path / "traces"],
-        check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-    )
-    assert len(list((tmp_path / "traces").iterdir())) == 8
+    traces = profile_job(tmp_path)
+    assert len(list(traces.iterdir())) == 8
 
     store = tmp_path / "store"
-    done = rankscope(
-        "import", str(tmp_path / "traces"), "--format", "kineto", "--run", "windows", store=store
-    )
+    done = rankscope("import", str(traces), "--format", "kineto", "--run", "windows", store=store)
 
     assert done.returncode == 0, done.stderr
     with open_store(f"chdb://{store}") as opened:
