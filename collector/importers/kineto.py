@@ -61,7 +61,7 @@ MAX_MEMBERS = 1 << 22
 of all ranks, which lists none in the file, counts as many as any other."""
 
 BEGIN_BYTES = 1 << 20
-RANK = re.compile(rb'"distributedInfo": \{[^{}\[\]]*"rank": (\d{1,9})')
+RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*"rank"\s*:\s*(\d{1,9})')
 
 STEP = re.compile(r"ProfilerStep#(\d{1,9})")
 BACKWARD_PREFIX = "autograd::engine::evaluate_function"
@@ -161,11 +161,13 @@ def read_traces(files: Sequence[Path], run_id: str) -> Iterator[Process]:
     A profiler with a schedule writes a file for each window of steps; those of one rank are joined.
 
     Raises:
-        TraceError: A file is no such trace, two have the same step of one rank, a communication
-            names no group, or the groups have more than `MAX_MEMBERS`.
+        TraceError: A file is no such trace, two have the same step of one rank, those of a rank
+            that is not named at their begin are apart, a communication names no group, or the
+            groups have more than `MAX_MEMBERS`.
     """
     seen: dict[tuple[int, int], Path] = {}
     known: set[int] = set()
+    ranks: set[int] = set()
     num_members = 0
     process: Process | None = None
     for path in sorted(files, key=lambda path: (_find_rank(path), path)):
@@ -184,6 +186,10 @@ def read_traces(files: Sequence[Path], run_id: str) -> Iterator[Process]:
             process.records += window.records
             process.groups |= window.groups
             continue
+        if window.rank in ranks:
+            reason = f"is of rank {window.rank}, as are files before: name them one after another"
+            raise TraceError(path, reason)
+        ranks.add(window.rank)
         if process is not None:
             yield process
         process = window

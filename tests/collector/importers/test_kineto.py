@@ -14,7 +14,7 @@ import pytest
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.report.report import Severity
 from rankscope.collector.errors import TraceError
-from rankscope.collector.importers.kineto import read_traces
+from rankscope.collector.importers.kineto import BEGIN_BYTES, read_traces
 from rankscope.collector.store.store import open_store
 from rankscope.commands.import_trace import import_files
 from rankscope.errors import BadInputError
@@ -455,6 +455,23 @@ def test_windows_of_a_rank_are_joined_wherever_their_files_are(tmp_path: Path) -
     for process in processes:
         assert {record.step for record in process.records} == {5, 15}
     assert [len(process.groups) for process in processes] == [1, 0]
+
+
+def test_windows_apart_that_do_not_name_their_rank_at_their_begin_are_refused(
+    tmp_path: Path,
+) -> None:
+    paths = []
+    for number, rank in enumerate((0, 1, 0)):
+        trace = TraceBuilder(rank, 2)
+        trace.step(number, 0, 100)
+        add_step(trace, 10, reduced=60)
+        document = trace.document()
+        events = {"traceEvents": document.pop("traceEvents"), "padding": " " * BEGIN_BYTES}
+        paths.append(tmp_path / f"{number}.json")
+        paths[-1].write_text(json.dumps(events | document))
+
+    with pytest.raises(TraceError, match="is of rank 0, as are files before"):
+        list(read_traces(paths, "run"))
 
 
 def test_two_files_of_one_step_and_an_unknown_group_are_refused(tmp_path: Path) -> None:
