@@ -63,7 +63,7 @@ class Bound:
 
 
 def whole(low: int, high: int, *, unknown: int = NONE, is_needed: bool = False) -> Bound:
-    """Return the bound of a whole number from ``low`` to ``high``."""
+    """Return the bound of an integer from ``low`` to ``high``."""
 
     def find_problem(value: object) -> str | None:
         if type(value) is int and low <= value <= high:

@@ -124,7 +124,7 @@ WHERE run_id = {run_id:String} ORDER BY epoch
 
 SELECT_INVALID = """
 SELECT DISTINCT text FROM events WHERE run_id = {run_id:String} AND kind = {kind:String}
-ORDER BY text LIMIT 8
+ORDER BY text LIMIT {most:UInt8}
 """
 
 SELECT_EVENTS = """
@@ -286,7 +286,8 @@ def read_run(store: Store, run_id: str, *, unix_ns: Callable[[], int] = time.tim
         unix_ns: Clock that measures the age of gaps.
     """
     bound = {"run_id": run_id}
-    invalid = [row["text"] for row in store.rows(SELECT_INVALID, {**bound, "kind": INVALID})]
+    of_kind = {**bound, "kind": INVALID, "most": MAX_INVALID}
+    invalid = [row["text"] for row in store.rows(SELECT_INVALID, of_kind)]
     epochs = _read_valid(store, "runs", SELECT_EPOCHS, bound, invalid)
     if not epochs:
         return RunRows(epochs=[], ranks=[], groups=[], account=[], bad=[], pace=[], clocks=[])
