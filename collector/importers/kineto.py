@@ -161,9 +161,9 @@ def read_traces(files: Sequence[Path], run_id: str) -> Iterator[Process]:
     A profiler with a schedule writes a file for each window of steps; those of one rank are joined.
 
     Raises:
-        TraceError: A file is no such trace, two have the same step of one rank, those of a rank
-            that is not named at their begin are apart, a communication names no group, or the
-            groups have more than `MAX_MEMBERS`.
+        TraceError: A file is no such trace, two have the same step of one rank, the files of
+            a rank that is not named at their begin do not follow each other, a communication
+            names no group, or the groups have more than `MAX_MEMBERS`.
     """
     seen: dict[tuple[int, int], Path] = {}
     known: set[int] = set()

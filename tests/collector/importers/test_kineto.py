@@ -457,9 +457,7 @@ def test_windows_of_a_rank_are_joined_wherever_their_files_are(tmp_path: Path) -
     assert [len(process.groups) for process in processes] == [1, 0]
 
 
-def test_windows_apart_that_do_not_name_their_rank_at_their_begin_are_refused(
-    tmp_path: Path,
-) -> None:
+def test_windows_of_an_unnamed_rank_between_those_of_another_are_refused(tmp_path: Path) -> None:
     paths = []
     for number, rank in enumerate((0, 1, 0)):
         trace = TraceBuilder(rank, 2)
