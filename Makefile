@@ -21,8 +21,8 @@ SOURCES := . src/rankscope/*/
 # Two processes share the test files. Tests that measure or keep a pace run last, with no other test beside them. A run
 # narrowed by ARGS uses one process, because starting two takes longer.
 TWO_PROCESSES := --numprocesses=logical --maxprocesses=2 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
-SHARED_RUN := -m "not alone" $(TWO_PROCESSES) --durations=10
-FAST_RUN := -m "not slow and not multiproc and not browser and not alone" $(TWO_PROCESSES)
+SHARED_RUN := -m "not alone and not nightly" $(TWO_PROCESSES) --durations=10
+FAST_RUN := -m "not nightly and not slow and not multiproc and not browser and not alone" $(TWO_PROCESSES)
 
 .PHONY: help demo test test-fast nightly lint types check-imports pytest format diagnosis faults edges fuzz outage other-torch lock audit browser prometheus clean
 
@@ -52,7 +52,7 @@ test-fast: $(STAMP) ## lint, and the tests that are quick and start no processes
 
 nightly: $(STAMP) browser ## all tests; hypothesis explores with more examples and a fresh seed: make nightly SEED=7 repeats one
 	@echo "hypothesis seed $(SEED): make nightly SEED=$(SEED) tries the same examples"
-	@$(BIN)/python -m pytest $(SHARED_RUN) $(EXPLORING)
+	@$(BIN)/python -m pytest -m "not alone" $(TWO_PROCESSES) $(EXPLORING)
 	@$(BIN)/python -m pytest -m alone $(EXPLORING)
 
 lint: $(STAMP) ## ruff (lint and format), retired words
@@ -71,7 +71,7 @@ ifdef ARGS
 	@$(BIN)/python -m pytest $(ARGS)
 else
 	@$(BIN)/python -m pytest $(SHARED_RUN)
-	@$(BIN)/python -m pytest -m alone
+	@$(BIN)/python -m pytest -m "alone and not nightly"
 endif
 
 browser: ## a headless Chromium for the browser tests
