@@ -18,7 +18,6 @@ from rankscope.collector.spool.cut import Cut, CutKey
 from rankscope.collector.spool.records import CutRows
 from rankscope.collector.wire.codec import empty_column
 from rankscope.collector.wire.schema import WIRE_TABLES, WireColumn
-from rankscope.tracer.span import NONE
 
 PROCESS = "ab" * 16
 SEGMENT = 7
@@ -89,8 +88,8 @@ def _span_column(column: WireColumn, held: dict[str, Any], names: list[str]) -> 
     dtype: Any = column.arrow_type.to_pandas_dtype()
     if column.may_be_null:
         return optional_numbers(np.zeros(num_rows, dtype), np.zeros(num_rows, dtype=bool))
-    default = 0 if column.name in {"step", "group_id", "flags", "depth", "interval_id"} else NONE
-    return numbers(np.full(num_rows, default, dtype=dtype))
+    missing = 0 if column.default is None else column.default
+    return numbers(np.full(num_rows, missing, dtype=dtype))
 
 
 def _no_rows(table: str) -> pa.Table:
