@@ -44,13 +44,13 @@ def print_notice(text: str) -> None:
     """Write one line to stderr; do nothing if the job has closed or lost its stderr."""
     line = f"rankscope: {text}\n"
     with contextlib.suppress(Exception):
-        own = sys.__stderr__
-        if own is None or sys.stderr is not own:
+        stderr = sys.__stderr__
+        if stderr is None or sys.stderr is not stderr:
             sys.stderr.write(line)
             return
         # Past the buffer: on a full disk unwritten text would stay in it, and a process that
         # cannot flush stderr at its end exits with status 120.
-        os.write(own.fileno(), line.encode("utf-8", "replace"))
+        os.write(stderr.fileno(), line.encode("utf-8", "replace"))
 
 
 def _handler_code_ids() -> set[int]:

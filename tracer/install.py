@@ -168,8 +168,8 @@ def create_process_folder(spool: Path, run_id: str, name: str) -> Path:
     run = spool / run_id
     with contextlib.suppress(FileExistsError):
         _make_folder(run, is_shared=bool(is_shared))
-    found = run.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in {0, os.geteuid()}:
+    status = run.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid not in {0, os.geteuid()}:
         raise OSError(
             errno.EPERM,
             f"{run} is a link or belongs to another user: choose another folder or run name",

@@ -226,13 +226,13 @@ class Communication:
     def find_by_work(self, work: Any) -> Sequence[Launch]:  # noqa: ANN401 - a pybind class
         """Return the launches of ``work`` that nothing has waited for yet."""
         try:
-            found = self._pending.find_by_work(work)
+            launches = self._pending.find_by_work(work)
             blocks_on = self.thread.blocks_on
             if blocks_on is None:
-                return found
+                return launches
             self.thread.blocks_on = None
             # C++ (`all_to_all_single`) gives the caller another work than the method returned.
-            return found or ((blocks_on,) if id(blocks_on) in self._pending.entries else ())
+            return launches or ((blocks_on,) if id(blocks_on) in self._pending.entries else ())
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
             return ()

@@ -198,8 +198,8 @@ def iterate_code(module: ModuleType) -> Iterator[CodeType]:
     """Yield the code of each function of a module of the tracer, nested ones too."""
     for member in list(vars(module).values()):
         members = list(vars(member).values()) if isinstance(member, type) else [member]
-        for one in members:
-            yield from _nested(_code_of(one))
+        for attribute in members:
+            yield from _nested(_code_of(attribute))
 
 
 def _code_of(member: object) -> CodeType | None:

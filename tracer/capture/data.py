@@ -207,10 +207,10 @@ def count_batch(batch: object) -> BatchCounts | None:
     Args:
         batch: A batch from a loader or an argument of a model: a dict, a tuple or a tensor.
     """
-    found = _find_token_ids(batch)
-    if found is None:
+    tokens = _find_token_ids(batch)
+    if tokens is None:
         return None
-    ids, fields = found
+    ids, fields = tokens
     shape = tuple(map(int, ids.shape))
     num_ids = math.prod(shape)
     if num_ids > MAX_ELEMENTS:
@@ -226,8 +226,8 @@ def count_batch(batch: object) -> BatchCounts | None:
 
 def read_shape(batch: object) -> tuple[int, ...] | None:
     """Return the shape of a batch's token ids; None if it has none."""
-    found = _find_token_ids(batch)
-    return None if found is None else tuple(map(int, found[0].shape))
+    tokens = _find_token_ids(batch)
+    return None if tokens is None else tuple(map(int, tokens[0].shape))
 
 
 def _find_token_ids(batch: Any) -> tuple[Any, dict[str, Any]] | None:  # noqa: ANN401

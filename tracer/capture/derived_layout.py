@@ -81,38 +81,38 @@ class LayoutDerivation:
         return True
 
     def _write(self) -> None:
-        found, self._found = self._found, None
-        if found is not None:
-            declared = {"layout": found.layout.to_dict(), "coords": found.coords.to_dict()}
+        derived, self._found = self._found, None
+        if derived is not None:
+            declared = {"layout": derived.layout.to_dict(), "coords": derived.coords.to_dict()}
             add_derived(self._recorder.folder, declared)
 
     def _derive(self, communication: Communication) -> DerivedLayout | None:
-        own = self._recorder.identity
-        if own.world_size == 1 or not dist.is_initialized():
+        identity = self._recorder.identity
+        if identity.world_size == 1 or not dist.is_initialized():
             return None
-        if (dist.get_rank(), dist.get_world_size()) != (own.rank, own.world_size):
+        if (dist.get_rank(), dist.get_world_size()) != (identity.rank, identity.world_size):
             return None
         stages = _alive(self._stages)
         models = [*_alive(self._models), *(stage.submod for stage in stages)]
         num_chunks = {stage.num_stages // stage.group_size for stage in stages}
         named = [*_read_named_groups(communication), *_read_parameter_meshes(models)]
         wrapped = [*_read_wrappers(models)]
-        found = derive_layout(
+        derived = derive_layout(
             [*named, *_read_stages(stages), *wrapped],
-            rank=own.rank,
-            world_size=own.world_size,
+            rank=identity.rank,
+            world_size=identity.world_size,
             num_chunks=max(num_chunks, default=1),
         )
-        if found is None or len(num_chunks) != (found.layout.pp > 1):
+        if derived is None or len(num_chunks) != (derived.layout.pp > 1):
             return None
         declared = {frozenset(axis_group.members) for axis_group in named}
-        groups = found.groups
-        is_named = groups.keys() <= declared and all(len(it) < own.world_size for it in groups)
+        groups = derived.groups
+        is_named = groups.keys() <= declared and all(len(it) < identity.world_size for it in groups)
         parts = set(_read_hsdp_groups(models)) if wrapped else set()
-        if not is_named and not _explains(found, declared | parts, communication):
+        if not is_named and not _explains(derived, declared | parts, communication):
             return None
         communication.set_axes(dict.fromkeys(parts, "dp") | groups)
-        return found
+        return derived
 
 
 def _explains(
@@ -151,8 +151,8 @@ def _read_named_groups(communication: Communication) -> Iterator[AxisGroup]:
 
 def _read_parameter_meshes(models: Iterable[Any]) -> Iterator[AxisGroup]:
     """Yield the named axes of distributed parameters: an axis of all ranks has no own group."""
-    found = [getattr(it, "device_mesh", None) for model in models for it in model.parameters()]
-    for mesh in {id(mesh): mesh for mesh in found if mesh is not None}.values():
+    meshes = [getattr(it, "device_mesh", None) for model in models for it in model.parameters()]
+    for mesh in {id(mesh): mesh for mesh in meshes if mesh is not None}.values():
         for axis in mesh.mesh_dim_names or ():
             if axis in AXES:
                 members = dist.get_process_group_ranks(mesh.get_group(axis))
@@ -202,8 +202,8 @@ def _read_meshes(module: Any) -> Iterator[Any]:  # noqa: ANN401 - a Module
 
 def _find_modules(models: Iterable[Any], names: Iterable[tuple[str, str]]) -> Iterator[Any]:
     """Return the modules that are of one of torch's classes, if that class is imported."""
-    found = [getattr(sys.modules.get(package), name, None) for package, name in names]
-    kinds = tuple(kind for kind in found if kind is not None)
+    classes = [getattr(sys.modules.get(package), name, None) for package, name in names]
+    kinds = tuple(kind for kind in classes if kind is not None)
     modules = [module for model in models for module in model.modules()]
     wanted = {kind for kind in set(map(type, modules)) if issubclass(kind, kinds)}
     return (module for module in modules if type(module) in wanted)

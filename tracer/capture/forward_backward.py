@@ -143,8 +143,8 @@ class ComputeCapture:
         recorder = self.recorder
         try:
             if state.place is not None:
-                known, chunk = state.place
-                microbatch = known if microbatch is None else microbatch
+                pipelined, chunk = state.place
+                microbatch = pipelined if microbatch is None else microbatch
             if microbatch is not None:
                 index = recorder.index(microbatch)
             else:  # the next one: count those of its kind in this step

@@ -220,7 +220,7 @@ def _first_tensor(nested: object) -> torch.Tensor | None:
         return first
     if isinstance(nested, (list, tuple)):
         for item in nested:
-            found = _first_tensor(item)
-            if found is not None:
-                return found
+            tensor = _first_tensor(item)
+            if tensor is not None:
+                return tensor
     return None

@@ -121,8 +121,8 @@ def find_operations() -> list[Operation]:
     """Return all communication operators of this torch, including those not in `NAMES`."""
     prefix = f"{NAMESPACE}::"
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(prefix)]
-    found = [_read(name.removeprefix(prefix)) for name in sorted(names)]
-    return [operation for operation in found if operation is not None]
+    operations = [_read(name.removeprefix(prefix)) for name in sorted(names)]
+    return [operation for operation in operations if operation is not None]
 
 
 def _bytes(argument: Any) -> int:  # noqa: ANN401 - tensors nested in lists

@@ -163,9 +163,9 @@ class _MegatronChunks:
             )
             if place is None:
                 return original(*args, **kwargs)
-            found = self._call_at(place, original, args, kwargs)
-            self._guard.call(self._forward_ends, found, place)
-            return found
+            output = self._call_at(place, original, args, kwargs)
+            self._guard.call(self._forward_ends, output, place)
+            return output
 
         return forward_step
 

@@ -210,10 +210,10 @@ def find_root(optimizer: Any = None) -> Any | None:  # noqa: ANN401 - a Module
     optimizer_kinds = {kind for kind in kinds if issubclass(kind, torch.optim.Optimizer)}
     module_kinds = {kind for kind in kinds if issubclass(kind, torch.nn.Module)}
     wanted = module_kinds | optimizer_kinds
-    found = [thing for thing in objects if type(thing) in wanted]
+    instances = [thing for thing in objects if type(thing) in wanted]
     del objects
-    modules = [it for it in found if type(it) in module_kinds and "_modules" in it.__dict__]
-    optimizers = [it for it in found if type(it) in optimizer_kinds]
+    modules = [it for it in instances if type(it) in module_kinds and "_modules" in it.__dict__]
+    optimizers = [it for it in instances if type(it) in optimizer_kinds]
     if optimizer is not None:
         optimizers = [optimizer]
     trained = set().union(*map(trained_parameter_ids, optimizers))
@@ -323,6 +323,6 @@ class ModelDescription:
             self._max_length = None
 
     def _add(self, derived: dict[str, object]) -> None:
-        known = {key: value for key, value in derived.items() if value not in (None, "")}
-        if known:
-            add_derived(self._recorder.folder, known)
+        values = {key: value for key, value in derived.items() if value not in (None, "")}
+        if values:
+            add_derived(self._recorder.folder, values)

@@ -76,10 +76,10 @@ class PendingLaunches:
 
     def find_by_work(self, work: Any) -> Sequence[Launch]:  # noqa: ANN401 - a pybind class
         """Return the launches of ``work`` that nothing has waited for yet, oldest first."""
-        known = self._by_work.get(id(work))
-        if known is None or known[0]() is not work:
+        entry = self._by_work.get(id(work))
+        if entry is None or entry[0]() is not work:
             return []
-        launches = known[1]
+        launches = entry[1]
         if len(launches) == 1 and id(launches[0]) in self.entries:
             return launches
         return [launch for launch in launches if id(launch) in self.entries]
@@ -107,9 +107,9 @@ class PendingLaunches:
             return False
         _, work_keys, storages = entry
         for key in work_keys:
-            known = self._by_work.get(key)
-            if known is not None and launch in known[1]:
-                bound = known[1]
+            bound_to = self._by_work.get(key)
+            if bound_to is not None and launch in bound_to[1]:
+                bound = bound_to[1]
                 if len(bound) == 1 or not any(id(one) in self.entries for one in bound):
                     self._by_work.pop(key, None)
         for storage in storages:

@@ -141,9 +141,9 @@ class DeviceTiming:
     def track_id(self, mark: Mark) -> int:
         """Return the track of a mark's stream. Streams are numbered as they are first seen."""
         key = (mark.device, mark.stream)
-        known = self._tracks.get(key)
-        if known is not None:
-            return known
+        track = self._tracks.get(key)
+        if track is not None:
+            return track
         met = sum(device == mark.device and stream != 0 for device, stream in list(self._tracks))
         number = 0 if mark.stream == 0 else met + 1
         name = f"cuda:{mark.device} stream {number}"

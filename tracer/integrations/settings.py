@@ -79,8 +79,8 @@ def mesh_layout(rank: int, *, tp: int, cp: int, dp: int, pp: int) -> LayoutAndCo
 def read_attributes(holder: object, names: Iterable[str]) -> dict[str, object]:
     """Return the attributes of ``holder`` that exist, by name."""
     missing: Any = object()
-    found = {name: getattr(holder, name, missing) for name in names}
-    return {name: value for name, value in found.items() if value is not missing}
+    values = {name: getattr(holder, name, missing) for name in names}
+    return {name: value for name, value in values.items() if value is not missing}
 
 
 def harmless(hook: Callable[P, None]) -> Callable[P, None]:

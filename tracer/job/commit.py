@@ -40,10 +40,10 @@ def read_commit() -> str | None:
 
 def _repository_of(checkout: Path) -> Path | None:
     """Return git's folder of a checkout: ``.git``, or the one that the file ``.git`` names."""
-    found = checkout / ".git"
-    if found.is_file():
-        found = checkout / _read(found).removeprefix("gitdir: ")
-    return found if (found / "HEAD").is_file() else None
+    folder = checkout / ".git"
+    if folder.is_file():
+        folder = checkout / _read(folder).removeprefix("gitdir: ")
+    return folder if (folder / "HEAD").is_file() else None
 
 
 def _resolve(repository: Path, name: str) -> str | None:

@@ -63,12 +63,17 @@ class FlopCount:
         Args:
             shapes: Shapes of the token ids of the forwards; None if they had none.
         """
-        known = [shape for shape in shapes if shape is not None]
-        if not self._is_complete or not self._total or not known or len(known) < len(shapes):
+        token_shapes = [shape for shape in shapes if shape is not None]
+        if (
+            not self._is_complete
+            or not self._total
+            or not token_shapes
+            or len(token_shapes) < len(shapes)
+        ):
             return None
-        squares = sum(math.prod(shape) * shape[-1] for shape in known)
+        squares = sum(math.prod(shape) * shape[-1] for shape in token_shapes)
         return ModelFlops(
-            flops_per_token=(self._total - self._attention) / sum(map(math.prod, known)),
+            flops_per_token=(self._total - self._attention) / sum(map(math.prod, token_shapes)),
             flops_per_squared_length=self._attention / squares,
             convention=CONVENTION,
         )
@@ -78,8 +83,8 @@ class FlopCount:
             from torch.utils.flop_counter import FlopCounterMode
 
             mode: Any = FlopCounterMode(display=False)
-            known = {**mode.flop_registry, **_missing_formulas(mode.flop_registry)}
-            mode.flop_registry = {op: self._guard(formula) for op, formula in known.items()}
+            formulas = {**mode.flop_registry, **_missing_formulas(mode.flop_registry)}
+            mode.flop_registry = {op: self._guard(formula) for op, formula in formulas.items()}
             mode.__enter__()
             self._mode = mode
 

@@ -167,15 +167,15 @@ def compute_dtype(model: Any) -> str:  # noqa: ANN401
     """
     with contextlib.suppress(Exception):
         torch = sys.modules["torch"]
-        found = {p.dtype for p in model.parameters() if p.dtype.is_floating_point}
+        dtypes = {p.dtype for p in model.parameters() if p.dtype.is_floating_point}
         device_type = next(model.parameters()).device.type
         if torch.is_autocast_enabled(device_type):
-            found = {torch.get_autocast_dtype(device_type)}
+            dtypes = {torch.get_autocast_dtype(device_type)}
         elif hasattr(model, "_get_fsdp_state"):
             mixed = model._get_fsdp_state()._mp_policy.param_dtype
-            found = found if mixed is None else {mixed}
-        if len(found) == 1 and found != {torch.float32}:
-            return str(found.pop()).removeprefix("torch.")
+            dtypes = dtypes if mixed is None else {mixed}
+        if len(dtypes) == 1 and dtypes != {torch.float32}:
+            return str(dtypes.pop()).removeprefix("torch.")
     return ""
 
 

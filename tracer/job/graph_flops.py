@@ -80,8 +80,8 @@ class ProductSum:
 
     def result(self, convention: str) -> ModelFlops | None:
         """Return the FLOPs per token and per squared length; None if there are others."""
-        known = self.per_token + self.per_square
-        if not known or self.others > NEGLIGIBLE * known:
+        attributed = self.per_token + self.per_square
+        if not attributed or self.others > NEGLIGIBLE * attributed:
             return None
         squares = sum(math.prod(shape) * shape[-1] for shape in self.shapes)
         return ModelFlops(
@@ -136,9 +136,9 @@ def _hides_products(model: Any) -> bool:  # noqa: ANN401
     for module in model.modules():
         if isinstance(module, (nn.Transformer, nn.TransformerDecoder)):
             return True
-        own = module.parameters(recurse=False)
+        parameters = module.parameters(recurse=False)
         is_lookup = isinstance(module, (nn.Embedding, nn.EmbeddingBag))
-        if not is_lookup and any(not it.requires_grad and it.dim() > 1 for it in own):
+        if not is_lookup and any(not it.requires_grad and it.dim() > 1 for it in parameters):
             return True
     return False
 
@@ -280,7 +280,9 @@ def _is_weight(factor: tuple[Any, int]) -> bool:
         hidden = getattr(node, "_forward_cls", None)
         if not (operation_name(node) in VIEWS if hidden is None else _is_plumbing(hidden)):
             return False
-        node = next((each for each, _ in node.next_functions if each is not None), None)
+        node = next(
+            (following for following, _ in node.next_functions if following is not None), None
+        )
     return False
 
 

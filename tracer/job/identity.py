@@ -241,10 +241,10 @@ def _launcher_pid(world_size: int, environ: Mapping[str, str]) -> int:
     """
     if ELASTIC_VARIABLE not in environ:
         return os.getppid() if world_size > 1 else os.getpid()
-    own = f"{ELASTIC_VARIABLE}={environ[ELASTIC_VARIABLE]}".encode()
+    setting = f"{ELASTIC_VARIABLE}={environ[ELASTIC_VARIABLE]}".encode()
     pid = os.getppid()
     with contextlib.suppress(OSError, ValueError, IndexError):
-        while own in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+        while setting in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             pid = int(_process_stat(pid)[1])
     return pid
 

@@ -169,9 +169,9 @@ def read_device() -> dict[str, object]:
     if torch is None or not torch.cuda.is_initialized():
         return {}
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    found: dict[str, object] = {"device_name": str(properties.name)}
+    device: dict[str, object] = {"device_name": str(properties.name)}
     uuid = getattr(properties, "uuid", None)
-    return found if uuid is None else {**found, "device_uuid": str(uuid)}
+    return device if uuid is None else {**device, "device_uuid": str(uuid)}
 
 
 def allowed_environment(environ: Mapping[str, str]) -> dict[str, str]:

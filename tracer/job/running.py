@@ -68,13 +68,13 @@ def read_running(spool: Path, *, now_monotonic_ns: int | None = None) -> list[Ru
         now_monotonic_ns: ``CLOCK_MONOTONIC`` of this host; if None, now.
     """
     now_ns = time.monotonic_ns() if now_monotonic_ns is None else now_monotonic_ns
-    found = [
+    entries = [
         entry
         for file in sorted(spool.rglob(PROCESS_FILE))
         if not (file.parent / EXIT_FILE).exists()
         for entry in _of_process(file.parent, now_ns)
     ]
-    return sorted(found, key=lambda entry: (entry.rank, entry.start_monotonic_ns))
+    return sorted(entries, key=lambda entry: (entry.rank, entry.start_monotonic_ns))
 
 
 def print_running(spool: Path) -> None:

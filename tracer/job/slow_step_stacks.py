@@ -57,11 +57,11 @@ def slow_after_ns(durations_ns: Iterable[int]) -> int | None:
         2505.05713 counts a job as straggling) that is clear of the noise. Leys et al. 2013 (J. Exp.
         Soc. Psychol. 49, 764) for the estimate; their "very conservative" limit is 3 deviations.
     """
-    known = list(durations_ns)
-    if len(known) < MIN_STEPS:
+    durations = list(durations_ns)
+    if len(durations) < MIN_STEPS:
         return None
-    typical_ns = median(known)
-    mad_ns = median(abs(duration_ns - typical_ns) for duration_ns in known)
+    typical_ns = median(durations)
+    mad_ns = median(abs(duration_ns - typical_ns) for duration_ns in durations)
     noise_ns = ROBUST_DEVIATIONS * DEVIATION_PER_MAD * mad_ns
     return round(typical_ns + max(MIN_EXCESS_RATIO * typical_ns, noise_ns))
 
@@ -153,13 +153,13 @@ def stacks() -> list[dict[str, object]]:
     ``repr`` nor its source files are read. The tracer's own frames are left out.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    found: list[dict[str, object]] = [
+    stacks: list[dict[str, object]] = [
         {"name": names.get(ident, str(ident)), "frames": _texts(lines)}
         for ident, lines in frames_of_threads(MAX_FRAMES + MAX_OWN_FRAMES)
     ]
     main = threading.main_thread().name
-    found.sort(key=lambda thread: thread["name"] != main)
-    return found[:MAX_THREADS]
+    stacks.sort(key=lambda thread: thread["name"] != main)
+    return stacks[:MAX_THREADS]
 
 
 def watch_slow_steps(recorder: Recorder) -> None:

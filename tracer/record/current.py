@@ -186,8 +186,10 @@ def _swallow(problem: Exception) -> None:
 def _update_finder() -> None:
     """Set the finder of host spans, or None while the tracer does not record them."""
     global _find  # noqa: PLW0603 - one tracer a process
-    own = _tracer
-    finder = own.lanes.finder if isinstance(own, Recorder) and own.is_recorded(HOST) else None
+    tracer = _tracer
+    finder = (
+        tracer.lanes.finder if isinstance(tracer, Recorder) and tracer.is_recorded(HOST) else None
+    )
     _find = None if finder is None else finder.find
     set_finder(finder)
 

@@ -132,7 +132,7 @@ def _contexts(exc: BaseException) -> list[dict[str, str]]:
     A rank that waits for the others in the handler of an error ends with their timeout, and only
     this says that it failed first.
     """
-    found: list[dict[str, str]] = []
+    contexts: list[dict[str, str]] = []
     current: BaseException | None = exc if issubclass(type(exc), BaseException) else None
     for _ in range(MAX_CAUSES):
         if current is None:
@@ -141,8 +141,8 @@ def _contexts(exc: BaseException) -> list[dict[str, str]]:
         current = cause if cause is not None or hides else current.__context__
         if current is not None and cause is None:
             message = _message(current)[:MAX_CONTEXT]
-            found.append({"type": _qualified_name(current), "message": message})
-    return found
+            contexts.append({"type": _qualified_name(current), "message": message})
+    return contexts
 
 
 def _message(exc: BaseException) -> str:

@@ -167,9 +167,9 @@ class ProcessFile:
                 `MAX_NAME_BYTES` of UTF-8, between characters.
         """
         cut = name[:MAX_NAME_BYTES]
-        known = self._ids.get(cut)
-        if known is not None:
-            return known
+        interned = self._ids.get(cut)
+        if interned is not None:
+            return interned
         if len(self._ids) >= NAME_CAPACITY:
             return 0
         text = cut.encode("utf-8", "replace")[:MAX_NAME_BYTES]

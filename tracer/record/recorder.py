@@ -418,9 +418,9 @@ class HeadWords:
     def find(self, name: object, kind: object) -> int:
         """Return the head word of a host span; an invalid name or kind is replaced and counted."""
         if type(name) is str and type(kind) is SpanKind:
-            known = self._words.get((name, kind))
-            if known is not None:
-                return known
+            word = self._words.get((name, kind))
+            if word is not None:
+                return word
         if type(kind) is not SpanKind:
             self._process.drop(DropReason.BAD_ARGUMENT)
             kind = SpanKind.OTHER

@@ -44,8 +44,8 @@ class MissingKinds:
 
     def end_step(self) -> int:
         """Return the bit mask (`pack_kinds`) of the step that ends, and begin the next step."""
-        found, self._in_step = self._in_step | self._permanent, 0
-        return found
+        missing, self._in_step = self._in_step | self._permanent, 0
+        return missing
 
 
 def read_peak_memory_bytes() -> int:
