@@ -62,8 +62,8 @@ class StreamWaits:
             begun: list[tuple[Launch, Any, Mark]] = []
             self._guard.call(self._reach, event, stream, begun)
             result = original(event, stream)
-            for launch in begun:
-                self._guard.call(self._pass, *launch)
+            for waited in begun:
+                self._guard.call(self._pass, *waited)
             return result
 
         return wait
