@@ -18,7 +18,7 @@ from ..arrays.grouping import factorize
 from ..arrays.sorting import argsort_rows, find_positions, is_in_sorted
 from ..report.text import format_count, format_duration, format_names
 from ..trace.rows import select_rows
-from ..trace.tables import SpanTable, StepTable
+from ..trace.tables import SpanTable, StepTable, format_of
 from .waits import ROOTED, instance_keys, is_communication, is_p2p
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def align_clocks(run: RunInfo, spans: SpanTable) -> Alignment:
         for info in epoch.ranks
     }
     clocks = list(dict.fromkeys(clock_of.values()))
-    if run.source_format != "rankscope" or len(clocks) <= 1 or not len(spans):
+    if not format_of(run).has_clocks or len(clocks) <= 1 or not len(spans):
         return Alignment(run=run)
     declared_ns, code_of = run.clock_error_ns, {one: code for code, one in enumerate(clocks)}
     clock = {place: code_of[one] for place, one in clock_of.items()}

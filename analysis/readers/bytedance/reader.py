@@ -21,8 +21,10 @@ from .format import (
     CODE,
     EMBEDDING_GRADS,
     FORWARD_COMPUTE,
+    GC,
     GRAD_CLIP,
     GRADS_REDUCE_SCATTER,
+    OPTIMIZER,
     SEPARATE_GRADS,
 )
 from .graph import build_model, infer_trace, read_trace
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
     from .graph import Trace
 
 COMPUTES = (SpanKind.FORWARD, SpanKind.BACKWARD)
+
+WITHOUT_LAUNCH = frozenset({FORWARD_COMPUTE, BACKWARD_COMPUTE, OPTIMIZER, GC})
+"""The types that a host launches; the format has no launch times."""
 
 SERIAL_COMMUNICATION = (GRADS_REDUCE_SCATTER, SEPARATE_GRADS, EMBEDDING_GRADS, GRAD_CLIP)
 """Communication at the step's end, during which the worker computes nothing."""
@@ -70,6 +75,7 @@ def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
             steps=rows.steps,
             actual_ns=rows.bounds_ns[1] - rows.bounds_ns[0],
             bounds_ns=rows.bounds_ns,
+            without_launch=WITHOUT_LAUNCH,
             transfers=transfers.result(),
             left_out=left_out,
             warnings=tuple(warnings),
