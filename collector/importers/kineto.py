@@ -356,8 +356,8 @@ def _read_events(trace: RankTrace, events: list[Event]) -> None:
 def _read_annotation(trace: RankTrace, event: Event) -> None:
     begin, end = _times(trace, event)
     name, thread = event["name"], _thread(event)
-    if found := STEP.fullmatch(name):
-        trace.steps.append((begin, end, int(found[1])))
+    if step := STEP.fullmatch(name):
+        trace.steps.append((begin, end, int(step[1])))
     elif name.startswith(BACKWARD_PREFIX):
         trace.backward.setdefault(thread, []).append((begin, end))
     elif name.startswith(OPTIMIZER_PREFIX):
@@ -380,16 +380,16 @@ def _thread(event: Event) -> str:
 
 def _outermost_operators(trace: RankTrace, events: Iterable[Event]) -> list[Work]:
     """Return the operators of a processor that no other one of their thread contains."""
-    found: list[Work] = []
+    outermost: list[Work] = []
     until: dict[str, int] = {}
-    own = [each for each in events if each["cat"] == "cpu_op"]
-    for event in sorted(own, key=lambda each: (each["ts"], -each["dur"])):
+    operators = [event for event in events if event["cat"] == "cpu_op"]
+    for event in sorted(operators, key=lambda event: (event["ts"], -event["dur"])):
         begin, end = _times(trace, event)
         thread = _thread(event)
         if begin >= until.get(thread, 0):
-            found.append(Work(begin, end, begin, thread, event))
+            outermost.append(Work(begin, end, begin, thread, event))
             until[thread] = end
-    return found
+    return outermost
 
 
 def _merge(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -560,7 +560,11 @@ def _numbered_comm(trace: RankTrace) -> Iterator[tuple[Work, Comm]]:
             continue
         args = work.event["args"]
         group = _group_of(trace, args)
-        ends = _ends_of(group, args)
+        src, dst = args.get("Src Rank"), args.get("Dst Rank")
+        ends, kind = None, group.kind
+        if _is_count(src) and _is_count(dst) and max(src, dst) < len(group.members):
+            ends = group.members[src], group.members[dst]
+            kind = SpanKind.PP_SEND if ends[0] == trace.rank else SpanKind.PP_RECV
         step = trace.steps[index][2]
         key = (group.name, ends, step)
         counts[key] = counts.get(key, -1) + 1
@@ -570,7 +574,7 @@ def _numbered_comm(trace: RankTrace) -> Iterator[tuple[Work, Comm]]:
             Comm(
                 group_id=group.group_id,
                 axis=group.axis,
-                kind=group.kind if ends is None else _p2p_kind(trace.rank, ends),
+                kind=kind,
                 # The profiler begins in the same step on all ranks, not in the same call.
                 seq=seq if ends is None and _is_count(seq) else (step << 24) + counts[key],
                 src_rank=NONE if ends is None else ends[0],
@@ -594,20 +598,8 @@ def _group_of(trace: RankTrace, args: dict[str, Any]) -> Group:
     return found
 
 
-def _ends_of(group: Group, args: dict[str, Any]) -> tuple[int, int] | None:
-    """Return the global ranks of a send or a receive; None of a collective."""
-    src, dst = args.get("Src Rank"), args.get("Dst Rank")
-    if not _is_count(src) or not _is_count(dst) or max(src, dst) >= len(group.members):
-        return None
-    return group.members[src], group.members[dst]
-
-
 def _is_count(value: Any) -> TypeGuard[int]:  # noqa: ANN401  # of any JSON type
     return isinstance(value, int) and 0 <= value < MAX_NS
-
-
-def _p2p_kind(rank: int, ends: tuple[int, int]) -> SpanKind:
-    return SpanKind.PP_SEND if ends[0] == rank else SpanKind.PP_RECV
 
 
 def _num_bytes(args: dict[str, Any]) -> int:
