@@ -189,6 +189,11 @@ class Meetings(NamedTuple):
     kind: NDArray[np.int64]
     """Equal for collectives of one group and name; -1 for p2p, whose ends prove nothing."""
 
+    def early_ratio(self, error_ns: int) -> float:
+        """Return the share that ends before all members have entered, by the clocks' times."""
+        error_ns = max(error_ns, RESOLUTION_NS)
+        return float(((self.least_ns > error_ns) | (self.most_ns < -error_ns)).mean())
+
 
 def align_clocks(run: RunInfo, spans: SpanTable) -> Alignment:
     """Align the clocks of a run that nothing measured, or whose declared error is contradicted.
@@ -220,7 +225,7 @@ def align_clocks(run: RunInfo, spans: SpanTable) -> Alignment:
     pairs = _find_meetings(spans, clock, joining)
     if declared_ns is None:
         trusted = {code for code, one in enumerate(clocks) if one[2] is not None} or {0}
-    elif any(_is_contradicted(each, declared_ns) for each in pairs.values()):
+    elif any(each.early_ratio(declared_ns) > MAX_CONTRADICTED for each in pairs.values()):
         trusted = {0}
     else:
         return Alignment(run=run)
@@ -358,13 +363,6 @@ def _find_meetings(
         for part in np.split(by_pair, bounds)
         if len(part)
     }
-
-
-def _is_contradicted(found: Meetings, error_ns: int) -> bool:
-    """Return whether communications end before all members have entered, by the clocks' times."""
-    error_ns = max(error_ns, RESOLUTION_NS)
-    early = (found.least_ns > error_ns) | (found.most_ns < -error_ns)
-    return bool(early.mean() > MAX_CONTRADICTED)
 
 
 def _fit(found: Meetings) -> ClockLine | None:

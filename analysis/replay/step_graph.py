@@ -296,12 +296,8 @@ def find_cycles(model: ReplayModel) -> dict[int, str]:
     Returns:
         By step number: the ranks of a cycle, and the kinds of its operations.
     """
-    found = {}
-    for step in model.operations.steps:
-        description = _describe_cycle(model, step)
-        if description is not None:
-            found[step] = description
-    return found
+    described = {step: _describe_cycle(model, step) for step in model.operations.steps}
+    return {step: cycle for step, cycle in described.items() if cycle is not None}
 
 
 def _describe_cycle(model: ReplayModel, step: int) -> str | None:

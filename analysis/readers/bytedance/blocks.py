@@ -150,12 +150,20 @@ def build_blocks(run: RunInfo, trace: Columns) -> Blocks:
     Raises:
         KeyError: An operation's rank is not in ``run``.
     """
-    type_by_name = np.array([_type_code(run, name) for name in trace.names], dtype=np.int32)
+    codes = dict(CODE)
+    if run.layout.dp * run.layout.dsp == 1:
+        codes |= dict.fromkeys(DP_ONLY, NO_PARTNERS)
+    type_by_name = np.array([codes.get(name, UNKNOWN) for name in trace.names], dtype=np.int32)
     taken, warnings = _find_known_types(trace, type_by_name)
     operations = trace if taken is None else take_rows(trace, taken)
     steps, find_step_index = _index_steps(operations.step)
     replicas, worker_by_rank = _index_workers(run)
-    _check_ranks(run, operations.rank, worker_by_rank)
+    highest = max(int(operations.rank.max(initial=0)), len(worker_by_rank) - 1)
+    unlisted = _mark_values(operations.rank, 0, highest)
+    unlisted[: len(worker_by_rank)] &= worker_by_rank < 0
+    if unlisted.any():
+        rank = int(np.flatnonzero(unlisted)[0])
+        raise KeyError(f"run {run.run_id} has operations of rank {rank}, which it does not list")
     num_workers = len(replicas) * run.layout.pp
     num_blocks = len(steps) * num_workers * NUM_TYPES
     block = np.empty(len(operations.name), dtype=np.int32)
@@ -190,13 +198,6 @@ def build_blocks(run: RunInfo, trace: Columns) -> Blocks:
         repeated=repeated,
         warnings=warnings,
     )
-
-
-def _type_code(run: RunInfo, name: str) -> int:
-    """Return the code of an operation's type, `UNKNOWN` or `NO_PARTNERS`."""
-    if run.layout.dp * run.layout.dsp == 1 and name in DP_ONLY:
-        return NO_PARTNERS
-    return CODE.get(name, UNKNOWN)
 
 
 def _find_known_types(
@@ -255,14 +256,6 @@ def _index_workers(run: RunInfo) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     worker_by_rank = np.full(int(rank.max()) + 1, -1)
     worker_by_rank[rank] = worker
     return replicas.astype(np.int64), worker_by_rank
-
-
-def _check_ranks(run: RunInfo, rank: IntArray, worker_by_rank: NDArray[np.int64]) -> None:
-    seen = _mark_values(rank, 0, max(int(rank.max(initial=0)), len(worker_by_rank) - 1))
-    seen[: len(worker_by_rank)] &= worker_by_rank < 0
-    if seen.any():
-        unknown = int(np.flatnonzero(seen)[0])
-        raise KeyError(f"run {run.run_id} has operations of rank {unknown}, which it does not list")
 
 
 def _sort_by_seq(

@@ -118,10 +118,17 @@ def _waits(trace: Trace) -> WaitIntervals:
     """
     rows = trace.rows
     arrival = trace.arrival_ns
-    consumed = _consumed_by_compute(trace)
+    # Communications that a compute waits for, and the end of the compute before that.
+    computes, operations = trace.computes, trace.operations
+    previous_end = np.full(len(rows), np.iinfo(np.int64).min)
+    follows = rows.worker[computes[1:]] == rows.worker[computes[:-1]]
+    previous_end[computes[1:][follows]] = rows.end[computes[:-1][follows]]
+    is_compute = is_one_of(rows.type, (CODE[FORWARD_COMPUTE], CODE[BACKWARD_COMPUTE]))
+    edges = is_compute[operations.dst] & (operations.group[operations.src] != NO_GROUP)
+    consumed, free_ns = operations.src[edges], previous_end[operations.dst[edges]]
     serial = np.flatnonzero(np.isin(rows.type, [CODE[name] for name in SERIAL_COMMUNICATION]))
-    comm = np.concatenate((consumed[0], serial))
-    begin = np.concatenate((np.maximum(consumed[1], rows.start[consumed[0]]), rows.start[serial]))
+    comm = np.concatenate((consumed, serial))
+    begin = np.concatenate((np.maximum(free_ns, rows.start[consumed]), rows.start[serial]))
     real = arrival[comm] > begin
     return remove_overlaps(
         WaitIntervals(
@@ -131,18 +138,6 @@ def _waits(trace: Trace) -> WaitIntervals:
             end_ns=arrival[comm[real]],
         )
     )
-
-
-def _consumed_by_compute(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return communications that a compute waits for, and the end of the compute before that."""
-    rows, operations = trace.rows, trace.operations
-    computes = trace.computes
-    previous_end = np.full(len(rows), np.iinfo(np.int64).min)
-    follows = rows.worker[computes[1:]] == rows.worker[computes[:-1]]
-    previous_end[computes[1:][follows]] = rows.end[computes[:-1][follows]]
-    is_compute = is_one_of(rows.type, (CODE[FORWARD_COMPUTE], CODE[BACKWARD_COMPUTE]))
-    edges = is_compute[operations.dst] & (operations.group[operations.src] != NO_GROUP)
-    return operations.src[edges], previous_end[operations.dst[edges]]
 
 
 def split_bytedance_waits(run: RunInfo, spans: SpanTable) -> WaitSplit:
