@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.readers.waits import Arrivals, split_traced_waits, split_waits
-from rankscope.analysis.trace.rows import select_rows
+from rankscope.analysis.trace.rows import concatenate, select_rows
 from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, RunInfo, SpanTable
 from rankscope.tracer.span import NONE, Span, SpanFlag, SpanKind, UnixNs
 from rankscope.tracer.topology import Layout
@@ -89,7 +89,7 @@ def test_equal_sequences_of_two_epochs_or_groups_are_different_instances() -> No
         span_table([collective(rank, 100 * rank, 300, group=8) for rank in (0, 1, 2)]),
         epoch=np.array([1, 1, 1], dtype=np.int32),
     )
-    both = join(spans, again)
+    both = concatenate(spans, again)
     other = GroupInfo(group_id=8, kind="tp-comm", name="tp", members=(0, 1, 2))
 
     split = split_waits(both, [TP, other], clock_error_ns=0)
@@ -232,16 +232,6 @@ def test_sequences_near_the_end_of_their_range_are_different_instances() -> None
     )
 
     assert split_waits(spans, [TP], clock_error_ns=0).wait_ns.tolist() == [20, 10, 0] * 2
-
-
-def join(left: SpanTable, right: SpanTable) -> SpanTable:
-    # Both tables hold the same names and tracks, so their codes agree.
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(left, name), getattr(right, name)])
-        for name in SpanTable.__slots__
-        if name not in ("names", "tracks")
-    }
-    return replace(left, **columns)
 
 
 def some_spans() -> st.SearchStrategy[list[Span]]:

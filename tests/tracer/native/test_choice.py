@@ -36,7 +36,6 @@ SHARED_TESTS = {
     "quick": (
         "native/test_compute_span.py",
         "record/test_current.py",
-        "record/test_overflow.py",
         "record/test_recorder.py",
     ),
     "others": (
@@ -48,6 +47,7 @@ SHARED_TESTS = {
         "job/test_slow_step_stacks.py",
         "native/test_host_launch.py",
         "record/test_no_room.py",
+        "record/test_overflow.py",
         "record/test_segment_pool.py",
         "record/test_span_faults.py",
         "test_harmless.py",
