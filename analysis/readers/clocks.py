@@ -282,7 +282,7 @@ def _warnings(
     declared_ns: int | None,
 ) -> list[str]:
     """Return what was aligned, how and how well, and what cannot be."""
-    found = []
+    warnings = []
     if moved:
         offset_ns = {code: line.at_ns - line.on_other_ns for code, line in moved.items()}
         worst = max(moved, key=lambda code: abs(offset_ns[code]))
@@ -290,7 +290,7 @@ def _warnings(
         why = "was never measured"
         if declared_ns is not None:
             why = f"exceeds its error of {format_duration(declared_ns)}"
-        found.append(
+        warnings.append(
             f"clock of {format_names([hosts[code] for code in sorted(moved)])} {why}: aligned with"
             f" {reference} by the ends of {format_count(num, 'communication')}"
             f" ({f'{hosts[worst]} ' if len(moved) > 1 else ''}"
@@ -299,11 +299,11 @@ def _warnings(
             f" {format_duration(max(line.error_ns for line in moved.values()))})"
         )
     if lost:
-        found.append(
+        warnings.append(
             f"clock of {format_names([hosts[code] for code in lost])} was never measured, and"
             f" no communication joins it with {reference}: times cannot be compared between them"
         )
-    return found
+    return warnings
 
 
 def _codes_of_ranks(
@@ -365,16 +365,16 @@ def _find_meetings(
     }
 
 
-def _fit(found: Meetings) -> ClockLine | None:
+def _fit(meetings: Meetings) -> ClockLine | None:
     """Return the line from the second clock to the first with the least error; None if unknown.
 
     Each kind of collective gives one by its ends. Members that do not end together (an asynchronous
     collective, timed where it was waited for) give it a large error. The bounds give another one,
     halfway between them. Ends that most bounds contradict prove nothing.
     """
-    least = np.where(found.least_ns == FIRST, -np.inf, found.least_ns)
-    most = np.where(found.most_ns == LAST, np.inf, found.most_ns)
-    after_ns = found.at_ns - found.at_ns[0]
+    least = np.where(meetings.least_ns == FIRST, -np.inf, meetings.least_ns)
+    most = np.where(meetings.most_ns == LAST, np.inf, meetings.most_ns)
+    after_ns = meetings.at_ns - meetings.at_ns[0]
     rates = [
         _drift(after_ns[known], bound[known], pick)
         for bound, pick in ((least, np.max), (most, np.min))
@@ -385,9 +385,9 @@ def _fit(found: Meetings) -> ClockLine | None:
             *(_between(after_ns, least, most, rate=rate) for rate in (0.0, float(np.mean(rates))))
         )
     ]
-    for kind in np.unique(found.kind[found.kind >= 0]).tolist():
-        rows = found.kind == kind
-        ends = after_ns[rows], found.ends_ns[rows]
+    for kind in np.unique(meetings.kind[meetings.kind >= 0]).tolist():
+        rows = meetings.kind == kind
+        ends = after_ns[rows], meetings.ends_ns[rows]
         line = _simpler(*(_middle(*ends, rate=rate) for rate in (0.0, _drift(*ends, np.median))))
         error_ns = max(line[0], RESOLUTION_NS)
         if rows.sum() < MIN_FITTED // 3:
@@ -399,7 +399,7 @@ def _fit(found: Meetings) -> ClockLine | None:
     error_ns, offset_ns, rate = min(lines)
     if not np.isfinite(error_ns):
         return None
-    at_ns = int(found.at_ns[0])
+    at_ns = int(meetings.at_ns[0])
     return ClockLine(
         at_ns, at_ns - round(offset_ns), -rate, max(error_ns, RESOLUTION_NS), len(after_ns)
     )
@@ -464,13 +464,13 @@ def _reach(
         if line is not None:
             neighbours[first].append((second, line))
             neighbours[second].append((first, line.inverse()))
-    found: dict[int, ClockLine] = {}
+    reached: dict[int, ClockLine] = {}
     queue = [(0.0, code, ClockLine(0, 0)) for code in sorted(trusted)]
     while queue:
         _, code, line = heappop(queue)
-        if code not in found:
-            found[code] = line
+        if code not in reached:
+            reached[code] = line
             for other, to_this in neighbours[code]:
                 onward = to_this.then(line)
                 heappush(queue, (onward.error_ns, other, onward))
-    return found
+    return reached

@@ -202,10 +202,10 @@ def _find_rank(path: Path) -> int:
     try:
         with os.fdopen(open_regular_file(path), "rb") as file:
             begin = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
-            found = RANK.search(begin.read(BEGIN_BYTES))
+            rank = RANK.search(begin.read(BEGIN_BYTES))
     except (OSError, EOFError, zlib.error):
         return NONE
-    return NONE if found is None else int(found[1])
+    return NONE if rank is None else int(rank[1])
 
 
 def read_trace(path: Path) -> RankTrace:
@@ -410,12 +410,12 @@ def _covers(intervals: Sequence[tuple[int, ...]], at_ns: int) -> int:
 
 def _to_process(trace: RankTrace, run_id: str) -> Process:
     groups = trace.groups.values()
-    own = [
-        AxisGroup(axis=one.axis, members=one.members)
-        for one in groups
-        if one.axis in AXES and trace.rank in one.members
+    axes = [
+        AxisGroup(axis=group.axis, members=group.members)
+        for group in groups
+        if group.axis in AXES and trace.rank in group.members
     ]
-    derived = derive_layout(own, rank=trace.rank, world_size=trace.world_size)
+    derived = derive_layout(axes, rank=trace.rank, world_size=trace.world_size)
     process = Process(
         run_id=run_id,
         rank=trace.rank,
@@ -427,7 +427,7 @@ def _to_process(trace: RankTrace, run_id: str) -> Process:
             "device": {"name": trace.device or None},
             "config": {"imported": "torch.profiler"},
         },
-        groups={one.group_id: (str(one.kind), one.axis, one.members) for one in groups},
+        groups={group.group_id: (str(group.kind), group.axis, group.members) for group in groups},
     )
     phases = _find_phases(trace)
     process.records += _compute_records(trace, phases)
@@ -447,12 +447,12 @@ def _to_process(trace: RankTrace, run_id: str) -> Process:
 
 def _find_phases(trace: RankTrace) -> list[tuple[int, SpanKind] | None]:
     """Return step and kind of each item of compute; None outside the steps."""
-    found: list[tuple[int, SpanKind] | None] = []
+    phases: list[tuple[int, SpanKind] | None] = []
     last_backward: dict[int, int] = {}
     for work in trace.compute:
         index = _covers(trace.steps, work.launch_ns)
         if index == NONE:
-            found.append(None)
+            phases.append(None)
             continue
         step, kind = trace.steps[index][2], SpanKind.FORWARD
         if _covers(trace.optimizer.get(work.thread, ()), work.launch_ns) != NONE:
@@ -460,14 +460,14 @@ def _find_phases(trace: RankTrace) -> list[tuple[int, SpanKind] | None]:
         elif _covers(trace.backward.get(work.thread, ()), work.launch_ns) != NONE:
             kind = SpanKind.BACKWARD
             last_backward[step] = max(work.launch_ns, last_backward.get(step, 0))
-        found.append((step, kind))
+        phases.append((step, kind))
     return [
         (phase[0], SpanKind.OPTIMIZER)
         if phase is not None
         and phase[1] is SpanKind.FORWARD
         and work.launch_ns > last_backward.get(phase[0], work.launch_ns)
         else phase
-        for work, phase in zip(trace.compute, found, strict=True)
+        for work, phase in zip(trace.compute, phases, strict=True)
     ]
 
 
@@ -486,9 +486,9 @@ def _compute_records(trace: RankTrace, phases: list[tuple[int, SpanKind] | None]
         step, kind = phase
         is_late = busy_ns < work.launch_ns and work.start_ns - busy_ns >= LATE_NS
         goes_on = phase == before and not is_late
-        found = _find_wait(trace, work, comm, busy_ns)
-        if found is not None:
-            begin, end, about = found
+        wait = _find_wait(trace, work, comm, busy_ns)
+        if wait is not None:
+            begin, end, about = wait
             depth = 1 if goes_on else 0
             records.append(
                 Record(SpanKind.WAIT, "wait", COMPUTE_TRACK, step, begin, end, flags, depth=depth,
@@ -588,14 +588,14 @@ def _group_of(trace: RankTrace, args: dict[str, Any]) -> Group:
     name = args.get("Process Group Name")
     if name is None and len(trace.groups) == 1:  # gloo's events name none
         return next(iter(trace.groups.values()))
-    found = trace.groups.get(_text(name))
-    if found is None:
+    group = trace.groups.get(_text(name))
+    if group is None:
         reason = (
             "has a communication that names no known process group: profile with torch 2.4 or"
             " newer and NCCL, or with a single group"
         )
         raise TraceError(trace.path, reason)
-    return found
+    return group
 
 
 def _is_count(value: Any) -> TypeGuard[int]:  # noqa: ANN401  # of any JSON type

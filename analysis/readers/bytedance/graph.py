@@ -14,7 +14,7 @@ from ...arrays.grouping import NO_GROUP, cumcount, is_one_of, max_over_group
 from ...arrays.sorting import argsort_rows
 from ...replay.model import ReplayModel
 from ...replay.operations import Operations
-from .blocks import Rows, describe_unpaired, map_steps, rows_by_start, sort_rows
+from .blocks import Rows, map_steps, rows_by_start, sort_rows
 from .format import (
     BACKWARD_COMPUTE,
     BACKWARD_RECV,
@@ -208,9 +208,11 @@ class Trace:
     def find_contradictions(self) -> dict[int, str]:
         """Return the steps whose replay would prove nothing, and why."""
         steps, num = np.unique(self.rows.step[self.unpaired], return_counts=True)
-        numbers = (self.rows.steps[step] for step in steps.tolist())
-        unpaired = dict(zip(numbers, num.tolist(), strict=True))
-        return describe_unpaired(unpaired) | self.rows.uneven
+        unpaired = {
+            self.rows.steps[step]: f"{count} sends and receives have no counterpart"
+            for step, count in zip(steps.tolist(), num.tolist(), strict=True)
+        }
+        return unpaired | self.rows.uneven
 
 
 def read_trace(run: RunInfo, spans: Columns) -> Trace:

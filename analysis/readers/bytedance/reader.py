@@ -98,8 +98,8 @@ def _items(trace: Trace) -> ComputeItems:
         microbatch = cumcount(np.cumsum(changes, dtype=np.int32)).astype(np.int32)
         return *key, microbatch, (rows.end[compute] - rows.start[compute])[order]
 
-    found = map_steps_of(find, rows, trace.computes) or [find(slice(0, 0))]
-    step, rank, kind, chunk, microbatch, self_ns = map(np.concatenate, zip(*found, strict=True))
+    parts = map_steps_of(find, rows, trace.computes) or [find(slice(0, 0))]
+    step, rank, kind, chunk, microbatch, self_ns = map(np.concatenate, zip(*parts, strict=True))
     return ComputeItems(
         step=np.array(rows.steps, dtype=np.int32)[step],
         rank=rank,

@@ -228,8 +228,8 @@ def is_expert_piece(
     own_rows = np.flatnonzero(own)
     span = np.searchsorted(rows, pieces.compute[own_rows])
     passed = np.searchsorted(ends, pieces.start[own_rows], side="right") - before[span]
-    found = nothing.copy()
-    found[own_rows] = ((passed % 2 == 1) & ~odd[span]) | is_deferred_part(part[rows])[span]
+    of_experts = nothing.copy()
+    of_experts[own_rows] = ((passed % 2 == 1) & ~odd[span]) | is_deferred_part(part[rows])[span]
     length = np.where(own, pieces.end - pieces.start, 0)
-    outside = float(length[~found].sum())
-    return found if outside >= MIN_OUTSIDE_RATIO * float(length.sum()) else nothing
+    outside = float(length[~of_experts].sum())
+    return of_experts if outside >= MIN_OUTSIDE_RATIO * float(length.sum()) else nothing

@@ -184,8 +184,8 @@ def _order_operations(
     )
     order = stable_argsort(key)
     num = len(pieces.start)
-    found: NDArray[np.int64] = np.append(np.arange(num), num + by_launch)[order]
-    return found
+    operations: NDArray[np.int64] = np.append(np.arange(num), num + by_launch)[order]
+    return operations
 
 
 def _transfer_durations(matched: MatchedWaits) -> NDArray[np.int64]:
@@ -232,8 +232,7 @@ def _rank_edges(
     src.append(before[known])
     dst.append(num + np.flatnonzero(known))
 
-    wait_end = matched.waits()[1]
-    after = np.searchsorted(pieces.start, wait_end, side="left")
+    after = np.searchsorted(pieces.start, matched.wait_end, side="left")
     comm = matched.wait_comm
     known = (comm != NOT_FOUND) & (after < num)
     known[known] = pieces.rank_step[after[known]] == matched.comm_rank_step[comm[known]]
@@ -249,10 +248,10 @@ def _launching_pieces(matched: MatchedWaits, pieces: Pieces) -> NDArray[np.int64
     """
     launch = matched.launch
     before: NDArray[np.int64] = np.searchsorted(pieces.end, launch, side="right") - 1
-    begin, end = matched.waits()
+    wait_ends = matched.wait_end[matched.wait_end > matched.wait_start]
     is_empty_wait = pieces.start == pieces.end
     is_empty_wait[is_empty_wait] = ~is_in_sorted(
-        pieces.start[is_empty_wait], sorted_unique(end[end > begin])
+        pieces.start[is_empty_wait], sorted_unique(wait_ends)
     )
     at_once = (before >= 0) & is_empty_wait[before] & (pieces.start[before] == launch)
     launcher: NDArray[np.int64] = before - at_once

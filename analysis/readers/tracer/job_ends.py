@@ -130,8 +130,8 @@ def _are_long(value: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which values are longer than usual. Shape as given, (steps,)."""
     usual = float(np.median(value))
     least = max(THRESHOLDS.min_excess_ratio * usual, MIN_DEVIATIONS * robust_deviation(value))
-    found: NDArray[np.bool_] = value - usual > least
-    return found
+    is_long: NDArray[np.bool_] = value - usual > least
+    return is_long
 
 
 def _is_longest(value: NDArray[Any]) -> bool:
