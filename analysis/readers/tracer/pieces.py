@@ -241,8 +241,9 @@ def _named_rows(
 def compiles_at(spans: SpanTable, row: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which rows are host spans of the compiler. Shape as ``row``, False for `GAP`."""
     compiles = np.array([name in COMPILATION_NAMES for name in spans.names], dtype=np.bool_)
-    is_compilation: NDArray[np.bool_] = compiles[spans.name[row]] & (spans.kind[row] == HOST)
-    return is_compilation & (row != GAP)
+    is_named = compiles[spans.name[row]]
+    is_compilation: NDArray[np.bool_] = is_named & (spans.kind[row] == HOST) & (row != GAP)
+    return is_compilation
 
 
 def _add_anchors(
