@@ -34,11 +34,10 @@ from .diagnose import (
 from .evidence import find_step_begins, tabulate_evidence, with_proofs
 from .price.operation_sets import compare_culprits
 from .quality import assess_quality, left_out_sentence
-from .readers.bytedance.reader import read_bytedance
 from .readers.clocks import align_clocks
+from .readers.formats import drop_read_columns, read_run
 from .readers.tracer.device_steps import align_steps_to_device
 from .readers.tracer.job_ends import end_last_steps
-from .readers.tracer.reader import read_traced
 from .recurrence import find_placements, name_hosts
 from .replay.step_graph import find_cycles
 from .replay.what_if import Replayer, ratio, what_if
@@ -47,7 +46,7 @@ from .report.text import format_count, format_percent
 from .statistics.peers import compare_with_peers
 from .trace.account import INVALID
 from .trace.errors import CycleError, EmptyRunError
-from .trace.rows import make_span_table, select_rows
+from .trace.rows import select_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -147,8 +146,7 @@ def _analyze(
     if not len(spans):
         return _report_without_spans(record, is_whole_run=first is None and last is None)
     held = [record.spans]
-    if run.source_format == "bytedance":
-        record = replace(record, spans=_without_columns(record.spans))
+    record = replace(record, spans=drop_read_columns(run, record.spans))
 
     def take_spans() -> SpanTable:
         return held.pop() if held else clocks.align(source.spans(run_id, first=first, last=last))
@@ -162,34 +160,11 @@ def _analyze(
     return _report_without_replay(record, findings_of_record(record), reading)
 
 
-def _without_columns(spans: SpanTable) -> SpanTable:
-    """Return as many spans of a ByteDance run, of which nothing is needed once they have been read.
-
-    Its operations hold the rest: 50 bytes less per span while they are made.
-    """
-    zeros = np.broadcast_to(np.int64(0), len(spans))
-    columns = "epoch", "step", "rank", "kind", "name", "track", "start_ns", "duration_ns"
-    return make_span_table(**dict.fromkeys(columns, zeros), names=("",), tracks=("",))
-
-
 def read_operations(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
     """Return spans of any known format as operations with their dependencies."""
     clocks = align_clocks(run, spans)
     spans = clocks.align(spans)
-    return _read(clocks.run, lambda: spans, align_steps_to_device(spans, clocks.align(steps)))
-
-
-def _read(
-    run: RunInfo,
-    take_spans: Callable[[], SpanTable],
-    steps: StepTable,
-    *,
-    num_earlier_steps: int = 0,
-) -> Reading:
-    """Return spans as operations; the steps are those of the device."""
-    if run.source_format == "bytedance":
-        return read_bytedance(run, take_spans())  # the only reference
-    return read_traced(run, take_spans(), steps, num_earlier_steps=num_earlier_steps)
+    return read_run(clocks.run, lambda: spans, align_steps_to_device(spans, clocks.align(steps)))
 
 
 def _read_replayable(
@@ -201,7 +176,7 @@ def _read_replayable(
     operations.
     """
     run, steps = record.run, record.steps
-    reading = _read(run, take_spans, steps, num_earlier_steps=record.num_earlier_steps)
+    reading = read_run(run, take_spans, steps, num_earlier_steps=record.num_earlier_steps)
     while reading.steps:
         if not len(reading.model.rank):
             empty = dict.fromkeys(reading.steps, "its spans are in other steps")
@@ -214,7 +189,7 @@ def _read_replayable(
             if not cyclic:
                 raise
         spans, kept = take_spans(), sorted(set(reading.steps) - set(cyclic))
-        rest = _read(
+        rest = read_run(
             run,
             partial(select_rows, spans, np.isin(spans.step, kept)),
             select_rows(steps, np.isin(steps.step, kept)),

@@ -18,7 +18,7 @@ from .replay.model import COMPUTE_CODES
 from .report.report import Quality
 from .report.text import format_count, format_ranges, format_ranks
 from .trace.account import TORN, TRUNCATED
-from .trace.tables import num_expected_ranks
+from .trace.tables import format_of, num_expected_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +62,7 @@ def assess_quality(
         warnings.append(left_out_sentence(reading.left_out))
     if reading is not None:
         warnings += _lone_group_warnings(run, reading.transfers, samples)
-    if run.source_format == "rankscope":
+    if format_of(run).has_groups:
         warnings += [*_missing_rank_warnings(run), *misreading_warnings(spans)]
     account = run.account
     if num_rows := account.dropped.get(TRUNCATED):
@@ -203,12 +203,9 @@ def _coverage(run: RunInfo, steps: StepTable, reading: Reading) -> float | None:
     num_steps = len(reading.steps) + len(reading.left_out)
     if not num_steps:
         return None
-    expected = num_expected_ranks(run)
-    if run.source_format == "bytedance":
-        expected = run.layout.dp * run.layout.pp
     rows = np.flatnonzero(np.isin(steps.step, reading.steps))
     _, num_replayed = factorize(steps.step[rows], steps.rank[rows])
-    return num_replayed / (expected * num_steps)
+    return num_replayed / (num_expected_ranks(run) * num_steps)
 
 
 def left_out_sentence(left_out: Mapping[int, str]) -> str:

@@ -20,6 +20,7 @@ from .report.text import (
     format_steps,
 )
 from .statistics.thresholds import THRESHOLDS
+from .trace.tables import format_of
 
 if TYPE_CHECKING:
     from .report.report import Finding, RunReport
@@ -109,10 +110,10 @@ def _ranks_at_fault(report: RunReport, finding: Finding) -> str:
     coords = report.coords.get(finding.ranks[0])
     if coords is not None and report.has_layout and len(finding.ranks) == 1:
         place = f"dp {coords.dp}, stage {coords.pp}"
-        if report.layout.tp > 1 and report.source_format == "rankscope":
-            place += f", tp {coords.tp}"
-        if report.source_format == "bytedance":
+        if format_of(report).is_tp_collapsed:
             return f"The worker at {place} ({name})"
+        if report.layout.tp > 1:
+            place += f", tp {coords.tp}"
         hosts = f"{hosts}, {place}" if hosts else place
     if hosts:
         name = f"{name} ({hosts})"

@@ -15,6 +15,7 @@ from ..report.report import Mfu
 from ..trace.context import RunContext
 from ..trace.devices import peak_flops_per_s
 from ..trace.rows import select_rows
+from ..trace.tables import format_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -100,7 +101,7 @@ def compute_mfu(
 def explain_missing_mfu(run: RunInfo, steps: StepTable) -> str:
     """Return why `compute_mfu` returns None, and what makes it known."""
     install = "`tracer.install`"
-    if run.source_format != "rankscope":
+    if not format_of(run).has_flops:
         return "the trace format has no FLOPs"
     if not run.has_layout:
         return f"parallel layout unknown: pass `layout` and `coords` to {install}"

@@ -174,16 +174,10 @@ def build_waterfall(
     shape = (len(ranks), len(reading.steps))
     time_ns, total_ns = np.zeros((*shape, len(PARTS)), np.int64), np.zeros(shape, np.int64)
     waiting, useful_ns = np.zeros(len(reading.waits.rank), dtype=np.int64), 0
-    is_bytedance = run.source_format == "bytedance"
     begin_ns, end_ns = rank_steps.bounds(len(reading.steps))
     for block in split_by_time(reading.model, reading.waits, begin_ns=begin_ns, end_ns=end_ns):
         own = rank_steps.of_block(block.first_step, len(block.model.operations.steps))
-        filled = compute_occupancy(
-            block.model,
-            block.waits,
-            own,
-            launched=COMPUTE_KINDS | {"gc"} if is_bytedance else frozenset(),
-        )
+        filled = compute_occupancy(block.model, block.waits, own, launched=reading.without_launch)
         time = np.zeros((len(own), len(PARTS)), dtype=np.int64)
         useful_ns += _add_operations(time, filled, block.model)
         scheduled = None

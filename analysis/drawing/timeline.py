@@ -9,11 +9,12 @@ import numpy as np
 
 from rankscope.tracer.span import KIND_CODES, SpanFlag, SpanKind
 
-from ..readers.bytedance.reader import split_bytedance_waits
 from ..readers.clocks import align_clocks
-from ..readers.waits import is_communication, split_traced_waits
+from ..readers.formats import split_run_waits
+from ..readers.waits import is_communication
 from ..trace.errors import EmptyRunError
 from ..trace.rows import concatenate, make_span_table, select_rows
+from ..trace.tables import format_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from ..trace.context import EventRecord
     from ..trace.tables import RunInfo, RunSummary, SpanSource, SpanTable
     from .raster import StepPicture
-
-_BYTEDANCE = "bytedance"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +216,7 @@ def records_groups(info: RunInfo | RunSummary) -> bool:
 
     Without them the instances are inferred from all spans of a step, so it must be read whole.
     """
-    return info.source_format != _BYTEDANCE
+    return format_of(info).has_groups
 
 
 def make_timeline(
@@ -242,10 +241,7 @@ def make_timeline(
     if bounds_ns is None:
         bounds_ns = int(spans.start_ns.min()), int((spans.start_ns + spans.duration_ns).max())
     of_epoch = replace(info, epochs=tuple(one for one in info.epochs if one.epoch == epoch))
-    if records_groups(info):
-        split = split_traced_waits(of_epoch, spans, arrivals=arrivals)
-    else:
-        split = split_bytedance_waits(info, spans)
+    split = split_run_waits(of_epoch, spans, arrivals=arrivals)
     ranks = [rank for one in of_epoch.epochs if info.has_layout for rank in one.ranks]
     return StepTimeline(
         run=info.run_id,

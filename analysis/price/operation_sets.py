@@ -13,7 +13,7 @@ import numpy as np
 from rankscope.tracer.span import KINDS
 
 from ..arrays.grouping import factorize
-from ..readers.bytedance.format import FOLDED
+from ..readers.formats import replay_kind
 from ..replay.what_if import ratio, recoverable_ratio
 from ..report.report import CulpritComparison
 from ..trace.errors import AnalysisError
@@ -61,10 +61,10 @@ class Part:
     """Transfers from the first rank to the second."""
 
     group: int | None = None
-    """Communication of the group with this id. The ByteDance format records none."""
+    """Communication of the group with this id, in a format that records groups."""
 
     name: str | None = None
-    """Communication with this span name; in the ByteDance format any operation of this type."""
+    """Communication with this span name; in a format without groups any operation of this type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +196,7 @@ def _kind_codes(model: ReplayModel, spans: SpanTable) -> NDArray[np.int64]:
     """Return each span's kind as a code of the model; -1 if the model has no such kind."""
     if model.kinds[: len(KINDS)] == tuple(kind.value for kind in KINDS):
         return spans.kind.astype(np.int64)
-    kinds = [FOLDED.get(name, name) for name in spans.names]
+    kinds = [replay_kind(name) for name in spans.names]
     codes = [model.kinds.index(name) if name in model.kinds else -1 for name in kinds]
     return np.array(codes, dtype=np.int64)[spans.name]
 

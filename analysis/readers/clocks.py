@@ -18,7 +18,7 @@ from ..arrays.grouping import factorize
 from ..arrays.sorting import argsort_rows, find_positions, is_in_sorted
 from ..report.text import format_count, format_duration, format_names
 from ..trace.rows import select_rows
-from ..trace.tables import SpanTable, StepTable
+from ..trace.tables import SpanTable, StepTable, format_of
 from .waits import ROOTED, instance_keys, is_communication, is_p2p
 
 if TYPE_CHECKING:
@@ -189,6 +189,11 @@ class Meetings(NamedTuple):
     kind: NDArray[np.int64]
     """Equal for collectives of one group and name; -1 for p2p, whose ends prove nothing."""
 
+    def early_ratio(self, error_ns: int) -> float:
+        """Return the share that ends before all members have entered, by the clocks' times."""
+        error_ns = max(error_ns, RESOLUTION_NS)
+        return float(((self.least_ns > error_ns) | (self.most_ns < -error_ns)).mean())
+
 
 def align_clocks(run: RunInfo, spans: SpanTable) -> Alignment:
     """Align the clocks of a run that nothing measured, or whose declared error is contradicted.
@@ -207,7 +212,7 @@ def align_clocks(run: RunInfo, spans: SpanTable) -> Alignment:
         for info in epoch.ranks
     }
     clocks = list(dict.fromkeys(clock_of.values()))
-    if run.source_format != "rankscope" or len(clocks) <= 1 or not len(spans):
+    if not format_of(run).has_clocks or len(clocks) <= 1 or not len(spans):
         return Alignment(run=run)
     declared_ns, code_of = run.clock_error_ns, {one: code for code, one in enumerate(clocks)}
     clock = {place: code_of[one] for place, one in clock_of.items()}
@@ -220,7 +225,7 @@ def align_clocks(run: RunInfo, spans: SpanTable) -> Alignment:
     pairs = _find_meetings(spans, clock, joining)
     if declared_ns is None:
         trusted = {code for code, one in enumerate(clocks) if one[2] is not None} or {0}
-    elif any(_is_contradicted(each, declared_ns) for each in pairs.values()):
+    elif any(each.early_ratio(declared_ns) > MAX_CONTRADICTED for each in pairs.values()):
         trusted = {0}
     else:
         return Alignment(run=run)
@@ -277,7 +282,7 @@ def _warnings(
     declared_ns: int | None,
 ) -> list[str]:
     """Return what was aligned, how and how well, and what cannot be."""
-    found = []
+    warnings = []
     if moved:
         offset_ns = {code: line.at_ns - line.on_other_ns for code, line in moved.items()}
         worst = max(moved, key=lambda code: abs(offset_ns[code]))
@@ -285,7 +290,7 @@ def _warnings(
         why = "was never measured"
         if declared_ns is not None:
             why = f"exceeds its error of {format_duration(declared_ns)}"
-        found.append(
+        warnings.append(
             f"clock of {format_names([hosts[code] for code in sorted(moved)])} {why}: aligned with"
             f" {reference} by the ends of {format_count(num, 'communication')}"
             f" ({f'{hosts[worst]} ' if len(moved) > 1 else ''}"
@@ -294,11 +299,11 @@ def _warnings(
             f" {format_duration(max(line.error_ns for line in moved.values()))})"
         )
     if lost:
-        found.append(
+        warnings.append(
             f"clock of {format_names([hosts[code] for code in lost])} was never measured, and"
             f" no communication joins it with {reference}: times cannot be compared between them"
         )
-    return found
+    return warnings
 
 
 def _codes_of_ranks(
@@ -360,23 +365,16 @@ def _find_meetings(
     }
 
 
-def _is_contradicted(found: Meetings, error_ns: int) -> bool:
-    """Return whether communications end before all members have entered, by the clocks' times."""
-    error_ns = max(error_ns, RESOLUTION_NS)
-    early = (found.least_ns > error_ns) | (found.most_ns < -error_ns)
-    return bool(early.mean() > MAX_CONTRADICTED)
-
-
-def _fit(found: Meetings) -> ClockLine | None:
+def _fit(meetings: Meetings) -> ClockLine | None:
     """Return the line from the second clock to the first with the least error; None if unknown.
 
     Each kind of collective gives one by its ends. Members that do not end together (an asynchronous
     collective, timed where it was waited for) give it a large error. The bounds give another one,
     halfway between them. Ends that most bounds contradict prove nothing.
     """
-    least = np.where(found.least_ns == FIRST, -np.inf, found.least_ns)
-    most = np.where(found.most_ns == LAST, np.inf, found.most_ns)
-    after_ns = found.at_ns - found.at_ns[0]
+    least = np.where(meetings.least_ns == FIRST, -np.inf, meetings.least_ns)
+    most = np.where(meetings.most_ns == LAST, np.inf, meetings.most_ns)
+    after_ns = meetings.at_ns - meetings.at_ns[0]
     rates = [
         _drift(after_ns[known], bound[known], pick)
         for bound, pick in ((least, np.max), (most, np.min))
@@ -387,9 +385,9 @@ def _fit(found: Meetings) -> ClockLine | None:
             *(_between(after_ns, least, most, rate=rate) for rate in (0.0, float(np.mean(rates))))
         )
     ]
-    for kind in np.unique(found.kind[found.kind >= 0]).tolist():
-        rows = found.kind == kind
-        ends = after_ns[rows], found.ends_ns[rows]
+    for kind in np.unique(meetings.kind[meetings.kind >= 0]).tolist():
+        rows = meetings.kind == kind
+        ends = after_ns[rows], meetings.ends_ns[rows]
         line = _simpler(*(_middle(*ends, rate=rate) for rate in (0.0, _drift(*ends, np.median))))
         error_ns = max(line[0], RESOLUTION_NS)
         if rows.sum() < MIN_FITTED // 3:
@@ -401,7 +399,7 @@ def _fit(found: Meetings) -> ClockLine | None:
     error_ns, offset_ns, rate = min(lines)
     if not np.isfinite(error_ns):
         return None
-    at_ns = int(found.at_ns[0])
+    at_ns = int(meetings.at_ns[0])
     return ClockLine(
         at_ns, at_ns - round(offset_ns), -rate, max(error_ns, RESOLUTION_NS), len(after_ns)
     )
@@ -466,13 +464,13 @@ def _reach(
         if line is not None:
             neighbours[first].append((second, line))
             neighbours[second].append((first, line.inverse()))
-    found: dict[int, ClockLine] = {}
+    reached: dict[int, ClockLine] = {}
     queue = [(0.0, code, ClockLine(0, 0)) for code in sorted(trusted)]
     while queue:
         _, code, line = heappop(queue)
-        if code not in found:
-            found[code] = line
+        if code not in reached:
+            reached[code] = line
             for other, to_this in neighbours[code]:
                 onward = to_this.then(line)
                 heappush(queue, (onward.error_ns, other, onward))
-    return found
+    return reached

@@ -91,8 +91,8 @@ def is_communication(spans: SpanTable) -> NDArray[np.bool_]:
         Shape (spans,). False for a `WAIT` span, although it carries its collective's group.
     """
     grouped_other = (spans.kind == KIND_CODES[SpanKind.OTHER]) & (spans.group_id != 0)
-    found: NDArray[np.bool_] = is_one_of(spans.kind, _COMM_CODES) | grouped_other
-    return found
+    is_comm: NDArray[np.bool_] = is_one_of(spans.kind, _COMM_CODES) | grouped_other
+    return is_comm
 
 
 def is_p2p(spans: SpanTable) -> NDArray[np.bool_]:
@@ -101,8 +101,8 @@ def is_p2p(spans: SpanTable) -> NDArray[np.bool_]:
     Returns:
         Shape (spans,).
     """
-    found: NDArray[np.bool_] = (spans.src_rank != NONE) & (spans.dst_rank != NONE)
-    return found
+    is_pair: NDArray[np.bool_] = (spans.src_rank != NONE) & (spans.dst_rank != NONE)
+    return is_pair
 
 
 def split_traced_waits(
@@ -348,10 +348,10 @@ def _is_buffered_send(
     """
     end = spans.start_ns[rows] + spans.duration_ns[rows]
     sends = is_p2p(spans)[rows] & (spans.rank[rows] == spans.src_rank[rows])
-    found: NDArray[np.bool_] = sends & (end < arrival)
-    unsure = np.flatnonzero(found & (arrival - end <= tolerance_ns))
+    buffered: NDArray[np.bool_] = sends & (end < arrival)
+    unsure = np.flatnonzero(buffered & (arrival - end <= tolerance_ns))
     if not len(unsure):
-        return found
+        return buffered
     size = np.diff(first, append=len(rows))
     instance = np.repeat(np.arange(len(first)), size)
     pair = np.flatnonzero(sends & (size == _P2P_MEMBERS)[instance])
@@ -363,8 +363,8 @@ def _is_buffered_send(
     duration_spread = mean_absolute_deviations(duration_ns, key, num)
     end_together = np.zeros(len(rows), dtype=np.bool_)
     end_together[pair] = (end_spread < duration_spread)[key]
-    found[unsure] &= ~end_together[unsure]
-    return found
+    buffered[unsure] &= ~end_together[unsure]
+    return buffered
 
 
 def _match_arrivals(
@@ -383,5 +383,5 @@ def _match_arrivals(
     known, asked = key[: len(arrivals)], key[len(arrivals) :]
     order = np.argsort(known, kind="stable")
     index = np.minimum(np.searchsorted(known[order], asked), len(known) - 1)
-    found = known[order][index] == asked
-    return rows[found], order[index[found]]
+    is_known = known[order][index] == asked
+    return rows[is_known], order[index[is_known]]

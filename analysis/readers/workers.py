@@ -80,5 +80,5 @@ def number_workers(
     """Return the number of the worker of each rank in ``rows``."""
     workers = find_workers(ranks, traced_kinds)
     number: dict[tuple[int, ...], int] = {}
-    found = [number.setdefault(workers[rank], len(number)) for rank in rows.tolist()]
-    return np.array(found, dtype=np.int64)
+    numbers = [number.setdefault(workers[rank], len(number)) for rank in rows.tolist()]
+    return np.array(numbers, dtype=np.int64)

@@ -12,8 +12,9 @@ try:
     from . import _loop as functions
 except ImportError as error:
     raise ImportError(
-        "the compiled part of the analysis is missing: install a C compiler (gcc), then rankscope"
-        " again"
+        "the compiled part of the analysis is missing: install a C compiler and the headers of"
+        " Python (Debian: apt install gcc python3-dev), then rankscope again: pip install"
+        " --force-reinstall --no-deps /path/to/rankscope"
     ) from error
 
 if TYPE_CHECKING:

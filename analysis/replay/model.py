@@ -132,8 +132,9 @@ class Reading:
     """Steps that are replayed, ascending."""
 
     actual_ns: NDArray[np.int64]
-    """Shape (steps,): time between the last ends of two steps (`measure_steps`). In the ByteDance
-    format, and for a step without one before it, last end - first start over the ranks."""
+    """Shape (steps,): time between the last ends of two steps (`measure_steps`). If
+    ``bounds_ns`` is set, and for a step without one before it, last end - first start over the
+    ranks."""
 
     left_out: dict[int, str]
     """Steps that cannot be replayed, and why."""
@@ -148,6 +149,10 @@ class Reading:
     bounds_ns: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
     """Begin and end of each step on every rank, shape (steps,) each; None: on each rank as its step
     row says."""
+
+    without_launch: frozenset[str] = frozenset()
+    """Kinds of operations that a host launches at a time that the trace does not have: time before
+    one of them, in which the rank does nothing, is the host's."""
 
     experts: NDArray[np.bool_] | None = None
     """Shape (ops,): the compute of experts, which ``items`` exclude; None if there is none."""

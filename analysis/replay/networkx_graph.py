@@ -58,24 +58,22 @@ def dependency_graph(
         raise GraphTooLargeError(numbers[0], len(rows))
     graph: nx.DiGraph[int] = nx.DiGraph()
     for row, slack in zip(rows.tolist(), slack_ns.tolist(), strict=True):
-        graph.add_node(row, **_attributes(model, row), slack_ns=slack, critical=slack == 0)
+        instance = int(operations.group[row])
+        graph.add_node(
+            row,
+            step=operations.steps[operations.step[row]],
+            rank=int(model.rank[row]),
+            kind=model.kinds[model.kind[row]],
+            start_ns=int(operations.start_ns[row]),
+            end_ns=int(operations.end_ns[row]),
+            work_ns=float(operations.duration_ns[row]),
+            instance=None if instance == NO_GROUP else instance,
+            slack_ns=slack,
+            critical=slack == 0,
+        )
     is_node = np.zeros(len(operations), dtype=np.bool_)
     is_node[rows] = True
     inside = is_node[operations.src] & is_node[operations.dst]
     edges = (each[inside].tolist() for each in (operations.src, operations.dst))
     graph.add_edges_from(zip(*edges, strict=True))
     return graph
-
-
-def _attributes(model: ReplayModel, row: int) -> dict[str, object]:
-    operations = model.operations
-    instance = int(operations.group[row])
-    return {
-        "step": operations.steps[operations.step[row]],
-        "rank": int(model.rank[row]),
-        "kind": model.kinds[model.kind[row]],
-        "start_ns": int(operations.start_ns[row]),
-        "end_ns": int(operations.end_ns[row]),
-        "work_ns": float(operations.duration_ns[row]),
-        "instance": None if instance == NO_GROUP else instance,
-    }

@@ -260,6 +260,7 @@ def compile_program(operations: Operations, *, compare_replicas: bool = False) -
 
     Raises:
         CycleError: Operations of a step depend on each other.
+        AnalysisError: Operations of a step wait for another step.
     """
     replicas = np.flatnonzero(np.bincount(operations.replica))
     number = np.cumsum(np.bincount(operations.replica) > 0, dtype=np.int32) - np.int32(1)
@@ -270,7 +271,12 @@ def compile_program(operations: Operations, *, compare_replicas: bool = False) -
         raise CycleError(len(replica) - num_sorted)
     num_by_step = np.bincount(operations.step, minlength=len(operations.steps))
     first_position = np.concatenate(([0], np.cumsum(num_by_step)))
-    _check_steps(graph, first_position)
+    # The loop replays one step after the other, and follows these numbers without a look.
+    for step, (low, high) in enumerate(pairwise(first_position.tolist())):
+        edges = slice(int(graph.first[low]), int(graph.first[high]))
+        for numbers in (graph.order[low:high], graph.pred[edges]):
+            if len(numbers) and not (low <= numbers.min() and numbers.max() < high):
+                raise AnalysisError(f"operations of the step at index {step} wait for another step")
     has_equal_replicas = np.zeros(len(operations.steps), dtype=np.bool_)
     if compare_replicas and len(replicas) > 1:
         subgraph = operations.step * np.int32(len(replicas)) + replica
@@ -292,21 +298,6 @@ def compile_program(operations: Operations, *, compare_replicas: bool = False) -
         replica=replica,
         has_equal_replicas=has_equal_replicas,
     )
-
-
-def _check_steps(graph: loop.Graph, first_position: NDArray[np.int64]) -> None:
-    """Check that the rows of each step are its positions, and wait for no other step.
-
-    The loop replays one step after the other, and follows these numbers without a look.
-
-    Raises:
-        AnalysisError: They are not.
-    """
-    for step, (low, high) in enumerate(pairwise(first_position.tolist())):
-        edges = slice(int(graph.first[low]), int(graph.first[high]))
-        for numbers in (graph.order[low:high], graph.pred[edges]):
-            if len(numbers) and not (low <= numbers.min() and numbers.max() < high):
-                raise AnalysisError(f"operations of the step at index {step} wait for another step")
 
 
 def sort_graph(

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -121,13 +121,18 @@ def build_step_graph(model: ReplayModel, steps: Sequence[int] | None = None) -> 
     wanted = np.array([operations.steps.index(step) for step in numbers], dtype=np.int64)
     rows = np.flatnonzero(np.isin(operations.step, wanted))
     step_index = find_positions(operations.step[rows], wanted)
-    arrival, gate, num_gates = _gates(operations.group[rows])
-    num_before_sinks = len(rows) + int((gate >= 0).sum()) + num_gates
+    # Arrival and gate nodes are numbered after the operations.
+    num, group = len(rows), operations.group[rows]
+    members = np.flatnonzero(group != NO_GROUP)
+    groups, of_member = np.unique(group[members], return_inverse=True)
+    arrival, gate = np.arange(num), np.full(num, -1, dtype=np.int64)
+    arrival[members] = num + np.arange(len(members))
+    gate[members] = num + len(members) + of_member
+    num_before_sinks = num + len(members) + len(groups)
     sink = num_before_sinks + np.arange(len(numbers))
     number = np.full(len(operations), -1, dtype=np.int64)
-    number[rows] = np.arange(len(rows))
+    number[rows] = np.arange(num)
     inside = number[operations.dst] >= 0
-    members = np.flatnonzero(gate >= 0)
     src = np.concatenate((number[operations.src[inside]], arrival[members], gate[members]))
     dst = np.concatenate((arrival[number[operations.dst[inside]]], gate[members], members))
     closing = np.flatnonzero(operations.closes_step[rows])
@@ -193,17 +198,6 @@ def node_slack(
     through = (ends + (tails - lengths))[: len(graph.rows)]
     found: NDArray[np.float64] = ends[graph.sink][graph.step_index] - through
     return found
-
-
-def _gates(group: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Number the arrival and gate nodes after the operations."""
-    num = len(group)
-    members = np.flatnonzero(group != NO_GROUP)
-    found, of_member = np.unique(group[members], return_inverse=True)
-    arrival, gate = np.arange(num), np.full(num, -1, dtype=np.int64)
-    arrival[members] = num + np.arange(len(members))
-    gate[members] = num + len(members) + of_member
-    return arrival, gate, len(found)
 
 
 def _longest_paths(
@@ -296,12 +290,8 @@ def find_cycles(model: ReplayModel) -> dict[int, str]:
     Returns:
         By step number: the ranks of a cycle, and the kinds of its operations.
     """
-    found = {}
-    for step in model.operations.steps:
-        description = _describe_cycle(model, step)
-        if description is not None:
-            found[step] = description
-    return found
+    described = {step: _describe_cycle(model, step) for step in model.operations.steps}
+    return {step: cycle for step, cycle in described.items() if cycle is not None}
 
 
 def _describe_cycle(model: ReplayModel, step: int) -> str | None:

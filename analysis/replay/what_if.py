@@ -9,7 +9,7 @@ Source: arXiv 2505.05713.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -316,14 +316,8 @@ def _add_m_w_and_m_s(
     is_worst = np.zeros(len(lowest), dtype=np.bool_)
     is_worst[[dp * num_stages + stage for dp, stage in worst]] = True
     recorded, ideal = float(result.replayed_ns.mean()), float(result.ideal_ns.mean())
-    return WhatIf(
-        steps=result.steps,
-        replayed_ns=result.replayed_ns,
-        ideal_ns=result.ideal_ns,
-        by_kind_ns=result.by_kind_ns,
-        by_dp_ns=result.by_dp_ns,
-        by_stage_ns=result.by_stage_ns,
-        by_worker_ns=result.by_worker_ns,
+    return replace(
+        result,
         m_w=share_of_excess(recorded, float(replayer.made_ideal(is_worst[worker]).mean()), ideal)
         if workers
         else None,

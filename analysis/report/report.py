@@ -462,7 +462,7 @@ class RunReport:
     @property
     def has_layout(self) -> bool:
         """True if the parallel layout is known; else ``coords.dp`` is the rank's number."""
-        return is_layout_known(self.layout, self.world_size, self.source_format)
+        return is_layout_known(self.layout, self.world_size)
 
     @property
     def reachable_s_by_step(self) -> dict[int, float]:

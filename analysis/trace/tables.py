@@ -28,6 +28,42 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFormat:
+    """Facts that hold for every run of a trace format; the defaults are those of our tracer."""
+
+    has_groups: bool = True
+    """Communication has its group and number. Without them the instances are inferred from all
+    spans of a step, so it must be read whole."""
+
+    has_clocks: bool = True
+    """Times are of the clocks of the ranks' hosts; else they are aligned in the trace."""
+
+    has_flops: bool = True
+    """A job can declare its FLOPs per token."""
+
+    is_tp_collapsed: bool = False
+    """One traced rank represents each (dp, stage)."""
+
+
+FORMATS = {
+    "rankscope": TraceFormat(),
+    "bytedance": TraceFormat(
+        has_groups=False, has_clocks=False, has_flops=False, is_tp_collapsed=True
+    ),
+}
+
+
+class _HasFormat(Protocol):
+    @property
+    def source_format(self) -> str: ...
+
+
+def format_of(run: _HasFormat) -> TraceFormat:
+    """Return the facts about the trace format of a run; unknown ones are taken for our tracer's."""
+    return FORMATS.get(run.source_format, FORMATS["rankscope"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:
     """One rank of one epoch, as its manifest declares it."""
 
@@ -97,7 +133,7 @@ class RunInfo:
 
     run_id: str
     source_format: str
-    """"rankscope" for runs of our tracer, "bytedance" for imports of that format."""
+    """Name of its trace format; `format_of` has what follows from it."""
 
     layout: Layout
     """All sizes 1 if the job declared none."""
@@ -144,7 +180,7 @@ class RunInfo:
     @property
     def has_layout(self) -> bool:
         """True if the parallel layout is known; else ``coords.dp`` is the rank's number."""
-        return is_layout_known(self.layout, self.world_size, self.source_format)
+        return is_layout_known(self.layout, self.world_size)
 
     @property
     def ranks(self) -> dict[int, RankInfo]:
@@ -157,9 +193,9 @@ class RunInfo:
         return {rank: info.coords for rank, info in self.ranks.items()}
 
 
-def is_layout_known(layout: Layout, world_size: int, source_format: str) -> bool:
+def is_layout_known(layout: Layout, world_size: int) -> bool:
     """Return whether the layout was declared; sizes of 1 throughout are real for one rank only."""
-    return source_format == "bytedance" or world_size == 1 or layout.world_size > 1
+    return world_size == 1 or layout.world_size > 1
 
 
 def is_tp_collapsed(run: RunInfo, epoch: EpochInfo) -> bool:
@@ -174,6 +210,8 @@ def is_tp_collapsed(run: RunInfo, epoch: EpochInfo) -> bool:
 
 def num_expected_ranks(run: RunInfo) -> int:
     """Return how many ranks each step should have: all, or one per worker if TP is collapsed."""
+    if format_of(run).is_tp_collapsed:
+        return run.layout.dp * run.layout.pp
     newest = run.epochs[-1]
     return len(newest.ranks) if is_tp_collapsed(run, newest) else run.world_size
 

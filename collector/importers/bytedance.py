@@ -108,19 +108,20 @@ def import_bytedance(
 
     sha256 = _content_hash(file, sizes)
     presence = {"run_id": run_id, "sha256": sha256, "sent": _sent_process(sha256)}
-    found = store.rows(SELECT_PRESENCE, presence)[0]
-    if found["num_runs"] and not (found["source_format"] == SOURCE_FORMAT and found["num_same"]):
-        raise RunExistsError(run_id, source_format=found["source_format"])
+    present = store.rows(SELECT_PRESENCE, presence)[0]
+    is_same = present["source_format"] == SOURCE_FORMAT and present["num_same"]
+    if present["num_runs"] and not is_same:
+        raise RunExistsError(run_id, source_format=present["source_format"])
     trace = read_trace(file, meta=sizes, show=show)
-    if not found["num_runs"] and store.read_only:
-        if found["num_others"]:
+    if not present["num_runs"] and store.read_only:
+        if present["num_others"]:
             raise RunBegunError(run_id)
         from ..client.served_writer import run_writer
 
         with closing(run_writer(store)) as writer:
             _send(writer, trace, run_id=run_id, meta=sizes, sha256=sha256)
-    elif not found["num_runs"]:
-        if found["num_cuts"]:
+    elif not present["num_runs"]:
+        if present["num_cuts"]:
             for statement in DELETE_LEFTOVERS:
                 store.command(statement, {"run_id": run_id})
         _store(store, trace, run_id=run_id, meta=sizes, sha256=sha256, show=show)
@@ -129,7 +130,7 @@ def import_bytedance(
         num_spans=len(trace.start_ns),
         num_steps=len(trace.steps),
         num_ranks=len(trace.workers),
-        already_imported=bool(found["num_runs"]),
+        already_imported=bool(present["num_runs"]),
     )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,7 @@ from ..names import storable_name
 from .parquet_reader import NOT_PARQUET, open_parquet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -189,10 +188,11 @@ class _TraceFile:
 
     def __init__(self, path: Path, schema: pa.Schema, num_rows: int) -> None:
         self.path = path
-        self.integers: dict[str, NDArray[Integers]] = {
-            name: np.empty(num_rows, dtype=_narrow_dtype(schema.field(name).type))
-            for name in INTEGER_COLUMNS
-        }
+        self.integers: dict[str, NDArray[Integers]] = {}
+        for name in INTEGER_COLUMNS:
+            dtype = np.dtype(NUMPY_NAMES[str(schema.field(name).type)])
+            narrow = dtype if dtype.itemsize <= np.dtype(np.int32).itemsize else np.dtype(np.int32)
+            self.integers[name] = np.empty(num_rows, dtype=narrow)
         self.times_ns = {name: np.empty(num_rows, dtype=np.int64) for name in TIME_COLUMNS}
         self.optype = np.empty(num_rows, dtype=np.int32)
         self.optypes: dict[str, int] = {}
@@ -219,7 +219,15 @@ class _TraceFile:
                 self.path, f"has more than the {len(self.optype)} rows it declares: copy it again"
             )
         for name, column in self.integers.items():
-            column[rows] = self._checked_integers(name, to_numpy(batch[name]))
+            values = to_numpy(batch[name])
+            lowest = NONE if name in {"seq_id", "mc", "mb_id"} else 0
+            if values.min() < lowest or values.max() > MAX_INT32:
+                raise TraceError(
+                    self.path,
+                    f"column {name} goes from {values.min()} to {values.max()},"
+                    f" expected {lowest} to {MAX_INT32}",
+                )
+            column[rows] = values
         for name, times_ns in self.times_ns.items():
             seconds = to_numpy(batch[name])
             self._check_seconds(name, seconds)
@@ -228,19 +236,6 @@ class _TraceFile:
             times_ns[rows] = np.rint(here, out=here)
         self.optype[rows] = self._optype_codes(batch[TEXT_COLUMN])
         self.num_read = rows.stop
-
-    def check_complete(self) -> None:
-        """Check that all rows were added.
-
-        Raises:
-            TraceError: The file has fewer rows than it declares.
-        """
-        num_rows = len(self.optype)
-        if self.num_read < num_rows:
-            raise TraceError(
-                self.path,
-                f"has {self.num_read} rows, not the {num_rows} it declares: copy it again",
-            )
 
     def _optype_codes(self, column: pa.ChunkedArray[Any]) -> NDArray[np.int32]:
         codes, texts = to_codes(
@@ -260,16 +255,6 @@ class _TraceFile:
             )
         return np.array(joint, dtype=np.int32)[codes]
 
-    def _checked_integers(self, name: str, values: NDArray[Integers]) -> NDArray[Integers]:
-        lowest = NONE if name in {"seq_id", "mc", "mb_id"} else 0
-        if values.min() < lowest or values.max() > MAX_INT32:
-            raise TraceError(
-                self.path,
-                f"column {name} goes from {values.min()} to {values.max()},"
-                f" expected {lowest} to {MAX_INT32}",
-            )
-        return values
-
     def _check_seconds(self, name: str, seconds: NDArray[np.floating[Any]]) -> None:
         may_be_unix = name == "start_ts" and seconds.dtype == np.float64
         most = MAX_UNIX_SECONDS if may_be_unix else MAX_SECONDS
@@ -284,30 +269,26 @@ class _TraceFile:
 
 
 def _read_columns(path: Path, show: Callable[[str], None]) -> _TraceFile:
-    with (
-        _damage_as_trace_error(path),
-        os.fdopen(open_regular_file(path), "rb") as opened,
-        open_parquet(
-            opened.fileno(),
-            path=path,
-            columns=COLUMNS,
-            text_column=TEXT_COLUMN,
-            batch_rows=ROWS_AT_ONCE,
-        ) as file,
-    ):
-        _check_schema(path, file.schema)
-        found = _TraceFile(path, file.schema, file.num_rows)
-        for batch in file.batches:
-            found.add(pa.Table.from_batches([batch]))
-            show(f"read {found.num_read:,} of {file.num_rows:,} rows")
-    found.check_complete()
-    return found
-
-
-@contextmanager
-def _damage_as_trace_error(path: Path) -> Iterator[None]:
     try:
-        yield
+        with (
+            os.fdopen(open_regular_file(path), "rb") as opened,
+            open_parquet(
+                opened.fileno(),
+                path=path,
+                columns=COLUMNS,
+                text_column=TEXT_COLUMN,
+                batch_rows=ROWS_AT_ONCE,
+            ) as file,
+        ):
+            _check_schema(path, file.schema)
+            trace = _TraceFile(path, file.schema, file.num_rows)
+            for batch in file.batches:
+                trace.add(pa.Table.from_batches([batch]))
+                show(f"read {trace.num_read:,} of {file.num_rows:,} rows")
+            if trace.num_read < file.num_rows:
+                reason = f"has {trace.num_read} rows, not the {file.num_rows} it declares"
+                raise TraceError(path, f"{reason}: copy it again")
+            return trace
     except OSError as error:
         if error.strerror:  # of the system; Arrow's errors have a text only
             raise TraceError(path, f"cannot be read ({error.strerror}): check the path") from error
@@ -343,12 +324,6 @@ def _is_seconds(found: pa.DataType) -> bool:
 def _is_text(found: pa.DataType) -> bool:
     value_type = found.value_type if pa.types.is_dictionary(found) else found
     return pa.types.is_string(value_type) or pa.types.is_large_string(value_type)
-
-
-def _narrow_dtype(found: pa.DataType) -> np.dtype[Any]:
-    """Return the dtype for a column of integers, of at most 32 bits."""
-    dtype = np.dtype(NUMPY_NAMES[str(found)])
-    return dtype if dtype.itemsize <= np.dtype(np.int32).itemsize else np.dtype(np.int32)
 
 
 def _workers(

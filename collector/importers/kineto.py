@@ -202,10 +202,10 @@ def _find_rank(path: Path) -> int:
     try:
         with os.fdopen(open_regular_file(path), "rb") as file:
             begin = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
-            found = RANK.search(begin.read(BEGIN_BYTES))
+            rank = RANK.search(begin.read(BEGIN_BYTES))
     except (OSError, EOFError, zlib.error):
         return NONE
-    return NONE if found is None else int(found[1])
+    return NONE if rank is None else int(rank[1])
 
 
 def read_trace(path: Path) -> RankTrace:
@@ -356,8 +356,8 @@ def _read_events(trace: RankTrace, events: list[Event]) -> None:
 def _read_annotation(trace: RankTrace, event: Event) -> None:
     begin, end = _times(trace, event)
     name, thread = event["name"], _thread(event)
-    if found := STEP.fullmatch(name):
-        trace.steps.append((begin, end, int(found[1])))
+    if step := STEP.fullmatch(name):
+        trace.steps.append((begin, end, int(step[1])))
     elif name.startswith(BACKWARD_PREFIX):
         trace.backward.setdefault(thread, []).append((begin, end))
     elif name.startswith(OPTIMIZER_PREFIX):
@@ -380,16 +380,16 @@ def _thread(event: Event) -> str:
 
 def _outermost_operators(trace: RankTrace, events: Iterable[Event]) -> list[Work]:
     """Return the operators of a processor that no other one of their thread contains."""
-    found: list[Work] = []
+    outermost: list[Work] = []
     until: dict[str, int] = {}
-    own = [each for each in events if each["cat"] == "cpu_op"]
-    for event in sorted(own, key=lambda each: (each["ts"], -each["dur"])):
+    operators = [event for event in events if event["cat"] == "cpu_op"]
+    for event in sorted(operators, key=lambda event: (event["ts"], -event["dur"])):
         begin, end = _times(trace, event)
         thread = _thread(event)
         if begin >= until.get(thread, 0):
-            found.append(Work(begin, end, begin, thread, event))
+            outermost.append(Work(begin, end, begin, thread, event))
             until[thread] = end
-    return found
+    return outermost
 
 
 def _merge(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -410,12 +410,12 @@ def _covers(intervals: Sequence[tuple[int, ...]], at_ns: int) -> int:
 
 def _to_process(trace: RankTrace, run_id: str) -> Process:
     groups = trace.groups.values()
-    own = [
-        AxisGroup(axis=one.axis, members=one.members)
-        for one in groups
-        if one.axis in AXES and trace.rank in one.members
+    axes = [
+        AxisGroup(axis=group.axis, members=group.members)
+        for group in groups
+        if group.axis in AXES and trace.rank in group.members
     ]
-    derived = derive_layout(own, rank=trace.rank, world_size=trace.world_size)
+    derived = derive_layout(axes, rank=trace.rank, world_size=trace.world_size)
     process = Process(
         run_id=run_id,
         rank=trace.rank,
@@ -427,7 +427,7 @@ def _to_process(trace: RankTrace, run_id: str) -> Process:
             "device": {"name": trace.device or None},
             "config": {"imported": "torch.profiler"},
         },
-        groups={one.group_id: (str(one.kind), one.axis, one.members) for one in groups},
+        groups={group.group_id: (str(group.kind), group.axis, group.members) for group in groups},
     )
     phases = _find_phases(trace)
     process.records += _compute_records(trace, phases)
@@ -447,12 +447,12 @@ def _to_process(trace: RankTrace, run_id: str) -> Process:
 
 def _find_phases(trace: RankTrace) -> list[tuple[int, SpanKind] | None]:
     """Return step and kind of each item of compute; None outside the steps."""
-    found: list[tuple[int, SpanKind] | None] = []
+    phases: list[tuple[int, SpanKind] | None] = []
     last_backward: dict[int, int] = {}
     for work in trace.compute:
         index = _covers(trace.steps, work.launch_ns)
         if index == NONE:
-            found.append(None)
+            phases.append(None)
             continue
         step, kind = trace.steps[index][2], SpanKind.FORWARD
         if _covers(trace.optimizer.get(work.thread, ()), work.launch_ns) != NONE:
@@ -460,14 +460,14 @@ def _find_phases(trace: RankTrace) -> list[tuple[int, SpanKind] | None]:
         elif _covers(trace.backward.get(work.thread, ()), work.launch_ns) != NONE:
             kind = SpanKind.BACKWARD
             last_backward[step] = max(work.launch_ns, last_backward.get(step, 0))
-        found.append((step, kind))
+        phases.append((step, kind))
     return [
         (phase[0], SpanKind.OPTIMIZER)
         if phase is not None
         and phase[1] is SpanKind.FORWARD
         and work.launch_ns > last_backward.get(phase[0], work.launch_ns)
         else phase
-        for work, phase in zip(trace.compute, found, strict=True)
+        for work, phase in zip(trace.compute, phases, strict=True)
     ]
 
 
@@ -486,9 +486,9 @@ def _compute_records(trace: RankTrace, phases: list[tuple[int, SpanKind] | None]
         step, kind = phase
         is_late = busy_ns < work.launch_ns and work.start_ns - busy_ns >= LATE_NS
         goes_on = phase == before and not is_late
-        found = _find_wait(trace, work, comm, busy_ns)
-        if found is not None:
-            begin, end, about = found
+        wait = _find_wait(trace, work, comm, busy_ns)
+        if wait is not None:
+            begin, end, about = wait
             depth = 1 if goes_on else 0
             records.append(
                 Record(SpanKind.WAIT, "wait", COMPUTE_TRACK, step, begin, end, flags, depth=depth,
@@ -560,7 +560,11 @@ def _numbered_comm(trace: RankTrace) -> Iterator[tuple[Work, Comm]]:
             continue
         args = work.event["args"]
         group = _group_of(trace, args)
-        ends = _ends_of(group, args)
+        src, dst = args.get("Src Rank"), args.get("Dst Rank")
+        ends, kind = None, group.kind
+        if _is_count(src) and _is_count(dst) and max(src, dst) < len(group.members):
+            ends = group.members[src], group.members[dst]
+            kind = SpanKind.PP_SEND if ends[0] == trace.rank else SpanKind.PP_RECV
         step = trace.steps[index][2]
         key = (group.name, ends, step)
         counts[key] = counts.get(key, -1) + 1
@@ -570,7 +574,7 @@ def _numbered_comm(trace: RankTrace) -> Iterator[tuple[Work, Comm]]:
             Comm(
                 group_id=group.group_id,
                 axis=group.axis,
-                kind=group.kind if ends is None else _p2p_kind(trace.rank, ends),
+                kind=kind,
                 # The profiler begins in the same step on all ranks, not in the same call.
                 seq=seq if ends is None and _is_count(seq) else (step << 24) + counts[key],
                 src_rank=NONE if ends is None else ends[0],
@@ -584,30 +588,18 @@ def _group_of(trace: RankTrace, args: dict[str, Any]) -> Group:
     name = args.get("Process Group Name")
     if name is None and len(trace.groups) == 1:  # gloo's events name none
         return next(iter(trace.groups.values()))
-    found = trace.groups.get(_text(name))
-    if found is None:
+    group = trace.groups.get(_text(name))
+    if group is None:
         reason = (
             "has a communication that names no known process group: profile with torch 2.4 or"
             " newer and NCCL, or with a single group"
         )
         raise TraceError(trace.path, reason)
-    return found
-
-
-def _ends_of(group: Group, args: dict[str, Any]) -> tuple[int, int] | None:
-    """Return the global ranks of a send or a receive; None of a collective."""
-    src, dst = args.get("Src Rank"), args.get("Dst Rank")
-    if not _is_count(src) or not _is_count(dst) or max(src, dst) >= len(group.members):
-        return None
-    return group.members[src], group.members[dst]
+    return group
 
 
 def _is_count(value: Any) -> TypeGuard[int]:  # noqa: ANN401  # of any JSON type
     return isinstance(value, int) and 0 <= value < MAX_NS
-
-
-def _p2p_kind(rank: int, ends: tuple[int, int]) -> SpanKind:
-    return SpanKind.PP_SEND if ends[0] == rank else SpanKind.PP_RECV
 
 
 def _num_bytes(args: dict[str, Any]) -> int:

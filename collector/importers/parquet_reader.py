@@ -92,7 +92,13 @@ def open_parquet(
     with _start(descriptor, columns, text_column=text_column, batch_rows=batch_rows) as child:
         try:
             schema, num_rows = _read_header(child, path)
-            _check_num_rows(num_rows, os.fstat(descriptor).st_size, path=path)
+            if not num_rows:
+                raise TraceError(path, "has no rows: nothing to import")
+            size = os.fstat(descriptor).st_size
+            most = max(FREE_ROWS, size * MAX_ROWS_PER_BYTE)
+            if num_rows > most:
+                reason = f"has {num_rows:,} rows in {size:,} bytes: expected at most {most:,}"
+                raise TraceError(path, reason)
             yield ParquetColumns(
                 schema=schema, num_rows=num_rows, batches=_read_batches(child, path)
             )
@@ -139,16 +145,6 @@ def _read_header(child: subprocess.Popen[bytes], path: Path) -> tuple[pa.Schema,
     except (OSError, pa.ArrowException) as error:
         raise TraceError(path, NOT_PARQUET) from error
     return schema, int(header["num_rows"])
-
-
-def _check_num_rows(num_rows: int, num_bytes: int, *, path: Path) -> None:
-    if not num_rows:
-        raise TraceError(path, "has no rows: nothing to import")
-    max_rows = max(FREE_ROWS, num_bytes * MAX_ROWS_PER_BYTE)
-    if num_rows > max_rows:
-        raise TraceError(
-            path, f"has {num_rows:,} rows in {num_bytes:,} bytes: expected at most {max_rows:,}"
-        )
 
 
 def _read_batches(child: subprocess.Popen[bytes], path: Path) -> Iterator[pa.RecordBatch]:

@@ -135,7 +135,10 @@ def write_process(spool: Path, process: Process) -> None:
     about = header(PROCESS_MAGIC, NAME_CAPACITY)
     WORD.pack_into(about, NUM_NAMES_OFFSET, len(names))
     COUNTS.pack_into(about, COUNTS_OFFSET, num, num, end_ns, 0, NONE)
-    slots = b"".join(_name_slot(name) for name in names)
+    slots = bytearray()
+    for name in names:
+        text = name.encode("utf-8", "replace")[:MAX_NAME_BYTES] or b"?"
+        slots += (NAME_LENGTH.pack(len(text)) + text).ljust(NAME_BYTES, b"\0")
     about += slots.ljust(NAME_CAPACITY * NAME_BYTES, b"\0")
     (folder / PROCESS_FILE).write_bytes(about)
     segment = header(SEGMENT_MAGIC, num)
@@ -172,11 +175,6 @@ def _number(name: str, names: dict[str, int]) -> int:
     if name not in names and len(names) == NAME_CAPACITY:
         return 0
     return names.setdefault(name, len(names))
-
-
-def _name_slot(name: str) -> bytes:
-    text = name.encode("utf-8", "replace")[:MAX_NAME_BYTES] or b"?"
-    return (NAME_LENGTH.pack(len(text)) + text).ljust(NAME_BYTES, b"\0")
 
 
 def _write_json(path: Path, document: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ from .format import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -150,12 +150,20 @@ def build_blocks(run: RunInfo, trace: Columns) -> Blocks:
     Raises:
         KeyError: An operation's rank is not in ``run``.
     """
-    type_by_name = np.array([_type_code(run, name) for name in trace.names], dtype=np.int32)
+    codes = dict(CODE)
+    if run.layout.dp * run.layout.dsp == 1:
+        codes |= dict.fromkeys(DP_ONLY, NO_PARTNERS)
+    type_by_name = np.array([codes.get(name, UNKNOWN) for name in trace.names], dtype=np.int32)
     taken, warnings = _find_known_types(trace, type_by_name)
     operations = trace if taken is None else take_rows(trace, taken)
     steps, find_step_index = _index_steps(operations.step)
     replicas, worker_by_rank = _index_workers(run)
-    _check_ranks(run, operations.rank, worker_by_rank)
+    highest = max(int(operations.rank.max(initial=0)), len(worker_by_rank) - 1)
+    unlisted = _mark_values(operations.rank, 0, highest)
+    unlisted[: len(worker_by_rank)] &= worker_by_rank < 0
+    if unlisted.any():
+        rank = int(np.flatnonzero(unlisted)[0])
+        raise KeyError(f"run {run.run_id} has operations of rank {rank}, which it does not list")
     num_workers = len(replicas) * run.layout.pp
     num_blocks = len(steps) * num_workers * NUM_TYPES
     block = np.empty(len(operations.name), dtype=np.int32)
@@ -164,10 +172,10 @@ def build_blocks(run: RunInfo, trace: Columns) -> Blocks:
 
     def number(rows: slice) -> None:
         step = find_step_index(operations.step[rows])
-        found = (step * num_workers + worker_by_rank[operations.rank[rows]]) * NUM_TYPES
-        found += type_by_name[operations.name[rows]]
-        block[rows] = found
-        counts = np.bincount(found, minlength=num_blocks)
+        numbers = (step * num_workers + worker_by_rank[operations.rank[rows]]) * NUM_TYPES
+        numbers += type_by_name[operations.name[rows]]
+        block[rows] = numbers
+        counts = np.bincount(numbers, minlength=num_blocks)
         with lock:
             np.add(block_sizes, counts, out=block_sizes)
 
@@ -178,7 +186,13 @@ def build_blocks(run: RunInfo, trace: Columns) -> Blocks:
         order, repeated, more = _sort_by_start(operations, block)
         warnings += more
     num_traced = int(block_sizes.reshape(len(steps), num_workers, NUM_TYPES).any(axis=(0, 2)).sum())
-    warnings += warn_untraced(num_traced, run.layout.dp * run.layout.pp)
+    num_untraced = run.layout.dp * run.layout.pp - num_traced
+    if num_traced and num_untraced:
+        sentence = (
+            f"{num_untraced} of {num_traced + num_untraced} workers are not in the trace:"
+            " time that others waited for them counts as transfer"
+        )
+        warnings += (sentence,)
     return Blocks(
         operations=operations,
         taken=taken,
@@ -190,13 +204,6 @@ def build_blocks(run: RunInfo, trace: Columns) -> Blocks:
         repeated=repeated,
         warnings=warnings,
     )
-
-
-def _type_code(run: RunInfo, name: str) -> int:
-    """Return the code of an operation's type, `UNKNOWN` or `NO_PARTNERS`."""
-    if run.layout.dp * run.layout.dsp == 1 and name in DP_ONLY:
-        return NO_PARTNERS
-    return CODE.get(name, UNKNOWN)
 
 
 def _find_known_types(
@@ -212,9 +219,9 @@ def _find_known_types(
     unknown = np.flatnonzero((type_by_name == UNKNOWN) & (per_name > 0))
     if not len(unknown):
         return taken, ()
-    found = sorted(trace.names[code][:MAX_NAME_LENGTH] for code in unknown)
-    more = f" and {len(found) - MAX_NAMES} more" * (len(found) > MAX_NAMES)
-    names = ", ".join(found[:MAX_NAMES]) + more
+    unknown_names = sorted(trace.names[code][:MAX_NAME_LENGTH] for code in unknown)
+    more = f" and {len(unknown_names) - MAX_NAMES} more" * (len(unknown_names) > MAX_NAMES)
+    names = ", ".join(unknown_names[:MAX_NAMES]) + more
     num = int(per_name[unknown].sum())
     return taken, (f"{num} operations of unknown type are left out of the replay: {names}",)
 
@@ -255,14 +262,6 @@ def _index_workers(run: RunInfo) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     worker_by_rank = np.full(int(rank.max()) + 1, -1)
     worker_by_rank[rank] = worker
     return replicas.astype(np.int64), worker_by_rank
-
-
-def _check_ranks(run: RunInfo, rank: IntArray, worker_by_rank: NDArray[np.int64]) -> None:
-    seen = _mark_values(rank, 0, max(int(rank.max(initial=0)), len(worker_by_rank) - 1))
-    seen[: len(worker_by_rank)] &= worker_by_rank < 0
-    if seen.any():
-        unknown = int(np.flatnonzero(seen)[0])
-        raise KeyError(f"run {run.run_id} has operations of rank {unknown}, which it does not list")
 
 
 def _sort_by_seq(
@@ -313,13 +312,11 @@ def _sort_by_start(
         step: f"{count} operations are in the trace twice"
         for step, count in zip(steps.tolist(), num.tolist(), strict=True)
     }
-    if not num_reversed:
-        return order, repeated, ()
     sentence = (
         f"{num_reversed} operations began before one of a lower seq_id:"
         " they are sorted by start instead"
     )
-    return order, repeated, (sentence,)
+    return order, repeated, (sentence,) if num_reversed else ()
 
 
 def find_contradictions(count: NDArray[np.int64], steps: NDArray[np.int64]) -> dict[int, str]:
@@ -335,38 +332,21 @@ def find_contradictions(count: NDArray[np.int64], steps: NDArray[np.int64]) -> d
         By step number: what is missing.
     """
     traced: NDArray[np.bool_] = np.any(count, axis=(0, 3))
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     missing = (traced & (count[..., CODE[OPTIMIZER]] == 0)).sum(axis=(1, 2))
     for index in np.flatnonzero(missing).tolist():
-        found[int(steps[index])] = (
+        reasons[int(steps[index])] = (
             f"{missing[index]} of {int(traced.sum())} workers have no {OPTIMIZER}"
         )
     for name, lowest, highest in _counts_that_should_agree(count, traced):
         for index in np.flatnonzero((lowest < highest).any(axis=1)).tolist():
             worst = int(np.argmax(highest[index] - lowest[index]))
-            found.setdefault(
+            reasons.setdefault(
                 int(steps[index]),
                 f"workers that should have equally many {name} have {lowest[index, worst]} to"
                 f" {highest[index, worst]}",
             )
-    return found
-
-
-def describe_unpaired(num_by_step: Mapping[int, int]) -> dict[int, str]:
-    """Return the steps with unpaired sends and receives, and their number."""
-    sentence = "{} sends and receives have no counterpart"
-    return {step: sentence.format(num) for step, num in num_by_step.items() if num}
-
-
-def warn_untraced(num_traced: int, num_workers: int) -> tuple[str, ...]:
-    """Return a warning if the trace lacks workers."""
-    if num_traced in (0, num_workers):
-        return ()
-    sentence = (
-        f"{num_workers - num_traced} of {num_workers} workers are not in the trace:"
-        " time that others waited for them counts as transfer"
-    )
-    return (sentence,)
+    return reasons
 
 
 def _counts_that_should_agree(
@@ -464,14 +444,14 @@ class Rows:
         worker = np.repeat(np.arange(len(workers), dtype=np.int32), self.count[workers].sum(axis=1))
         sizes = self.count[workers].ravel()
         first = (np.cumsum(sizes) - sizes).reshape(len(workers), NUM_TYPES)
-        found = self._take(rows, workers, worker, first)
+        rest = self._take(rows, workers, worker, first)
         number = (np.cumsum(kept) - 1).astype(np.int32)
         return replace(
-            found,
+            rest,
             steps=tuple(np.array(self.steps)[kept].tolist()),
             bounds_ns=(self.bounds_ns[0][kept], self.bounds_ns[1][kept]),
             uneven={},
-            step=number[found.step],
+            step=number[rest.step],
         )
 
     def _take(
@@ -481,25 +461,14 @@ class Rows:
         worker: NDArray[np.int32],
         first: NDArray[np.int64],
     ) -> Rows:
-        return Rows(
-            steps=self.steps,
-            bounds_ns=self.bounds_ns,
-            uneven=self.uneven,
-            warnings=self.warnings,
-            row=self.row[rows],
-            step=self.step[rows],
-            rank=self.rank[rows],
-            dp=self.dp[rows],
-            stage=self.stage[rows],
-            type=self.type[rows],
-            start=self.start[rows],
-            end=self.end[rows],
-            chunk=self.chunk[rows],
+        of_rows = ("row", "step", "rank", "dp", "stage", "type", "start", "end", "chunk")
+        of_workers = ("worker_dp", "worker_stage", "count")
+        return replace(
+            self,
             worker=worker,
-            worker_dp=self.worker_dp[workers],
-            worker_stage=self.worker_stage[workers],
             first=first,
-            count=self.count[workers],
+            **{name: getattr(self, name)[rows] for name in of_rows},
+            **{name: getattr(self, name)[workers] for name in of_workers},
         )
 
     def of(self, name: str) -> NDArray[np.int64]:
@@ -508,8 +477,8 @@ class Rows:
 
     def nth(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions of some rows in their blocks."""
-        found: NDArray[np.int64] = rows - self.first[self.worker[rows], self.type[rows]]
-        return found
+        position: NDArray[np.int64] = rows - self.first[self.worker[rows], self.type[rows]]
+        return position
 
 
 def sort_rows(run: RunInfo, spans: Columns) -> Rows:

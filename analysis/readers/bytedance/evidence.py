@@ -172,10 +172,10 @@ def _find_members(trace: Trace) -> Members:
         sizes = np.diff(first, append=len(own))
 
         def largest(value: NDArray[np.int32]) -> NDArray[np.int32]:
-            found: NDArray[np.int32] = value
+            most: NDArray[np.int32] = value
             if len(first):
-                found = np.repeat(np.maximum.reduceat(value, first), sizes)
-            return found
+                most = np.repeat(np.maximum.reduceat(value, first), sizes)
+            return most
 
         sends = is_one_of(kind, (CODE[FORWARD_SEND], CODE[BACKWARD_SEND]))
         return Members(
@@ -187,8 +187,8 @@ def _find_members(trace: Trace) -> Members:
             first_rank=-largest(-rank),
         )
 
-    found = map_steps(find, trace.rows) or [find(trace.rows, slice(0, 0))]
-    return Members(*map(np.concatenate, zip(*found, strict=True)))
+    parts = map_steps(find, trace.rows) or [find(trace.rows, slice(0, 0))]
+    return Members(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def time_since_last_transfer(trace: Trace, operations: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -303,12 +303,12 @@ def arrival_times(
     offset[tight] = (least[tight] + most[tight]) // 2
     offset[most < least] = 0  # sends were buffered: there is no bound
     offset = offset[of_pair]
-    found, begin, first_pair = [], 0, 0
+    arrivals, begin, first_pair = [], 0, 0
     for other, pair, keys, *_ in parts:
         own = start[begin : begin + len(other)]
-        found.append(np.maximum(own, own[other] - offset[first_pair:][pair]))
+        arrivals.append(np.maximum(own, own[other] - offset[first_pair:][pair]))
         begin, first_pair = begin + len(other), first_pair + len(keys)
-    return np.concatenate(found)
+    return np.concatenate(arrivals)
 
 
 def _no_bounds(num: int) -> tuple[NDArray[np.int64], ...]:
@@ -319,12 +319,12 @@ def _no_bounds(num: int) -> tuple[NDArray[np.int64], ...]:
 def _tighten(
     bounds: Sequence[NDArray[np.int64]],
     pair: NDArray[np.int64],
-    found: Sequence[NDArray[np.int64]],
+    measured: Sequence[NDArray[np.int64]],
 ) -> None:
     least, most, shortest = bounds
-    np.maximum.at(least, pair, found[0])
-    np.minimum.at(most, pair, found[1])
-    np.minimum.at(shortest, pair, found[2])
+    np.maximum.at(least, pair, measured[0])
+    np.minimum.at(most, pair, measured[1])
+    np.minimum.at(shortest, pair, measured[2])
 
 
 def _find_calls(trace: Trace, transfers: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:

@@ -14,7 +14,7 @@ from ...arrays.grouping import NO_GROUP, cumcount, is_one_of, max_over_group
 from ...arrays.sorting import argsort_rows
 from ...replay.model import ReplayModel
 from ...replay.operations import Operations
-from .blocks import Rows, describe_unpaired, map_steps, rows_by_start, sort_rows
+from .blocks import Rows, map_steps, rows_by_start, sort_rows
 from .format import (
     BACKWARD_COMPUTE,
     BACKWARD_RECV,
@@ -51,8 +51,15 @@ COMMUNICATION_CODES = tuple(CODE[name] for name in COMMUNICATION)
 WARM_UP_COMPUTES = 2
 """The first backward transfers wait for the compute this many before the first backward one."""
 
-
 COMPUTE = (FORWARD_COMPUTE, BACKWARD_COMPUTE)
+STREAMS = (
+    (FORWARD_SEND,),
+    (FORWARD_RECV,),
+    (BACKWARD_SEND,),
+    (BACKWARD_RECV,),
+    (PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER),
+)
+"""A worker's streams beside that of its compute: each runs its operations in order of start."""
 
 
 def infer_dependencies(
@@ -73,27 +80,20 @@ def infer_dependencies(
         link_pipeline(rows, edges, group, direction, layout.pp, layout.vpp)
         for direction in DIRECTIONS
     ]
-    _add_stream_edges(rows, edges, computes)
+    edges.chain(computes, rows.worker[computes])
+    for stream in STREAMS:
+        members = rows_by_start(rows, stream)
+        edges.chain(members, rows.worker[members])
     _add_warm_up_edges(rows, edges, computes)
-    _add_parameter_edges(rows, edges)
+    gathers, gather_chunk = _pick_by_chunk(rows, PARAMS_ALL_GATHER, last=True)
+    forwards, forward_chunk = _pick_by_chunk(rows, FORWARD_COMPUTE, last=False)
+    _, of_gather, of_forward = np.intersect1d(
+        gather_chunk, forward_chunk, assume_unique=True, return_indices=True
+    )
+    edges.add(gathers[of_gather], forwards[of_forward])
     _add_step_end_edges(rows, edges, computes, overlapped=overlapped)
     _number_collectives(rows, group, layout.pp)
     return edges, group, np.concatenate(unpaired)
-
-
-def _add_stream_edges(rows: Rows, edges: Edges, computes: NDArray[np.int64]) -> None:
-    """Chain the operations of each of a worker's six streams in order of start."""
-    edges.chain(computes, rows.worker[computes])
-    streams = (
-        (FORWARD_SEND,),
-        (FORWARD_RECV,),
-        (BACKWARD_SEND,),
-        (BACKWARD_RECV,),
-        (PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER),
-    )
-    for names in streams:
-        members = rows_by_start(rows, names)
-        edges.chain(members, rows.worker[members])
 
 
 def _add_warm_up_edges(rows: Rows, edges: Edges, computes: NDArray[np.int64]) -> None:
@@ -112,16 +112,6 @@ def _add_warm_up_edges(rows: Rows, edges: Edges, computes: NDArray[np.int64]) ->
         edges.add(source[has_one], rows.first[rows.worker[source[has_one]], CODE[name]])
 
 
-def _add_parameter_edges(rows: Rows, edges: Edges) -> None:
-    """Make each chunk's first forward-compute wait for its last params-all-gather."""
-    gathers, gather_chunk = _pick_by_chunk(rows, PARAMS_ALL_GATHER, last=True)
-    forwards, forward_chunk = _pick_by_chunk(rows, FORWARD_COMPUTE, last=False)
-    _, of_gather, of_forward = np.intersect1d(
-        gather_chunk, forward_chunk, assume_unique=True, return_indices=True
-    )
-    edges.add(gathers[of_gather], forwards[of_forward])
-
-
 def _pick_by_chunk(
     rows: Rows, name: str, *, last: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -138,14 +128,6 @@ def _worker_chunk(rows: Rows, members: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return a number for the (worker, chunk) of each of some rows."""
     worker = rows.worker[members].astype(np.int64)
     return worker * (int(rows.chunk.max(initial=0)) + 2) + rows.chunk[members] + 1
-
-
-def _match_keys(
-    src: tuple[NDArray[np.int64], NDArray[np.int64]],
-    dst: tuple[NDArray[np.int64], NDArray[np.int64]],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    _, src_at, dst_at = np.intersect1d(src[1], dst[1], assume_unique=True, return_indices=True)
-    return src[0][src_at], dst[0][dst_at]
 
 
 def _add_step_end_edges(
@@ -226,9 +208,11 @@ class Trace:
     def find_contradictions(self) -> dict[int, str]:
         """Return the steps whose replay would prove nothing, and why."""
         steps, num = np.unique(self.rows.step[self.unpaired], return_counts=True)
-        numbers = (self.rows.steps[step] for step in steps.tolist())
-        unpaired = dict(zip(numbers, num.tolist(), strict=True))
-        return describe_unpaired(unpaired) | self.rows.uneven
+        unpaired = {
+            self.rows.steps[step]: f"{count} sends and receives have no counterpart"
+            for step, count in zip(steps.tolist(), num.tolist(), strict=True)
+        }
+        return unpaired | self.rows.uneven
 
 
 def read_trace(run: RunInfo, spans: Columns) -> Trace:

@@ -167,12 +167,12 @@ def _match_computes(
     shift = ((num == num_computes - 1) & late & ~only_inner).astype(np.int64)
 
     index = nth + shift[worker]
-    found = np.where(index < num_computes[worker], rows.first[worker, compute] + index, -1)
+    matched = np.where(index < num_computes[worker], rows.first[worker, compute] + index, -1)
     inner = computes[~at_edge]
     first_inner = np.searchsorted(rows.worker[inner], np.arange(num_workers))
     skips = only_inner[worker]
-    found[skips] = inner[first_inner[worker[skips]] + nth[skips]]
-    return found
+    matched[skips] = inner[first_inner[worker[skips]] + nth[skips]]
+    return matched
 
 
 def _pair_transfers(

@@ -21,8 +21,10 @@ from .format import (
     CODE,
     EMBEDDING_GRADS,
     FORWARD_COMPUTE,
+    GC,
     GRAD_CLIP,
     GRADS_REDUCE_SCATTER,
+    OPTIMIZER,
     SEPARATE_GRADS,
 )
 from .graph import build_model, infer_trace, read_trace
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
     from .graph import Trace
 
 COMPUTES = (SpanKind.FORWARD, SpanKind.BACKWARD)
+
+WITHOUT_LAUNCH = frozenset({FORWARD_COMPUTE, BACKWARD_COMPUTE, OPTIMIZER, GC})
+"""The types that a host launches; the format has no launch times."""
 
 SERIAL_COMMUNICATION = (GRADS_REDUCE_SCATTER, SEPARATE_GRADS, EMBEDDING_GRADS, GRAD_CLIP)
 """Communication at the step's end, during which the worker computes nothing."""
@@ -70,6 +75,7 @@ def read_bytedance(run: RunInfo, spans: SpanTable) -> Reading:
             steps=rows.steps,
             actual_ns=rows.bounds_ns[1] - rows.bounds_ns[0],
             bounds_ns=rows.bounds_ns,
+            without_launch=WITHOUT_LAUNCH,
             transfers=transfers.result(),
             left_out=left_out,
             warnings=tuple(warnings),
@@ -92,8 +98,8 @@ def _items(trace: Trace) -> ComputeItems:
         microbatch = cumcount(np.cumsum(changes, dtype=np.int32)).astype(np.int32)
         return *key, microbatch, (rows.end[compute] - rows.start[compute])[order]
 
-    found = map_steps_of(find, rows, trace.computes) or [find(slice(0, 0))]
-    step, rank, kind, chunk, microbatch, self_ns = map(np.concatenate, zip(*found, strict=True))
+    parts = map_steps_of(find, rows, trace.computes) or [find(slice(0, 0))]
+    step, rank, kind, chunk, microbatch, self_ns = map(np.concatenate, zip(*parts, strict=True))
     return ComputeItems(
         step=np.array(rows.steps, dtype=np.int32)[step],
         rank=rank,
@@ -112,10 +118,17 @@ def _waits(trace: Trace) -> WaitIntervals:
     """
     rows = trace.rows
     arrival = trace.arrival_ns
-    consumed = _consumed_by_compute(trace)
+    # Communications that a compute waits for, and the end of the compute before that.
+    computes, operations = trace.computes, trace.operations
+    previous_end = np.full(len(rows), np.iinfo(np.int64).min)
+    follows = rows.worker[computes[1:]] == rows.worker[computes[:-1]]
+    previous_end[computes[1:][follows]] = rows.end[computes[:-1][follows]]
+    is_compute = is_one_of(rows.type, (CODE[FORWARD_COMPUTE], CODE[BACKWARD_COMPUTE]))
+    edges = is_compute[operations.dst] & (operations.group[operations.src] != NO_GROUP)
+    consumed, free_ns = operations.src[edges], previous_end[operations.dst[edges]]
     serial = np.flatnonzero(np.isin(rows.type, [CODE[name] for name in SERIAL_COMMUNICATION]))
-    comm = np.concatenate((consumed[0], serial))
-    begin = np.concatenate((np.maximum(consumed[1], rows.start[consumed[0]]), rows.start[serial]))
+    comm = np.concatenate((consumed, serial))
+    begin = np.concatenate((np.maximum(free_ns, rows.start[consumed]), rows.start[serial]))
     real = arrival[comm] > begin
     return remove_overlaps(
         WaitIntervals(
@@ -125,18 +138,6 @@ def _waits(trace: Trace) -> WaitIntervals:
             end_ns=arrival[comm[real]],
         )
     )
-
-
-def _consumed_by_compute(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return communications that a compute waits for, and the end of the compute before that."""
-    rows, operations = trace.rows, trace.operations
-    computes = trace.computes
-    previous_end = np.full(len(rows), np.iinfo(np.int64).min)
-    follows = rows.worker[computes[1:]] == rows.worker[computes[:-1]]
-    previous_end[computes[1:][follows]] = rows.end[computes[:-1][follows]]
-    is_compute = is_one_of(rows.type, (CODE[FORWARD_COMPUTE], CODE[BACKWARD_COMPUTE]))
-    edges = is_compute[operations.dst] & (operations.group[operations.src] != NO_GROUP)
-    return operations.src[edges], previous_end[operations.dst[edges]]
 
 
 def split_bytedance_waits(run: RunInfo, spans: SpanTable) -> WaitSplit:

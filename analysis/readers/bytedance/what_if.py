@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from ...trace.tables import RunInfo
     from .format import Columns
-    from .graph import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,33 +54,26 @@ def what_if_trace(run: RunInfo, columns: Columns) -> TraceWhatIf:
     rows = sort_rows(run, columns)
     while len(rows):
         trace = infer_trace(run, rows)
-        replayer, wrong = _try_to_compile(trace)
-        if replayer is not None:
-            return TraceWhatIf(
-                result=what_if(replayer),
-                actual_ns=rows.bounds_ns[1] - rows.bounds_ns[0],
-                num_operations=len(trace.operations),
-                num_clock_errors=trace.num_clock_errors,
-                left_out=left_out,
-                warnings=rows.warnings,
-            )
+        wrong = trace.find_contradictions()
+        if not wrong:
+            model = build_model(trace)
+            try:
+                replayer = Replayer(model)
+            except CycleError:
+                wrong = find_cycles(model)
+                if not wrong:
+                    raise
+            else:
+                return TraceWhatIf(
+                    result=what_if(replayer),
+                    actual_ns=rows.bounds_ns[1] - rows.bounds_ns[0],
+                    num_operations=len(trace.operations),
+                    num_clock_errors=trace.num_clock_errors,
+                    left_out=left_out,
+                    warnings=rows.warnings,
+                )
         left_out |= wrong
         rows = rows.without(wrong)
     left_out |= rows.uneven
     reason = next(iter(left_out.values()), NOTHING_KNOWN)
     raise EmptyRunError(f"run {run.run_id} has no whole step: {reason}")
-
-
-def _try_to_compile(trace: Trace) -> tuple[Replayer | None, dict[int, str]]:
-    """Return the replay of a trace, or the steps to leave out of it first, and why."""
-    wrong = trace.find_contradictions()
-    if wrong:
-        return None, wrong
-    model = build_model(trace)
-    try:
-        return Replayer(model), {}
-    except CycleError:
-        cyclic = find_cycles(model)
-        if not cyclic:
-            raise
-        return None, cyclic

@@ -7,7 +7,7 @@ that sends the tokens out, and after the one that brings them back.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -100,11 +100,13 @@ def build_compute_items(
     own_ns = np.rint(self_ns[order]).astype(np.int64)
     traced_kinds = {KINDS[code].value for code in sorted_unique(spans.kind[matched.comm]).tolist()}
     worker = number_workers(ranks, traced_kinds, matched.line.ranks)
-    delay_ns = _partner_delays(
-        (step, worker[find_positions(rank, matched.line.ranks)], kind, chunk, span_part,
-         microbatch),
-        spans.start_ns[span][order],
-    )  # fmt: skip
+    # The time from each item's start to the last start of the same item on a partner.
+    start_ns = spans.start_ns[span][order]
+    partners = worker[find_positions(rank, matched.line.ranks)]
+    same, num_same = factorize(step, partners, kind, chunk, span_part, microbatch)
+    latest_ns = np.full(num_same, np.iinfo(np.int64).min)
+    np.maximum.at(latest_ns, same, start_ns)
+    delay_ns = latest_ns[same] - start_ns
     all_items = ComputeItems(
         step=numbers[step],
         rank=rank,
@@ -191,17 +193,6 @@ def _merge_parts(
     )
 
 
-def _partner_delays(
-    key: tuple[NDArray[Any], ...], start_ns: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return the time from each item's start to the last start of the same item on a partner."""
-    same, num = factorize(*key)
-    latest = np.full(num, np.iinfo(np.int64).min)
-    np.maximum.at(latest, same, start_ns)
-    delay: NDArray[np.int64] = latest[same] - start_ns
-    return delay
-
-
 def is_expert_piece(
     matched: MatchedWaits, pieces: Pieces, part: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
@@ -220,7 +211,9 @@ def is_expert_piece(
     """
     own = is_own_compute(pieces, len(pieces.start))
     nothing = np.zeros(len(own), dtype=np.bool_)
-    ends = _find_ep_wait_ends(matched)
+    is_ep = matched.wait_comm != NOT_FOUND
+    is_ep[is_ep] = matched.spans.kind[matched.comm[matched.wait_comm[is_ep]]] == EP_COMM
+    ends = np.sort(matched.wait_end[is_ep])
     if not len(ends) or not own.any():
         return nothing
     spans, line = matched.spans, matched.line
@@ -235,15 +228,8 @@ def is_expert_piece(
     own_rows = np.flatnonzero(own)
     span = np.searchsorted(rows, pieces.compute[own_rows])
     passed = np.searchsorted(ends, pieces.start[own_rows], side="right") - before[span]
-    found = nothing.copy()
-    found[own_rows] = ((passed % 2 == 1) & ~odd[span]) | is_deferred_part(part[rows])[span]
+    of_experts = nothing.copy()
+    of_experts[own_rows] = ((passed % 2 == 1) & ~odd[span]) | is_deferred_part(part[rows])[span]
     length = np.where(own, pieces.end - pieces.start, 0)
-    outside = float(length[~found].sum())
-    return found if outside >= MIN_OUTSIDE_RATIO * float(length.sum()) else nothing
-
-
-def _find_ep_wait_ends(matched: MatchedWaits) -> NDArray[np.int64]:
-    """Return the ends on the line of waits for expert-parallel communication, sorted."""
-    known = matched.wait_comm != NOT_FOUND
-    known[known] = matched.spans.kind[matched.comm[matched.wait_comm[known]]] == EP_COMM
-    return np.sort(matched.waits()[1][known])
+    outside = float(length[~of_experts].sum())
+    return of_experts if outside >= MIN_OUTSIDE_RATIO * float(length.sum()) else nothing

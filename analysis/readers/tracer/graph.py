@@ -82,7 +82,12 @@ def build_model(  # noqa: PLR0913  # a run and what its reader found
     duration = np.concatenate((pieces.end - pieces.start, _transfer_durations(matched))).astype(
         np.float64
     )
-    kind = _operation_kinds(matched, pieces)
+    piece_kind = np.where(
+        pieces.host_kind != GAP,
+        pieces.host_kind,
+        np.where(pieces.compute != GAP, spans.kind[np.maximum(pieces.compute, 0)], HOST),
+    )
+    kind = np.concatenate((piece_kind, spans.kind[comm])).astype(np.int16)
 
     def labels_and_ideals() -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
         labels, work = _label_operations(matched, pieces, stage, part)
@@ -98,7 +103,12 @@ def build_model(  # noqa: PLR0913  # a run and what its reader found
     # numpy releases the interpreter's lock while it works on long arrays.
     with ThreadPoolExecutor(2) as pool:
         labelled = pool.submit(labels_and_ideals)
-        src, dst = _all_edges(matched, pieces)
+        edges = (
+            _rank_edges(matched, pieces),
+            _buffered_edges(matched, num_pieces),
+            _stream_edges(matched, num_pieces),
+        )
+        src, dst = (np.concatenate(side) for side in zip(*edges, strict=True))
         is_comm = np.arange(len(rank_step)) >= num_pieces
         order = _order_operations(matched, pieces, position[0])
         number = np.empty_like(order)
@@ -115,7 +125,10 @@ def build_model(  # noqa: PLR0913  # a run and what its reader found
         own = rank_step[order]
         columns = {
             "label": labels,
-            "group": np.append(np.full(num_pieces, NO_GROUP), _group_instances(matched)),
+            "group": np.append(
+                np.full(num_pieces, NO_GROUP),
+                np.where(matched.has_no_wait, NO_GROUP, matched.split.instance[comm]),
+            ),
             "duration_ns": duration,
             "gap_ns": gap,
             "start_ns": np.append(matched.line.time_at(pieces.start), spans.start_ns[comm]),
@@ -171,8 +184,8 @@ def _order_operations(
     )
     order = stable_argsort(key)
     num = len(pieces.start)
-    found: NDArray[np.int64] = np.append(np.arange(num), num + by_launch)[order]
-    return found
+    operations: NDArray[np.int64] = np.append(np.arange(num), num + by_launch)[order]
+    return operations
 
 
 def _transfer_durations(matched: MatchedWaits) -> NDArray[np.int64]:
@@ -203,20 +216,6 @@ def _transfer_durations(matched: MatchedWaits) -> NDArray[np.int64]:
     return np.where(known[instance], transfer, np.minimum(transfer, usual[alike]))
 
 
-def _all_edges(
-    matched: MatchedWaits, pieces: Pieces
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return (src, dst); the pieces are numbered first, then the communications."""
-    num_pieces = len(pieces.start)
-    parts = (
-        _rank_edges(matched, pieces),
-        _buffered_edges(matched, num_pieces),
-        _stream_edges(matched, num_pieces),
-    )
-    src, dst = (np.concatenate(side) for side in zip(*parts, strict=True))
-    return src, dst
-
-
 def _rank_edges(
     matched: MatchedWaits, pieces: Pieces
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -233,8 +232,7 @@ def _rank_edges(
     src.append(before[known])
     dst.append(num + np.flatnonzero(known))
 
-    wait_end = matched.waits()[1]
-    after = np.searchsorted(pieces.start, wait_end, side="left")
+    after = np.searchsorted(pieces.start, matched.wait_end, side="left")
     comm = matched.wait_comm
     known = (comm != NOT_FOUND) & (after < num)
     known[known] = pieces.rank_step[after[known]] == matched.comm_rank_step[comm[known]]
@@ -250,24 +248,14 @@ def _launching_pieces(matched: MatchedWaits, pieces: Pieces) -> NDArray[np.int64
     """
     launch = matched.launch
     before: NDArray[np.int64] = np.searchsorted(pieces.end, launch, side="right") - 1
-    begin, end = matched.waits()
+    wait_ends = matched.wait_end[matched.wait_end > matched.wait_start]
     is_empty_wait = pieces.start == pieces.end
     is_empty_wait[is_empty_wait] = ~is_in_sorted(
-        pieces.start[is_empty_wait], sorted_unique(end[end > begin])
+        pieces.start[is_empty_wait], sorted_unique(wait_ends)
     )
     at_once = (before >= 0) & is_empty_wait[before] & (pieces.start[before] == launch)
     launcher: NDArray[np.int64] = before - at_once
     return launcher
-
-
-def _operation_kinds(matched: MatchedWaits, pieces: Pieces) -> NDArray[np.int16]:
-    spans = matched.spans
-    piece_kind = np.where(
-        pieces.host_kind != GAP,
-        pieces.host_kind,
-        np.where(pieces.compute != GAP, spans.kind[np.maximum(pieces.compute, 0)], HOST),
-    )
-    return np.concatenate((piece_kind, spans.kind[matched.comm])).astype(np.int16)
 
 
 def _is_first_piece(pieces: Pieces) -> NDArray[np.bool_]:
@@ -292,13 +280,6 @@ def _delays(
     known = pieces.rank_step[_is_first_piece(pieces)]
     usual = float(np.median(beyond[known])) if len(known) else 0.0
     return delay, delay - beyond + usual
-
-
-def _group_instances(matched: MatchedWaits) -> NDArray[np.int64]:
-    """Return the instance of each communication, `NO_GROUP` if it does not wait."""
-    group = matched.split.instance[matched.comm].copy()
-    group[matched.has_no_wait] = NO_GROUP
-    return group
 
 
 def _buffered_edges(
@@ -409,7 +390,12 @@ def ideal_durations(
     mean = means_by_key(duration_ns[own], label[own])
     span_mean = np.bincount(span, weights=mean)
     share = np.divide(mean, span_mean[span], out=np.zeros(len(own)), where=mean > 0)
-    ideal[own] = share * _mean_of_spans(work, span, duration_ns[own])
+    # Each piece's share of the mean self time of the spans with the same work.
+    index, num = factorize(work)
+    piece_of_span = np.full(int(span.max()) + 1, NOT_FOUND)
+    piece_of_span[span] = np.arange(len(span))
+    num_spans = np.bincount(index[piece_of_span[piece_of_span != NOT_FOUND]], minlength=num)
+    ideal[own] = share * (np.bincount(index, weights=duration_ns[own]) / num_spans)[index]
     return ideal
 
 
@@ -470,29 +456,12 @@ def ideal_transfers(
     if num_steps > 2 * THRESHOLDS.min_several:
         cell = number[seen] * num_steps + step[seen]
         level, _ = group_medians(duration_ns[seen], cell, num_labels * num_steps)
-        median = np.fmin(median, _faster_levels(level.reshape(num_labels, num_steps)))
+        levels = level.reshape(num_labels, num_steps)
+        faster, usual = faster_steps_baseline(levels)[:, 0], row_medians(levels)
+        slower = usual > (1.0 + THRESHOLDS.min_excess_ratio) * faster
+        for row in np.flatnonzero(slower).tolist():
+            noise = median_change_deviation(levels[row])
+            if usual[row] - faster[row] >= required_deviations(num_steps) * noise:
+                median[row] = np.fmin(median[row], faster[row])
     ideal = np.where(num_seen > 0, median, np.inf)[number]
     return np.where(truncated, np.minimum(ideal, duration_ns), ideal)
-
-
-def _faster_levels(levels: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the faster level of each row that has two; NaN for the others."""
-    found = np.full(len(levels), np.nan)
-    faster, usual = faster_steps_baseline(levels)[:, 0], row_medians(levels)
-    for row in np.flatnonzero(usual > (1.0 + THRESHOLDS.min_excess_ratio) * faster).tolist():
-        noise = median_change_deviation(levels[row])
-        if usual[row] - faster[row] >= required_deviations(levels.shape[1]) * noise:
-            found[row] = faster[row]
-    return found
-
-
-def _mean_of_spans(
-    work: NDArray[np.int64], span: NDArray[np.int64], duration: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return, for each piece, the mean self time of the spans with the same work."""
-    index, num = factorize(work)
-    piece_of_span = np.full(int(span.max()) + 1, NOT_FOUND)
-    piece_of_span[span] = np.arange(len(span))
-    num_spans = np.bincount(index[piece_of_span[piece_of_span != NOT_FOUND]], minlength=num)
-    mean: NDArray[np.float64] = (np.bincount(index, weights=duration) / num_spans)[index]
-    return mean

@@ -49,10 +49,6 @@ class MissingRecords:
     is_missing: NDArray[np.bool_]
     """Shape (ranks, steps)."""
 
-    def without(self, other: MissingRecords) -> MissingRecords:
-        """Return these without those of ``other``, which has the same ranks and steps."""
-        return replace(self, is_missing=self.is_missing & ~other.is_missing)
-
     def warnings(self) -> list[str]:
         """Return a warning, if any record is missing."""
         row, column = np.nonzero(self.is_missing)
@@ -131,7 +127,8 @@ def drop_incomplete(
         items = drop_missing(items, declared.missing)
         gaps = drop_missing(gaps, declared.missing)
     if run.num_dropped or TORN in run.account.dropped:
-        lost = find_missing(spans, steps, numbers).without(declared.missing)
+        lost = find_missing(spans, steps, numbers)
+        lost = replace(lost, is_missing=lost.is_missing & ~declared.missing.is_missing)
         warnings += lost.warnings()
         items, gaps = drop_missing(items, lost), drop_missing(gaps, lost)
     return Complete(items=items, gaps=gaps, warnings=tuple(warnings), not_compared=declared.mostly)

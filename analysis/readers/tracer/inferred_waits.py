@@ -117,8 +117,8 @@ def infer_waits(
         return nothing, nothing, nothing
     state = _observe_streams(rank_steps, unwaited, activity)
     waits = _find_established(spans, rank_steps, unwaited, state)
-    found = np.flatnonzero(waits & (state.idle_since != NOT_FOUND))
-    return found, state.idle_since[found], np.minimum(unwaited.end, state.resumes)[found]
+    rows = np.flatnonzero(waits & (state.idle_since != NOT_FOUND))
+    return rows, state.idle_since[rows], np.minimum(unwaited.end, state.resumes)[rows]
 
 
 def _observe_streams(
@@ -185,8 +185,8 @@ def _find_established(
     place = np.full(num_kinds, NOT_FOUND)
     np.maximum.at(place, kind[waits], state.place[waits])
     went_past = np.bincount(kind[state.place > place[kind]], minlength=num_kinds) > 0
-    found: NDArray[np.bool_] = waits & (state.place == place[kind]) & ~went_past[kind]
-    return found
+    is_waited: NDArray[np.bool_] = waits & (state.place == place[kind]) & ~went_past[kind]
+    return is_waited
 
 
 def _count_distinct(
@@ -196,5 +196,5 @@ def _count_distinct(
     pair, num_pairs = factorize(key, value)
     key_of_pair = np.zeros(num_pairs, dtype=np.int64)
     key_of_pair[pair] = key
-    found: NDArray[np.int64] = np.bincount(key_of_pair, minlength=num_keys)
-    return found
+    counts: NDArray[np.int64] = np.bincount(key_of_pair, minlength=num_keys)
+    return counts

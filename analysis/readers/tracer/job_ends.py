@@ -110,7 +110,11 @@ def find_job_ends(
                 num = _count_startup(is_own_long, is_long)
                 startup |= dict(zip(numbers[:num], times_ns[:num], strict=True))
             *_, before, at_end = _are_long(duration_ns[last]).tolist()
-            if at_end and not before and _has_ended(epoch, run) and _is_odd(duration_ns[last]):
+            # A rank that is slow in every other step may be so in the last one.
+            excess_ns = duration_ns[last] - np.median(duration_ns[last])
+            num_alike = int((2 * excess_ns[:-1] >= excess_ns[-1]).sum())
+            is_odd = at_end and not before and num_alike < THRESHOLDS.min_several
+            if is_odd and _has_ended(epoch, run):
                 ending[numbers[-1]] = times_ns[-1]
         is_first = True
     return startup, ending
@@ -126,17 +130,8 @@ def _are_long(value: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which values are longer than usual. Shape as given, (steps,)."""
     usual = float(np.median(value))
     least = max(THRESHOLDS.min_excess_ratio * usual, MIN_DEVIATIONS * robust_deviation(value))
-    found: NDArray[np.bool_] = value - usual > least
-    return found
-
-
-def _is_odd(duration_ns: NDArray[np.int64]) -> bool:
-    """Return whether fewer than `min_several` steps are above the median as the last one is.
-
-    A rank that is slow in every other step may be so in the last one.
-    """
-    excess = duration_ns - np.median(duration_ns)
-    return int((2 * excess[:-1] >= excess[-1]).sum()) < THRESHOLDS.min_several
+    is_long: NDArray[np.bool_] = value - usual > least
+    return is_long
 
 
 def _is_longest(value: NDArray[Any]) -> bool:

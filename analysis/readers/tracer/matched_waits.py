@@ -86,10 +86,6 @@ class MatchedWaits:
         """
         return self.buffered | self.one_sided | self.in_several_steps
 
-    def waits(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return (start, end) of each wait on the line."""
-        return self.wait_start, self.wait_end
-
 
 def match_waits(
     spans: SpanTable, steps: StepTable, numbers: NDArray[np.int32], split: WaitSplit
@@ -148,7 +144,7 @@ def match_waits(
     inferred, inferred_start, inferred_end = unwaited[:0], unwaited[:0], unwaited[:0]
     if len(unwaited) and len(numbers) >= MIN_STEPS:
         begin = line.place(spans.rank[comm[unwaited]], spans.start_ns[comm[unwaited]])
-        found, inferred_start, inferred_end = infer_waits(
+        waited, inferred_start, inferred_end = infer_waits(
             spans,
             rank_steps,
             UnwaitedComm(
@@ -159,7 +155,7 @@ def match_waits(
             ),
             _find_activity(spans, line, compute, (start, end), comm),
         )
-        inferred = unwaited[found]
+        inferred = unwaited[waited]
     return MatchedWaits(
         spans=spans,
         line=line,
@@ -240,8 +236,8 @@ def _is_in_several_steps(instance: NDArray[np.int64], step: NDArray[np.int32]) -
     of_instance[instance] = step
     differs = np.zeros(len(of_instance), dtype=np.bool_)
     differs[instance[of_instance[instance] != step]] = True
-    found: NDArray[np.bool_] = differs[instance]
-    return found
+    in_several: NDArray[np.bool_] = differs[instance]
+    return in_several
 
 
 def _launch_times(spans: SpanTable, comm: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -264,12 +260,12 @@ def _launch_times(spans: SpanTable, comm: NDArray[np.int64]) -> NDArray[np.int64
     )
     queued = np.zeros(len(comm), dtype=np.bool_)
     queued[on_device & begin_known] = _is_queued(spans, comm[on_device & begin_known])
-    found = np.where(on_device, start, launch)
+    reached = np.where(on_device, start, launch)
     rows = np.flatnonzero(queued)
     if len(rows) and len(compute):
         at_once = comm[on_device & ~queued]
-        found[rows] = _queued_launch_times(spans, comm[rows], launch[rows], (compute, at_once))
-    return found
+        reached[rows] = _queued_launch_times(spans, comm[rows], launch[rows], (compute, at_once))
+    return reached
 
 
 def _is_queued(spans: SpanTable, comm: NDArray[np.int64]) -> NDArray[np.bool_]:

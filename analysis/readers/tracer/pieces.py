@@ -227,22 +227,23 @@ def _named_rows(
     Compute that such a span encloses is compute; what a span inside it takes is not, unless a
     device computes. A device has nothing to do while its host compiles the rest of what it does.
     """
-    found = np.full(len(first), GAP, dtype=np.int64)
+    innermost = np.full(len(first), GAP, dtype=np.int64)
     begin, end = np.append(compute.start, 0)[in_compute], np.append(compute.end, 0)[in_compute]
     for layer in layers:
         at = find_covering(layer.start, layer.end, first)
         is_inside = (begin <= layer.start[at]) & (layer.end[at] <= end)
         is_inside &= ~on_device | compiles_at(spans, layer.row[at])
         taken = (at != NOT_FOUND) & ((in_compute == NOT_FOUND) | is_inside)
-        found[taken] = layer.row[at[taken]]
-    return found
+        innermost[taken] = layer.row[at[taken]]
+    return innermost
 
 
 def compiles_at(spans: SpanTable, row: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which rows are host spans of the compiler. Shape as ``row``, False for `GAP`."""
     compiles = np.array([name in COMPILATION_NAMES for name in spans.names], dtype=np.bool_)
-    found: NDArray[np.bool_] = compiles[spans.name[row]] & (spans.kind[row] == HOST) & (row != GAP)
-    return found
+    is_named = compiles[spans.name[row]]
+    is_compilation: NDArray[np.bool_] = is_named & (spans.kind[row] == HOST) & (row != GAP)
+    return is_compilation
 
 
 def _add_anchors(
@@ -324,22 +325,22 @@ def number_parts(spans: SpanTable, rows: NDArray[np.int64]) -> NDArray[np.int64]
         Shape (rows,): `WHOLE`, or a number for each (count of parts, position): 1 and 2 for the
         parts of a backward split in two.
     """
-    found = np.full(len(rows), WHOLE, dtype=np.int64)
+    numbers = np.full(len(rows), WHOLE, dtype=np.int64)
     known = spans.microbatch[rows] != NONE
     backward = np.flatnonzero(known & (spans.kind[rows] == BACKWARD))
     work, num = _number_microbatches(spans, rows[backward])
     if num == len(backward):
-        return found
+        return numbers
     forward = rows[known & (spans.kind[rows] == FORWARD)]
     if _number_microbatches(spans, forward)[1] != len(forward):
-        return found
+        return numbers
     size = np.bincount(work, minlength=num)[work]
     order = argsort_rows(work, spans.start_ns[rows[backward]])
     position = np.empty(len(backward), dtype=np.int64)
     position[order] = cumcount(work[order])
     number = size * (size - 1) // 2 + position
-    found[backward] = np.where(size > MAX_PARTS, WHOLE, number)
-    return found
+    numbers[backward] = np.where(size > MAX_PARTS, WHOLE, number)
+    return numbers
 
 
 def _number_microbatches(

@@ -70,7 +70,7 @@ def read_traced(
         matched.line,
         matched.rank_steps,
         compute=matched.compute,
-        waits=matched.waits(),
+        waits=(matched.wait_start, matched.wait_end),
         launches=matched.launch,
     )
     if num_expected_ranks(run) < run.world_size:
@@ -191,7 +191,7 @@ def _drop_undescribed(
 ) -> tuple[StepTable, SpanTable, dict[int, str]]:
     """Drop the steps with rows of ranks that have no description; return also the reasons."""
     described = list(run.ranks)
-    found: dict[int, set[int]] = {}
+    undescribed: dict[int, set[int]] = {}
     for table in (spans, steps):
         unknown = np.setdiff1d(sorted_unique(table.rank), described)
         if not len(unknown):
@@ -199,13 +199,13 @@ def _drop_undescribed(
         rows = np.flatnonzero(np.isin(table.rank, unknown))
         pairs = sorted_unique(table.step[rows].astype(np.int64) << 32 | table.rank[rows])
         for pair in pairs.tolist():
-            found.setdefault(pair >> 32, set()).add(pair & 0xFFFF_FFFF)
-    if found:
-        steps = select_rows(steps, ~np.isin(steps.step, list(found)))
-        spans = select_rows(spans, ~np.isin(spans.step, list(found)))
+            undescribed.setdefault(pair >> 32, set()).add(pair & 0xFFFF_FFFF)
+    if undescribed:
+        steps = select_rows(steps, ~np.isin(steps.step, list(undescribed)))
+        spans = select_rows(spans, ~np.isin(spans.step, list(undescribed)))
     reasons = {
         step: f"no description of {format_ranks(tuple(sorted(ranks)))} was received"
-        for step, ranks in found.items()
+        for step, ranks in undescribed.items()
     }
     return steps, spans, reasons
 
@@ -218,7 +218,7 @@ def _find_not_recorded_kinds(run: RunInfo, steps: StepTable) -> dict[int, str]:
     has_other = any(group.kind == OTHER for epoch in run.epochs for group in epoch.groups)
     needed = NEEDED_KINDS | {OTHER} if has_other else NEEDED_KINDS
     bits = pack_kinds(needed)
-    found: dict[int, int] = {}
+    kinds_of_step: dict[int, int] = {}
     mask = steps.left_out & np.uint32(bits)
     only_compute = np.flatnonzero((mask != 0) & ((mask & ~np.uint32(RANK_COMPUTE_BITS)) == 0))
     numbers, counts = np.unique(steps.step[only_compute], return_counts=True)
@@ -226,8 +226,8 @@ def _find_not_recorded_kinds(run: RunInfo, steps: StepTable) -> dict[int, str]:
     mask[only_compute[np.isin(steps.step[only_compute], few)]] = 0
     rows = np.flatnonzero(mask)
     for step, kinds in zip(steps.step[rows].tolist(), mask[rows].tolist(), strict=True):
-        found[step] = found.get(step, 0) | kinds
-    return {step: ", ".join(unpack_kinds(kinds)) for step, kinds in found.items()}
+        kinds_of_step[step] = kinds_of_step.get(step, 0) | kinds
+    return {step: ", ".join(unpack_kinds(kinds)) for step, kinds in kinds_of_step.items()}
 
 
 def _find_wait_intervals(matched: MatchedWaits, number: NDArray[np.int64]) -> WaitIntervals:
@@ -236,7 +236,7 @@ def _find_wait_intervals(matched: MatchedWaits, number: NDArray[np.int64]) -> Wa
     known = matched.wait_comm != NOT_FOUND
     member = matched.wait_comm[known]
     comm = matched.comm[member]
-    begin, until = (positions[known] for positions in matched.waits())
+    begin, until = matched.wait_start[known], matched.wait_end[known]
     start = matched.line.time_at(begin)
     arrival = spans.start_ns[comm] + split.wait_ns[comm]
     end = np.minimum(arrival, start + (until - begin))

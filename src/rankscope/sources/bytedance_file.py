@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankscope.analysis.readers.bytedance.what_if import TraceWhatIf
-    from rankscope.collector.importers.bytedance_trace import TraceRows
 
 
 def what_if_file(path: Path, meta: Path) -> TraceWhatIf:
@@ -54,18 +53,13 @@ def read_trace_file(path: Path, meta: Path) -> tuple[RunInfo, TraceColumns]:
         world_size=sizes.layout.world_size,
         epochs=(EpochInfo(epoch=EPOCH, ranks=ranks),),
     )
-    return run, _columns(rows)
-
-
-def _columns(rows: TraceRows) -> TraceColumns:
-    held = rows.columns
-    return TraceColumns(
-        step=held["step"],
-        rank=held["rank"],
+    return run, TraceColumns(
+        step=rows.columns["step"],
+        rank=rows.columns["rank"],
         name=rows.optype,
         start_ns=rows.start_ns,
         duration_ns=rows.duration_ns,
-        seq=held["seq_id"],
-        chunk=held["mc"],
+        seq=rows.columns["seq_id"],
+        chunk=rows.columns["mc"],
         names=rows.optypes,
     )

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.readers.waits import Arrivals, split_traced_waits, split_waits
-from rankscope.analysis.trace.rows import select_rows
+from rankscope.analysis.trace.rows import concatenate, select_rows
 from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, RunInfo, SpanTable
 from rankscope.tracer.span import NONE, Span, SpanFlag, SpanKind, UnixNs
 from rankscope.tracer.topology import Layout
@@ -89,7 +89,7 @@ def test_equal_sequences_of_two_epochs_or_groups_are_different_instances() -> No
         span_table([collective(rank, 100 * rank, 300, group=8) for rank in (0, 1, 2)]),
         epoch=np.array([1, 1, 1], dtype=np.int32),
     )
-    both = join(spans, again)
+    both = concatenate(spans, again)
     other = GroupInfo(group_id=8, kind="tp-comm", name="tp", members=(0, 1, 2))
 
     split = split_waits(both, [TP, other], clock_error_ns=0)
@@ -109,18 +109,17 @@ def test_missing_member_makes_only_its_instance_unknown() -> None:
     assert split.last_rank.tolist() == [NONE, NONE, 2, 2, 2]
 
 
-def test_undescribed_group_has_no_known_members() -> None:
-    spans = span_table([collective(rank, 0, 9) for rank in (0, 1, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "groups"),
+    [((0, 1, 2), []), ((0, 1, 2), [PP]), ((0, 0, 2), [TP])],
+    ids=["no group", "another group", "rank 0 twice and no rank 1"],
+)
+def test_instance_without_exactly_the_known_members_is_unknown(
+    ranks: tuple[int, ...], groups: list[GroupInfo]
+) -> None:
+    spans = span_table([collective(rank, number, 9) for number, rank in enumerate(ranks)])
 
-    assert split_waits(spans, [], clock_error_ns=0).wait_ns.tolist() == [-1, -1, -1]
-    assert split_waits(spans, [PP], clock_error_ns=0).wait_ns.tolist() == [-1, -1, -1]
-
-
-def test_repeated_member_makes_its_instance_unknown() -> None:
-    # Three spans, as many as members, but rank 1 is missing and rank 0 doubled.
-    spans = span_table([collective(0, 0, 9), collective(0, 1, 9), collective(2, 2, 9)])
-
-    assert split_waits(spans, [TP], clock_error_ns=0).wait_ns.tolist() == [-1, -1, -1]
+    assert split_waits(spans, groups, clock_error_ns=0).wait_ns.tolist() == [-1, -1, -1]
 
 
 def test_open_span_counts_as_arrived_but_has_no_split() -> None:
@@ -188,25 +187,16 @@ def test_receive_waits_for_a_late_send() -> None:
     assert split.transfer_ns.tolist() == [3, 5]
 
 
-def test_transfer_negative_within_the_clock_error_is_kept() -> None:
-    # Rank 0 seems to leave 2 ns before rank 1 arrives; clocks are good to 5 ns.
+@pytest.mark.parametrize("before_ns", [2, 10])
+def test_transfer_negative_beyond_the_clock_error_is_reported_not_clamped(before_ns: int) -> None:
+    # Rank 0 seems to leave before rank 1 arrives at 50.
     pair = GroupInfo(group_id=7, kind="tp-comm", name="tp", members=(0, 1))
-    spans = span_table([collective(0, 0, 48), collective(1, 50, 90)])
+    spans = span_table([collective(0, 0, 50 - before_ns), collective(1, 50, 90)])
 
     split = split_waits(spans, [pair], clock_error_ns=5)
 
-    assert split.transfer_ns.tolist() == [-2, 40]
-    assert not split.negative.any()
-
-
-def test_transfer_negative_beyond_the_clock_error_is_reported_not_clamped() -> None:
-    pair = GroupInfo(group_id=7, kind="tp-comm", name="tp", members=(0, 1))
-    spans = span_table([collective(0, 0, 40), collective(1, 50, 90)])
-
-    split = split_waits(spans, [pair], clock_error_ns=5)
-
-    assert split.transfer_ns.tolist() == [-10, 40]
-    assert split.negative.tolist() == [True, False]
+    assert split.transfer_ns.tolist() == [-before_ns, 40]
+    assert split.negative.tolist() == [before_ns > 5, False]
 
 
 def test_an_unknown_clock_error_is_not_taken_for_zero() -> None:
@@ -235,10 +225,6 @@ def test_receive_that_ends_before_its_send_begins_is_reported() -> None:
     assert split.negative.tolist() == [False, True]
 
 
-def test_no_spans_give_an_empty_split() -> None:
-    assert len(split_waits(span_table([]), [TP], clock_error_ns=0).wait_ns) == 0
-
-
 def test_sequences_near_the_end_of_their_range_are_different_instances() -> None:
     far = 2**62
     spans = span_table(
@@ -246,16 +232,6 @@ def test_sequences_near_the_end_of_their_range_are_different_instances() -> None
     )
 
     assert split_waits(spans, [TP], clock_error_ns=0).wait_ns.tolist() == [20, 10, 0] * 2
-
-
-def join(left: SpanTable, right: SpanTable) -> SpanTable:
-    # Both tables hold the same names and tracks, so their codes agree.
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(left, name), getattr(right, name)])
-        for name in SpanTable.__slots__
-        if name not in ("names", "tracks")
-    }
-    return replace(left, **columns)
 
 
 def some_spans() -> st.SearchStrategy[list[Span]]:
@@ -402,11 +378,10 @@ def test_send_of_constant_duration_is_buffered_within_the_clock_error_too() -> N
     spans = span_table(
         [
             span
-            for number, late in enumerate((8, 14, 10))
-            for begin in [100 * number]
+            for number, late_begin in enumerate((8, 114, 210))
             for span in (
-                p2p(0, begin, begin + 5, src=0, dst=4, seq=number),
-                p2p(4, begin + late, begin + late + 3, src=0, dst=4, seq=number),
+                p2p(0, 100 * number, 100 * number + 5, src=0, dst=4, seq=number),
+                p2p(4, late_begin, late_begin + 3, src=0, dst=4, seq=number),
             )
         ]
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +80,20 @@ def expected_times(rows: Rows) -> tuple[list[float], list[float]]:
         for member in item:
             ends[member] = max(arrivals[k] for k in item) + rows.duration[member]
     return arrivals, ends
+
+
+def test_without_its_compiled_part_only_the_analysis_fails_and_says_what_to_install() -> None:
+    script = """
+import sys
+sys.modules["rankscope.analysis.replay._loop"] = None
+import rankscope.tracer
+try:
+    import rankscope.analysis.analyze
+except ImportError as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "apt install gcc python3-dev" in run.stdout
 
 
 @st.composite

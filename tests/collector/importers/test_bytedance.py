@@ -185,29 +185,21 @@ def test_the_same_file_twice_is_imported_once(store: Store, run_id: str, tmp_pat
     ) == [{"n": 2}]
 
 
+@pytest.mark.parametrize("other_is", ["file", "sizes"])
 def test_other_content_under_a_used_name_is_refused(
-    store: Store, run_id: str, tmp_path: Path
+    store: Store, run_id: str, tmp_path: Path, other_is: str
 ) -> None:
-    meta = write_meta(tmp_path / "m.yaml")
-    first = write_trace(tmp_path / "a.parquet", [operation()])
-    other = write_trace(tmp_path / "b.parquet", [operation(duration=2.0)])
-    import_bytedance(store, first, run_id=run_id, meta=meta)
+    trace, meta = write_trace(tmp_path / "a.parquet", [operation()]), tmp_path / "m.yaml"
+    import_bytedance(store, trace, run_id=run_id, meta=write_meta(meta))
+    if other_is == "file":
+        write_trace(trace, [operation(duration=2.0)])
+    else:
+        write_meta(meta, tp_size=8, world_size=8)
 
     with pytest.raises(RunExistsError, match="choose another --run name"):
-        import_bytedance(store, other, run_id=run_id, meta=meta)
+        import_bytedance(store, trace, run_id=run_id, meta=meta)
 
     assert StoreSource(store).spans(run_id).duration_ns.tolist() == [10**9]
-
-
-def test_the_same_file_with_other_sizes_is_other_content(
-    store: Store, run_id: str, tmp_path: Path
-) -> None:
-    trace = write_trace(tmp_path / "a.parquet", [operation()])
-    import_bytedance(store, trace, run_id=run_id, meta=write_meta(tmp_path / "m.yaml"))
-    larger = write_meta(tmp_path / "m2.yaml", tp_size=8, world_size=8)
-
-    with pytest.raises(RunExistsError):
-        import_bytedance(store, trace, run_id=run_id, meta=larger)
 
 
 @pytest.mark.slow

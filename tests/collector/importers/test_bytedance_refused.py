@@ -12,13 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.collector.errors import (
-    CollectorError,
-    MetaError,
-    RunExistsError,
-    RunNameError,
-    TraceError,
-)
+from rankscope.collector.errors import MetaError, RunNameError, TraceError
 from rankscope.collector.importers.bytedance import import_bytedance
 from rankscope.collector.importers.bytedance_meta import read_meta
 from rankscope.collector.importers.bytedance_trace import ROWS_AT_ONCE, read_trace
@@ -64,20 +58,30 @@ BAD_COLUMNS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", BAD_COLUMNS)
+def with_columns(path: Path, columns: dict[str, Any]) -> Path:
+    """Write a trace of two rows, with some columns replaced, or left out (None)."""
+    table = pq.read_table(write_trace(path, [operation(), operation(seq_id=1)]))
+    if columns == {"*": 0}:
+        pq.write_table(table.slice(0, 0), path)
+        return path
+    replaced = {name: table[name] for name in table.column_names} | columns
+    kept = {name: column for name, column in replaced.items() if column is not None}
+    pq.write_table(pa.table(kept), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case in {"missing", "negative"} else pytest.mark.nightly)
+        for case in BAD_COLUMNS
+    ],
+)
 def test_a_bad_trace_is_refused_and_nothing_is_written(
     store: Store, run_id: str, tmp_path: Path, case: str
 ) -> None:
     columns, message = BAD_COLUMNS[case]
-    path = write_trace(tmp_path / "trace.parquet", [operation(), operation(seq_id=1)])
-    table = pq.read_table(path)
-    if "*" in columns:
-        table = table.slice(0, 0)
-    good = {name: table[name] for name in table.column_names}
-    bad = {name: column for name, column in (good | columns).items() if column is not None}
-    bad.pop("*", None)
-    pq.write_table(pa.table(bad), path)
+    path = with_columns(tmp_path / "trace.parquet", columns)
 
     with pytest.raises(TraceError) as caught:
         import_bytedance(store, path, run_id=run_id, meta=write_meta(tmp_path / "m.yaml"))
@@ -90,9 +94,7 @@ def test_a_bad_trace_is_refused_and_nothing_is_written(
     ) == [{"n": 0}]
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"PAR1", b"hello, this is not a parquet file", b"PAR1" + bytes(100) + b"PAR1"]
-)
+@pytest.mark.parametrize("content", [b"", b"PAR1" + bytes(100) + b"PAR1"])
 def test_a_file_that_is_not_parquet_is_refused(
     store: Store, run_id: str, tmp_path: Path, content: bytes
 ) -> None:
@@ -115,7 +117,7 @@ def test_a_repeated_column_is_refused(store: Store, run_id: str, tmp_path: Path)
         import_bytedance(store, path, run_id=run_id, meta=write_meta(tmp_path / "m.yaml"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @given(flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 7)), min_size=1, max_size=5))
 @settings(max_examples=50, deadline=None)  # each starts a process
 def test_a_damaged_file_is_read_or_refused(flips: list[tuple[int, int]]) -> None:
@@ -143,7 +145,6 @@ def test_a_missing_file_is_refused(store: Store, run_id: str, tmp_path: Path) ->
     [
         ({"pp_size": None}, "has no pp_size"),
         ({"dp_size": 0}, "dp_size is 0"),
-        ({"tp_size": "eight"}, "tp_size is 'eight'"),
         ({"vpp_size": True}, "vpp_size is True"),
         ({"world_size": 7}, "world_size is 7, but dp x pp x tp x dsp is 1"),
         ({"dp_size": 2, "world_size": 2}, "dp_size 2, the trace has dp_rank 0 to 0"),
@@ -162,7 +163,7 @@ def test_invalid_or_contradicting_sizes_are_refused(
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["", "just text", "[1, 2]", "a: [", "\0"])
+@pytest.mark.parametrize("content", ["", "[1, 2]", "a: ["])
 def test_a_meta_file_that_is_not_a_mapping_is_refused(
     store: Store, run_id: str, tmp_path: Path, content: str
 ) -> None:
@@ -183,7 +184,7 @@ def test_a_missing_meta_file_says_what_to_pass(store: Store, run_id: str, tmp_pa
         import_bytedance(store, trace, run_id=run_id, meta=tmp_path / "none.yaml")
 
 
-@pytest.mark.parametrize("name", ["", "../x", "a b", "a/b", "é", "x" * 129, "-x", "a\n"])
+@pytest.mark.parametrize("name", ["", "../x"])
 def test_an_invalid_run_name_is_refused(store: Store, tmp_path: Path, name: str) -> None:
     trace = write_trace(tmp_path / "t.parquet", [operation()])
 
@@ -199,16 +200,9 @@ def test_texts_that_exceed_the_memory_are_refused(tmp_path: Path) -> None:
         read_trace(path, meta=read_meta(write_meta(tmp_path / "m.yaml"), trace=path))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_file_that_exceeds_the_memory_of_the_reader_is_refused(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "t.parquet", [operation("x" * (MEMORY_BYTES // 2))])
 
     with pytest.raises(TraceError, match="needs more than 1024 MiB of memory to read"):
         read_trace(path, meta=read_meta(write_meta(tmp_path / "m.yaml"), trace=path))
-
-
-def test_all_errors_are_collector_errors() -> None:
-    assert all(
-        issubclass(error, CollectorError)
-        for error in (MetaError, TraceError, RunExistsError, RunNameError)
-    )

@@ -11,6 +11,7 @@ import pytest
 from rankscope.tracer.topology import Coords, Layout
 from tests.support.tracer.ranks import run_ranks
 from tests.support.tracer.reading import dropped, process_folders, read_spans
+from tests.support.tracer.recipes import each_recipe, selected_recipes
 from tests.tracer.jobs import gloo_job, matrix_recipes
 from tests.tracer.jobs.undeclared_layout_job import RECIPES, STEPS
 
@@ -38,14 +39,16 @@ LAYOUTS = {
 }
 """Layouts that a job could declare; all others are data parallel only."""
 
+QUICK = {"half_wrapped", "plain_loop", "unreported_pipeline"}
+
 
 @pytest.fixture(scope="module")
-def spool(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def spool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run each recipe with its number of ranks; return the folder of the records."""
     folder: Path = tmp_path_factory.mktemp("placement")
-    few = [recipe for recipe in RECIPES if recipe != "three_axes"]
-    run_ranks("tests.tracer.jobs.undeclared_layout_job", 4, folder, *few)
-    if "three_axes" in RECIPES:
+    recipes = QUICK | selected_recipes(request)
+    run_ranks("tests.tracer.jobs.undeclared_layout_job", 4, folder, *recipes - {"three_axes"})
+    if "three_axes" in recipes:
         run_ranks("tests.tracer.jobs.undeclared_layout_job", 8, folder, "three_axes")
     return folder / "spool"
 
@@ -66,7 +69,7 @@ def coords_in(layout: Layout, rank: int) -> Coords:
     return Coords(pp=pp, dp=dp, cp=cp, tp=tp)
 
 
-@pytest.mark.parametrize("recipe", sorted(RECIPES.keys() - NOT_DERIVED))
+@pytest.mark.parametrize("recipe", each_recipe(sorted(RECIPES.keys() - NOT_DERIVED), QUICK))
 def test_the_derived_layout_is_the_one_that_the_job_could_declare(spool: Path, recipe: str) -> None:
     layout = LAYOUTS.get(recipe, Layout(dp=4))
 
@@ -75,24 +78,23 @@ def test_the_derived_layout_is_the_one_that_the_job_could_declare(spool: Path, r
         assert found["coords"] == coords_in(layout, rank).to_dict()
 
 
-@pytest.mark.parametrize("recipe", sorted(NOT_DERIVED))
+@pytest.mark.parametrize("recipe", each_recipe(sorted(NOT_DERIVED), QUICK))
 def test_in_doubt_no_layout_is_derived(spool: Path, recipe: str) -> None:
     for found in derived(spool / recipe):
         assert found.keys().isdisjoint({"layout", "coords"})
 
 
 @pytest.mark.parametrize(
-    ("recipe", "kind"),
-    [
-        ("plain_loop", "dp-comm"),
-        ("sharded_over_all", "dp-comm"),
-        ("hybrid_of_other_names", "dp-comm"),
-        ("tensor_parallel_over_all", "tp-comm"),
-    ],
+    "recipe",
+    each_recipe(
+        ["plain_loop", "sharded_over_all", "hybrid_of_other_names", "tensor_parallel_over_all"],
+        QUICK,
+    ),
 )
 def test_groups_without_a_name_get_the_kind_of_their_axis_once_it_is_known(
-    spool: Path, recipe: str, kind: str
+    spool: Path, recipe: str
 ) -> None:
+    kind = "tp-comm" if recipe == "tensor_parallel_over_all" else "dp-comm"
     for folder in process_folders(spool / recipe).values():
         found = [row for row in read_spans(folder) if row.group_id and row.kind != "wait"]
         assert {row.kind for row in found if row.step == 0} == {"other"}
@@ -112,7 +114,7 @@ def test_a_counted_step_of_a_pipeline_has_all_its_receives_and_forwards(spool: P
             assert received == sent == mine["forward"] * (1 if rank in (0, 3) else 2)
 
 
-@pytest.mark.parametrize("recipe", sorted(RECIPES))
+@pytest.mark.parametrize("recipe", each_recipe(sorted(RECIPES), QUICK))
 def test_the_derivation_never_fails(spool: Path, recipe: str) -> None:
     for folder in process_folders(spool / recipe).values():
         assert dropped(folder) == {}

@@ -12,7 +12,8 @@ import pytest
 from rankscope.tracer.span import SpanFlag
 from tests.support.tracer.ranks import run_ranks
 from tests.support.tracer.reading import dropped, process_folders
-from tests.support.tracer.torch_here import FIRST, TORCH, of_this_torch, since
+from tests.support.tracer.recipes import each_recipe, selected_recipes
+from tests.support.tracer.torch_here import FIRST, TORCH, since
 from tests.tracer.capture.test_gloo import (
     CALLED,
     LAUNCHES_NOTHING,
@@ -32,6 +33,22 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.multiproc, pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 2
+QUICK = {"calls", "context_parallel", "zero_bubble"}
+
+KINDS = {
+    "calls": {"other", "pp-send", "pp-recv"},
+    "hybrid_sharded": {"dp-comm"},
+    "static_graph": {"dp-comm"},
+    "hooked": {"dp-comm"},
+    "compiled": {"dp-comm"},
+    "expert_parallel": {"dp-comm", "ep-comm"},
+    "context_parallel": {"dp-comm", "cp-comm"},
+    "gpipe": {"tp-comm", "pp-send", "pp-recv", "other"},
+    "interleaved": {"dp-comm", "pp-send", "pp-recv", "other"},
+    "zero_bubble": {"dp-comm", "pp-send", "pp-recv", "other"},
+    "zero_bubble_v": {"pp-send", "pp-recv", "other"},
+    "three_axes": {"tp-comm", "dp-comm", "pp-send", "pp-recv", "other"},
+}
 
 MATRIX_CALLED = CALLED | {
     "c10d.allreduce_coalesced_": "all_reduce_coalesced",
@@ -57,13 +74,14 @@ NEVER_WAITED = {"calls": 1}
 
 
 @pytest.fixture(scope="module")
-def matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run the job once with four ranks and once with eight; return its folder."""
+def matrix(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run each recipe with its number of ranks; return the folder of the job."""
     folder: Path = tmp_path_factory.mktemp("matrix")
-    for num_ranks in sorted(set(NUM_RANKS.values())):
-        recipes = [recipe for recipe in RECIPES if NUM_RANKS[recipe] == num_ranks]
+    recipes = RECIPES.keys() & (QUICK | selected_recipes(request))
+    for num_ranks in {NUM_RANKS[recipe] for recipe in recipes}:
+        alike = sorted(recipe for recipe in recipes if NUM_RANKS[recipe] == num_ranks)
         run_ranks(
-            "tests.tracer.jobs.matrix_job", num_ranks, folder, *recipes, TORCH_FR_BUFFER_SIZE="2000"
+            "tests.tracer.jobs.matrix_job", num_ranks, folder, *alike, TORCH_FR_BUFFER_SIZE="2000"
         )
     return folder
 
@@ -80,7 +98,7 @@ def seen_by_torch(document: dict[str, Any], recipe: str) -> Counter[str]:
     return expected
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", each_recipe(RECIPES, QUICK))
 def test_every_communication_that_torch_saw_is_a_span(matrix: Path, recipe: str) -> None:
     if recipe in COMPILED and TORCH < "2.8":
         pytest.skip("before torch 2.8 gloo has no flight recorder to count by")
@@ -91,7 +109,7 @@ def test_every_communication_that_torch_saw_is_a_span(matrix: Path, recipe: str)
         assert expected.total() > 0
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", each_recipe(RECIPES, QUICK))
 def test_all_members_have_the_same_communications(matrix: Path, recipe: str) -> None:
     numbers: dict[tuple[int, int, int], dict[int, list[tuple[int, str, int]]]] = defaultdict(dict)
     for rank, rows in spans_of(matrix, recipe).items():
@@ -111,7 +129,7 @@ def test_all_members_have_the_same_communications(matrix: Path, recipe: str) -> 
         assert [seq for seq, _, _ in first] == list(range(len(first)))
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", each_recipe(RECIPES, QUICK))
 def test_each_communication_is_waited_for_at_most_once(matrix: Path, recipe: str) -> None:
     for rows in spans_of(matrix, recipe).values():
         launched = Counter((row.name, instance(row)) for row in communications(rows))
@@ -122,7 +140,7 @@ def test_each_communication_is_waited_for_at_most_once(matrix: Path, recipe: str
         assert (waited - launched).total() == 0
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", each_recipe(RECIPES, QUICK))
 def test_losses_and_graph_breaks_are_the_same_with_and_without_the_tracer(
     matrix: Path, recipe: str
 ) -> None:
@@ -133,7 +151,7 @@ def test_losses_and_graph_breaks_are_the_same_with_and_without_the_tracer(
         assert (document["plain"]["graphs"] > 0) == (recipe in COMPILED)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", each_recipe(RECIPES, QUICK))
 def test_no_member_leaves_before_the_last_has_entered(matrix: Path, recipe: str) -> None:
     entered: dict[tuple[int, int, int, int], int] = defaultdict(int)
     rows = [row for rows in spans_of(matrix, recipe).values() for row in communications(rows)]
@@ -144,29 +162,10 @@ def test_no_member_leaves_before_the_last_has_entered(matrix: Path, recipe: str)
     assert [row for row in early if row.name not in ROOTED] == []
 
 
-def test_kinds_follow_the_mesh_axes(matrix: Path) -> None:
-    kinds = {
-        recipe: {
-            row.kind for rows in spans_of(matrix, recipe).values() for row in communications(rows)
-        }
-        for recipe in RECIPES
-    }
-
-    expected = {
-        "calls": {"other", "pp-send", "pp-recv"},
-        "hybrid_sharded": {"dp-comm"},
-        "static_graph": {"dp-comm"},
-        "hooked": {"dp-comm"},
-        "compiled": {"dp-comm"},
-        "expert_parallel": {"dp-comm", "ep-comm"},
-        "context_parallel": {"dp-comm", "cp-comm"},
-        "gpipe": {"tp-comm", "pp-send", "pp-recv", "other"},
-        "interleaved": {"dp-comm", "pp-send", "pp-recv", "other"},
-        "zero_bubble": {"dp-comm", "pp-send", "pp-recv", "other"},
-        "zero_bubble_v": {"pp-send", "pp-recv", "other"},
-        "three_axes": {"tp-comm", "dp-comm", "pp-send", "pp-recv", "other"},
-    }
-    assert kinds == of_this_torch(expected)
+@pytest.mark.parametrize("recipe", each_recipe(RECIPES, QUICK))
+def test_kinds_follow_the_mesh_axes(matrix: Path, recipe: str) -> None:
+    rows = [row for rows in spans_of(matrix, recipe).values() for row in communications(rows)]
+    assert {row.kind for row in rows} == KINDS[recipe]
 
 
 @since(FIRST["calls"], "gloo has no alltoall")
@@ -227,7 +226,9 @@ def test_operations_of_one_batch_call_share_an_interval(matrix: Path) -> None:
         assert list(together.values()) == [2] * STEPS  # the ring, and nothing after it
 
 
-@pytest.mark.parametrize("recipe", ["interleaved", "three_axes", "zero_bubble", "zero_bubble_v"])
+@pytest.mark.parametrize(
+    "recipe", each_recipe(["interleaved", "three_axes", "zero_bubble", "zero_bubble_v"], QUICK)
+)
 def test_each_chunk_runs_each_microbatch_once_a_step(matrix: Path, recipe: str) -> None:
     every = list(itertools.product(range(STEPS), range(4), range(2)))
     for rows in spans_of(matrix, recipe).values():
@@ -241,10 +242,10 @@ def test_each_chunk_runs_each_microbatch_once_a_step(matrix: Path, recipe: str) 
         assert bool(parts["backward input"]) == recipe.startswith("zero_bubble")
 
 
-def test_nothing_was_dropped_and_no_capture_turned_itself_off(matrix: Path) -> None:
-    for recipe in RECIPES:
-        for folder in process_folders(matrix / "spool" / recipe).values():
-            assert dropped(folder) == {}
-            events = folder / "events.jsonl"
-            lines = events.read_text().splitlines() if events.exists() else []
-            assert [line for line in map(json.loads, lines) if line["kind"] == "tracer"] == []
+@pytest.mark.parametrize("recipe", each_recipe(RECIPES, QUICK))
+def test_nothing_was_dropped_and_no_capture_turned_itself_off(matrix: Path, recipe: str) -> None:
+    for folder in process_folders(matrix / "spool" / recipe).values():
+        assert dropped(folder) == {}
+        events = folder / "events.jsonl"
+        lines = events.read_text().splitlines() if events.exists() else []
+        assert [line for line in map(json.loads, lines) if line["kind"] == "tracer"] == []

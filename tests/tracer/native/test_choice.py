@@ -32,23 +32,27 @@ from tests.support.paths import ROOT
 from tests.support.tracer.reading import count_dropped, dropped, read_spans
 from tests.support.tracer.recording import recorder_in
 
-SHARED_TESTS = (
-    "capture/test_single_process.py",
-    "capture/test_gloo.py",
-    "capture/test_forward_backward.py",
-    "device/test_communication.py",
-    "job/test_running.py",
-    "job/test_slow_step_stacks.py",
-    "native/test_compute_span.py",
-    "native/test_host_launch.py",
-    "record/test_no_room.py",
-    "record/test_overflow.py",
-    "record/test_recorder.py",
-    "record/test_segment_pool.py",
-    "record/test_current.py",
-    "record/test_span_faults.py",
-    "test_harmless.py",
-)
+SHARED_TESTS = {
+    "quick": (
+        "native/test_compute_span.py",
+        "record/test_current.py",
+        "record/test_recorder.py",
+    ),
+    "others": (
+        "capture/test_single_process.py",
+        "capture/test_gloo.py",
+        "capture/test_forward_backward.py",
+        "device/test_communication.py",
+        "job/test_running.py",
+        "job/test_slow_step_stacks.py",
+        "native/test_host_launch.py",
+        "record/test_no_room.py",
+        "record/test_overflow.py",
+        "record/test_segment_pool.py",
+        "record/test_span_faults.py",
+        "test_harmless.py",
+    ),
+}
 """Tests that must pass with and without the extension."""
 
 
@@ -92,14 +96,14 @@ def test_the_extension_is_used_if_there_is_a_compiler() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("part", sorted({name.partition("/")[0] for name in SHARED_TESTS}))
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("part", ["quick", pytest.param("others", marks=pytest.mark.nightly)])
 def test_python_without_the_extension_passes_the_same_tests(tmp_path: Path, part: str) -> None:
     run = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"),
             f"--basetemp={tmp_path}/python",
-            *(f"tests/tracer/{name}" for name in SHARED_TESTS if name.startswith(part)),
+            *(f"tests/tracer/{name}" for name in SHARED_TESTS[part]),
         ],
         cwd=ROOT,
         env={**os.environ, "RANKSCOPE_PURE_PYTHON": "1"},

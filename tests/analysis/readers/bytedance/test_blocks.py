@@ -13,7 +13,4 @@ def test_slices_cover_all_rows_once_and_results_are_in_order() -> None:
         [4, 5, 6, 7],
         [8, 9],
     ]
-
-
-def test_no_rows_give_no_slices() -> None:
     assert map_slices(lambda rows: rows, 0) == []

@@ -43,7 +43,12 @@ EXPECTED: dict[str, list[tuple[str, set[int]]]] = {
 }
 
 
-@pytest.fixture(params=JOBS)
+QUICK = {"healthy", "worker", "link"}
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=() if name in QUICK else pytest.mark.nightly) for name in JOBS]
+)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -105,7 +105,10 @@ def damage(source: Source, seed: int) -> Source:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first_seed", range(0, 5 * NUM_JOBS, NUM_JOBS))
+@pytest.mark.parametrize(
+    "first_seed",
+    [0, *(pytest.param(k * NUM_JOBS, marks=pytest.mark.nightly) for k in range(1, 5))],
+)
 def test_analysis_of_damaged_rows_returns_a_report_or_raises_its_own_error(
     intact: Source, first_seed: int
 ) -> None:

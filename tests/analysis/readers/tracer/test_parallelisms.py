@@ -57,6 +57,19 @@ FAULTS = {
 }
 NO_ALARM = {"healthy", "layout"}
 
+QUICK = {
+    "16: dp4 pp4 zero-bubble",
+    "32: dp8 ep4 pp4",
+    "64: dp4 cp2 tp2 pp4 interleaved, sequence-parallel, FSDP",
+}
+EACH_LAYOUT = pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(layout, marks=() if layout in QUICK else pytest.mark.nightly)
+        for layout in LAYOUTS
+    ],
+)
+
 
 def scenario_of(layout: str, *faults: str) -> Scenario:
     settings = LAYOUTS[layout]
@@ -77,7 +90,7 @@ def alarms(report: RunReport) -> list[Finding]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
+@EACH_LAYOUT
 def test_healthy_run_is_replayed_exactly_and_has_no_alarm(layout: str) -> None:
     report = analyze_run(SimulatedSource(scenario_of(layout)), RUN)
 
@@ -89,7 +102,7 @@ def test_healthy_run_is_replayed_exactly_and_has_no_alarm(layout: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@EACH_LAYOUT
 def test_fault_is_the_only_alarm_with_its_ranks_and_steps(layout: str, fault: str) -> None:
     source = SimulatedSource(scenario_of(layout, fault))
 
@@ -101,7 +114,7 @@ def test_fault_is_the_only_alarm_with_its_ranks_and_steps(layout: str, fault: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
+@EACH_LAYOUT
 def test_parts_of_the_waterfall_sum_to_each_step_exactly(layout: str) -> None:
     source = SimulatedSource(scenario_of(layout, "slow-compute"))
     run, spans, steps = source.run_info(RUN), source.spans(RUN, last=1), source.steps(RUN, last=1)
@@ -113,7 +126,7 @@ def test_parts_of_the_waterfall_sum_to_each_step_exactly(layout: str) -> None:
     assert waterfall.total_ns.sum() == (steps.end_ns - steps.start_ns).sum()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@EACH_LAYOUT
 def test_critical_path_covers_the_step_and_has_no_slack(layout: str) -> None:
     source = SimulatedSource(scenario_of(layout))
     run, spans, steps = source.run_info(RUN), source.spans(RUN, last=0), source.steps(RUN, last=0)

@@ -10,7 +10,7 @@ from rankscope.analysis.arrays.grouping import NO_GROUP
 from rankscope.analysis.readers.tracer.reader import read_traced
 from rankscope.analysis.replay.model import Place
 from rankscope.analysis.replay.what_if import Replayer
-from rankscope.analysis.trace.rows import make_span_table
+from rankscope.analysis.trace.rows import concatenate, make_span_table
 from rankscope.analysis.trace.tables import (
     EpochInfo,
     GroupInfo,
@@ -215,16 +215,12 @@ def test_step_that_ends_before_it_begins_is_empty_and_left_out() -> None:
         spans_of([(rank, SpanKind.FORWARD, *at, False, device) for rank in (0, 1)], step=step)
         for step, at in ((0, late), (1, early))
     )
-    columns = set(first.__dataclass_fields__) - {"names", "tracks"}
-    spans = make_span_table(
-        **{name: np.concatenate((getattr(first, name), getattr(second, name))) for name in columns},
-        names=first.names,
-        tracks=first.tracks,
-    )
     steps = steps_of((0, 0, 0, 0, 50), (0, 0, 1, 0, 50), (0, 1, 0, 50, 99), (0, 1, 1, 50, 99))
     left_out = np.array([1 << KIND_CODES[SpanKind.WAIT], 0, 0, 0], np.uint32)
 
-    report = analyze_run(Source(TWO_STAGES, spans, replace(steps, left_out=left_out)), "two")
+    report = analyze_run(
+        Source(TWO_STAGES, concatenate(first, second), replace(steps, left_out=left_out)), "two"
+    )
 
     (finding,) = report.findings
     assert finding.cause == "insufficient-evidence"
@@ -257,15 +253,9 @@ def test_step_without_a_needed_kind_of_one_rank_is_unknown_not_empty() -> None:
 def test_last_execution_of_a_repeated_step_is_used() -> None:
     first = spans_of([(r, SpanKind.FORWARD, 0, 10, False, 0) for r in range(2)])
     again = spans_of([(r, SpanKind.FORWARD, 100, 130, False, 0) for r in range(2)], epoch=1)
-    columns = set(first.__dataclass_fields__) - {"names", "tracks"}
-    both = make_span_table(
-        **{name: np.concatenate((getattr(first, name), getattr(again, name))) for name in columns},
-        names=first.names,
-        tracks=first.tracks,
-    )
     steps = steps_of((0, 0, 0, 0, 10), (0, 0, 1, 0, 10), (1, 0, 0, 100, 130), (1, 0, 1, 100, 130))
 
-    reading = read_traced(TWO_STAGES, both, steps)
+    reading = read_traced(TWO_STAGES, concatenate(first, again), steps)
 
     assert reading.items.self_ns.tolist() == [30, 30]
     assert reading.warnings == ("1 step repeated in a later epoch; the last epoch counts",)
