@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
 
 from rankscope.analysis.drawing.raster import draw_raster, shrink_raster
-from rankscope.analysis.drawing.rows import rank_by_excess, row_order
+from rankscope.analysis.drawing.rows import order_ranks, rank_by_excess
 from rankscope.analysis.report.report import RunReport
 from rankscope.analysis.trace.errors import AnalysisError
 
@@ -147,5 +147,5 @@ def _whole(provider: ReportProvider, view: View) -> StepRaster | None:
     found = provider.report(run_id)
     if isinstance(found, RunReport):
         timeline = replace(timeline, ranking=rank_by_excess(shown_excess(found), timeline.step))
-    ranks = row_order(timeline, view.order)
+    ranks = order_ranks(timeline, view.order)
     return draw_raster(timeline, ranks, max_lines=MINIMAP_LINES, num_bins=MINIMAP_BINS)

@@ -12,10 +12,10 @@ from rankscope.analysis.drawing.raster import (
     bin_edges,
     draw_picture,
     draw_raster,
-    fold_picture,
+    fold_raster,
     measure_areas,
 )
-from rankscope.analysis.drawing.rows import RowOrder
+from rankscope.analysis.drawing.rows import RowOrder, lay_out_ranks, order_ranks
 from rankscope.analysis.drawing.timeline import StepTimeline, make_timeline
 from rankscope.analysis.trace.rows import select_rows
 from rankscope.tracer.span import KIND_CODES, SpanFlag, SpanKind
@@ -277,17 +277,16 @@ def test_one_long_span_among_many_ranks_stays_visible_at_every_zoom() -> None:
 def test_a_folded_group_of_a_picture_shows_what_most_of_its_ranks_do() -> None:
     # PP 0 has the ranks 0 to 3, of which 3 go backward; PP 1 the ranks 4 to 7.
     kinds = [SpanKind.FORWARD, *[SpanKind.BACKWARD] * 3, *[SpanKind.FORWARD] * 4]
-    picture = draw_picture(
-        step_of(*(compute(rank, 0, 9_000, kind) for rank, kind in enumerate(kinds))), RowOrder.PP
-    )
+    timeline = step_of(*(compute(rank, 0, 9_000, kind) for rank, kind in enumerate(kinds)))
+    unfolded = draw_picture(timeline, order_ranks(timeline, RowOrder.PP)).raster
 
-    raster = fold_picture(picture, RowOrder.PP, (0,)).raster
+    raster = fold_raster(unfolded, lay_out_ranks(timeline, RowOrder.PP, folded=(0,)))
 
     assert raster.rank_blocks == ((0, 1, 2, 3), (4,), (5,), (6,), (7,))
     assert np.unique(raster.compute.kind[0]).tolist() == [BACKWARD]
     assert np.unique(raster.compute.filled_ratio[0]).tolist() == [1.0]
     assert np.unique(raster.compute.kind[1:]).tolist() == [FORWARD]
-    assert fold_picture(picture, RowOrder.PP, ()) is picture
+    assert fold_raster(unfolded, lay_out_ranks(timeline, RowOrder.PP)) is unfolded
 
 
 def test_a_cell_is_filled_as_much_as_its_ranks_are_on_average() -> None:
