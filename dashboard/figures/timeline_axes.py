@@ -68,7 +68,7 @@ first label of times, which may reach into the margin, is beside it."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """What is marked over a step."""
+    """Marks over a step."""
 
     ranks: tuple[int, ...] = ()
     """If there are any, the other ranks are dimmed."""
@@ -85,7 +85,7 @@ NO_MARKS = Marks()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowStyle:
-    """How the rows of a figure are labelled."""
+    """Sizes and places of the labels of rows."""
 
     height: int
     """Pixels of the figure."""

@@ -53,7 +53,7 @@ MAX_SLOWEST = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownStep:
-    """What of a step is drawn, and on which rows."""
+    """The part of a step that is drawn, and its rows."""
 
     view: View
     """With the part of the step that fills the figure."""
