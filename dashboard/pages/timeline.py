@@ -42,8 +42,9 @@ from .components import (
     register_canvas,
     register_graph,
 )
+from .page import Content as PageContent
+from .page import Page
 from .placeholders import drawing_step, missing_run, no_data, no_runs, no_steps, reading_steps
-from .shell import Page
 from .timeline_content import (
     OUTPUTS,
     Content,
@@ -262,7 +263,17 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
     )
 
 
-PAGE = Page(name=TIMELINE, title="Timeline", build=timeline_page, register=register)
+def _show(provider: ReportProvider, view: View, *, base_path: str) -> PageContent:
+    return PageContent(children=[timeline_page(provider, view, base_path=base_path)])
+
+
+PAGE = Page(
+    name=TIMELINE,
+    title="Timeline",
+    show=_show,
+    revision=lambda _provider, _view: "it refreshes itself",
+    register=register,
+)
 
 
 def _revisions(

@@ -32,8 +32,8 @@ TIMEOUT_S = 120.0
 TIMEOUT_MS = 120_000
 
 
-PARTS = ("run-chooser", "overview-shown", "overview-liveness")
-"""Outputs of the overview's callbacks that poll."""
+PARTS = ("frame-changes", "page-content")
+"""Outputs of the callbacks that poll."""
 
 
 @dataclass
@@ -361,7 +361,7 @@ def test_a_deleted_run_is_reported_on_its_open_page(browser: Browser) -> None:
         del provider.reports["demo-42"]
 
         seen.page.wait_for_selector("text=there is no run 'demo-42'")
-        assert not seen.page.is_visible("#overview-report")
+        assert not seen.page.is_visible("#overview-findings")
 
 
 def test_the_first_run_appears_without_a_reload(browser: Browser) -> None:
