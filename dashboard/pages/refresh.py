@@ -163,7 +163,10 @@ def read_view(app: Dash, path: str | None, search: str | None) -> View:
 
 
 def page_children(content: Content) -> list[Component]:
-    """Return the components of a page in its frame."""
+    """Return the components of a page in its frame; each outermost one becomes a part."""
+    for number, part in enumerate(content.children):
+        if getattr(part, "id", None) is None:
+            part.id = f"page-part-{number}"
     return [
         html.Div(content.problem, id="page-problem"),
         html.Div(content.children, id="page-content"),

@@ -11,7 +11,10 @@ from playwright.sync_api import expect
 
 from rankscope.dashboard.pages import components
 from rankscope.dashboard.records.progress import Activity, AnalysisInProgress, Progress
+from rankscope.dashboard.records.rank_details import RankEvent
 from tests.browser.conftest import served
+from tests.dashboard.pages.test_rank import DETAILS
+from tests.support.dashboard.analysed import analysed_report
 from tests.support.dashboard.builders import FakeProvider, report
 from tests.support.dashboard.training_builder import training_provider
 
@@ -231,6 +234,44 @@ def test_a_live_run_refreshes_and_keeps_the_zoom(browser: Browser) -> None:
         seen.page.wait_for_function(f"{graph}.data[1].x.length == 36")
 
         assert seen.page.evaluate(f"{graph}.layout.xaxis.range") == zoomed
+
+
+def test_a_refresh_keeps_what_a_reader_has_typed_opened_and_zoomed(browser: Browser) -> None:
+    provider = FakeProvider(reports={"tiny": analysed_report()}, state="running")
+    event = RankEvent(at_ns=1, kind="stacks", text="hung", detail="a.py:3")
+    details = replace(DETAILS, rank=0, events=(event,), heartbeat=("training", 3, 10**9))
+    provider.details = {0: details}
+    with served(provider) as url, opened(browser, f"{url}/rank?run=tiny&rank=0") as seen:
+        page = seen.page
+        page.wait_for_selector("#rank-steps-figure .nsewdrag", state="attached")
+        graph = "document.querySelector('#rank-steps-figure .js-plotly-plot')"
+        whole = page.evaluate(f"{graph}.layout.xaxis.range")
+        until(
+            page,
+            lambda: page.evaluate(f"{graph}.layout.xaxis.range") != whole,
+            lambda: drag(page, "#rank-steps-figure .nsewdrag", (0.3, 0.5), (0.6, 0.5)),
+        )
+        zoomed = page.evaluate(f"{graph}.layout.xaxis.range")
+        values = f"JSON.stringify({graph}.data.map((trace) => trace.y))"
+        before = page.evaluate(values)
+        page.click("summary")
+        page.click("#rank-number")
+        page.keyboard.type("4")
+
+        # WHEN its heartbeat is older, and its samples are longer, THEN both show
+        (first, *others) = details.kinds
+        longer = replace(first, own_s=first.own_s * 2)
+        provider.details = {
+            0: replace(details, heartbeat=("training", 4, 2 * 10**9), kinds=(longer, *others))
+        }
+        page.wait_for_selector("text=training, step 4, 2 s ago")
+        until(page, lambda: page.evaluate(values) != before, lambda: None)
+
+        # AND all else is as it was
+        assert page.evaluate(f"{graph}.layout.xaxis.range") == zoomed
+        assert page.evaluate("document.querySelector('details').open")
+        assert page.evaluate("document.activeElement.id") == "rank-number"
+        assert page.input_value("#rank-number") == "4"
 
 
 def test_a_zoom_is_in_the_address_and_no_step_of_the_history(browser: Browser) -> None:
