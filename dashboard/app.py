@@ -6,11 +6,11 @@ import gzip
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dash import Dash, Input, Output, State
+from dash import Dash
 from dash.exceptions import DependencyException
 from flask import request
 
-from .callback_checks import PagePath, Post, guard, takes
+from .callback_checks import guard
 from .exports import register_exports
 from .pages import (
     alerts,
@@ -26,10 +26,9 @@ from .pages import (
     timeline,
     wait_graph,
 )
-from .pages.placeholders import unknown_page
+from .pages.refresh import register_refresh
 
 if TYPE_CHECKING:
-    from dash.development.base_component import Component
     from flask import Flask, Response
 
     from .provider import ReportProvider
@@ -52,13 +51,6 @@ PAGES = (
 GZIP_MIN_BYTES = 32_768
 GZIP_LEVEL = 1
 """A picture takes 5 ms; level 6 would save a tenth and take three times as long."""
-
-
-class PagePost(Post):
-    """The values that `show` takes."""
-
-    path: PagePath
-    search: str | None
 
 
 def create_app(provider: ReportProvider, *, base_path: str = "/") -> Dash:
@@ -97,19 +89,10 @@ def create_app(provider: ReportProvider, *, base_path: str = "/") -> Dash:
     register_exports(app.server, provider)
     app.layout = shell.shell()
     shell.register(app, provider, PAGES, base_path=base_path)
+    register_refresh(app, provider, PAGES, base_path=base_path)
     for page in PAGES:
-        page.register(app, provider, base_path=base_path)
-    page_by_name = {page.name: page for page in PAGES}
-
-    @app.callback(Output("page", "children"), Input("url", "pathname"), State("url", "search"))
-    @takes(PagePost)
-    def show(post: PagePost) -> Component:
-        view = shell.read_view(app, post.path, post.search)
-        page = page_by_name.get(view.page)
-        if page is None:
-            return unknown_page(post.path or "")
-        return page.build(provider, view, base_path=base_path)
-
+        if page.register is not None:
+            page.register(app, provider, base_path=base_path)
     return app
 
 

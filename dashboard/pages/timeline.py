@@ -16,7 +16,7 @@ from rankscope.dashboard.records.progress import AnalysisInProgress
 from rankscope.tracer.span import NS_PER_MS
 
 from ..address import LAYERS, TIMELINE, View, read_address, write_address
-from ..callback_checks import Post, Ticks, takes
+from ..callback_checks import Number, Ticks, checked
 from ..figures.timeline import hover_texts
 from ..figures.timeline_axes import Marks
 from ..text import escape
@@ -35,8 +35,9 @@ from .components import (
     register_canvas,
     register_graph,
 )
+from .page import Content as PageContent
+from .page import Page
 from .placeholders import drawing_step, missing_run, no_data, no_runs, no_steps, reading_steps
-from .shell import Page
 from .timeline_content import OUTPUTS, Content, draw_step, show_replay, show_step
 from .timeline_controls import (
     Revisions,
@@ -70,28 +71,6 @@ REFINE_MS = 500
 
 STATE_AGE_NS = QUIET_MS * NS_PER_MS
 """Age of the state of the run, which sets when the page asks again."""
-
-
-class DescribePost(Post):
-    """The values that `describe` takes."""
-
-    picture: int
-    """Number of the picture that the assets have drawn."""
-
-    search: str | None
-    shown: Shown
-
-
-class RefreshPost(Post):
-    """The values that `refresh` takes."""
-
-    asked: str | None
-    """The query that the assets ask for: not that of a zoom of what is loaded."""
-
-    num_ticks: Ticks
-    fallback_ticks: Ticks
-    shown: Shown
-    search: str | None
 
 
 def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Component:
@@ -173,14 +152,20 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         State("url", "search"),
         prevent_initial_call=True,
     )
-    @takes(RefreshPost)
-    def refresh(post: RefreshPost) -> tuple[Any, ...]:
-        shown = post.shown
-        unchanged = *(no_update,) * (len(OUTPUTS) - 1), next_tick(post.num_ticks)
+    @checked
+    def refresh(  # Dash calls it by position
+        asked: str | None,
+        num_ticks: Ticks,
+        _fallback_ticks: Ticks,
+        shown: Shown,
+        search: str | None,
+    ) -> tuple[Any, ...]:
+        # ``asked`` is the query that the assets ask for: not that of a zoom of what is loaded.
+        unchanged = *(no_update,) * (len(OUTPUTS) - 1), next_tick(num_ticks)
         num_views = shown.num_views
         # The answer to an address is dropped if a timer fires meanwhile: then that is the question.
-        if post.asked == shown.asked:
-            view = replace(read_address(TIMELINE, post.search or ""), run=shown.run)
+        if asked == shown.asked:
+            view = replace(read_address(TIMELINE, search or ""), run=shown.run)
             if view.step is None and shown.step is not None:
                 # A job that trains on must not take the step away that a user looks at.
                 view = replace(view, epoch=shown.epoch, step=shown.step)
@@ -188,14 +173,12 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
             if shown.revisions is not None and shown.revisions == revisions:
                 return unchanged
         else:
-            view = read_address(TIMELINE, post.asked or "")
+            view = read_address(TIMELINE, asked or "")
             num_views += 1
-        content = replace(
-            _request(provider, view, base_path), num_views=num_views, asked=post.asked
-        )
+        content = replace(_request(provider, view, base_path), num_views=num_views, asked=asked)
         if content.is_pending and shown.revisions is None and num_views == shown.num_views:
             return unchanged  # as before
-        return content.outputs(post.num_ticks, before=shown)
+        return content.outputs(num_ticks, before=shown)
 
     @app.callback(
         Output("timeline-graph-texts", "data"),
@@ -204,11 +187,12 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         State("timeline-shown", "data"),
         prevent_initial_call=True,
     )
-    @takes(DescribePost)
-    def describe(post: DescribePost) -> dict[str, Any]:
-        shown = read_shown(provider, post.search, post.shown)
-        texts = [] if shown is None or shown.spans is None else hover_texts(shown.spans)
-        return {"picture": post.picture, "texts": texts}
+    @checked
+    def describe(picture: Number, search: str | None, shown: Shown) -> dict[str, Any]:
+        """Return the texts of the picture that the assets have drawn, by its number."""
+        step = read_shown(provider, search, shown)
+        texts = [] if step is None or step.spans is None else hover_texts(step.spans)
+        return {"picture": picture, "texts": texts}
 
     app.clientside_callback(  # type: ignore[no-untyped-call]
         ClientsideFunction("canvas", "describe"),
@@ -248,7 +232,17 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
     )
 
 
-PAGE = Page(name=TIMELINE, title="Timeline", build=timeline_page, register=register)
+def _show(provider: ReportProvider, view: View, *, base_path: str) -> PageContent:
+    return PageContent(children=[timeline_page(provider, view, base_path=base_path)])
+
+
+PAGE = Page(
+    name=TIMELINE,
+    title="Timeline",
+    show=_show,
+    revision=lambda _provider, _view: "it refreshes itself",
+    register=register,
+)
 
 
 def _revisions(

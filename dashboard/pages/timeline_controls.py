@@ -13,7 +13,7 @@ from rankscope.analysis.drawing.rows import RowOrder, group_numbers, useful_orde
 from rankscope.tracer.span import NS_PER_MS
 
 from ..address import WHOLE, View, format_ranks, write_address
-from ..callback_checks import AxisPlace, Post
+from ..callback_checks import AxisPlace, Posted
 from ..exports import TRACE_PATH
 from .components import labelled, pressed
 
@@ -53,7 +53,7 @@ class StepChoices:
     """Whether the excess of the ranks is known."""
 
 
-class Scale(Post):
+class Scale(Posted):
     """The relation of a figure to the step: what turns a zoom into a viewport."""
 
     lines: list[int]
@@ -72,7 +72,7 @@ class Scale(Post):
     """Whether the figure has all spans of the step, so that a zoom needs no others."""
 
 
-class Revisions(Post):
+class Revisions(Posted):
     """Revisions of what the page shows."""
 
     run: int
@@ -80,7 +80,7 @@ class Revisions(Post):
     """It follows the run's by some seconds: late spans show when the picture is drawn anew."""
 
 
-class Shown(Post):
+class Shown(Posted):
     """The shown state, which the page keeps in the browser."""
 
     run: str | None

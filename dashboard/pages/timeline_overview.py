@@ -13,7 +13,7 @@ from rankscope.analysis.report.report import RunReport
 from rankscope.analysis.trace.errors import AnalysisError
 
 from ..address import TIMELINE, View, read_address, view_finding, write_address
-from ..callback_checks import Post, takes
+from ..callback_checks import checked
 from ..figures.excess import shown_excess
 from ..figures.run_axis import run_axis_figure
 from ..figures.timeline_canvas import canvas_document
@@ -28,16 +28,6 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.raster import StepRaster
 
     from ..provider import ReportProvider
-
-
-class AroundPost(Post):
-    """The values that `refresh_around` takes."""
-
-    changed: str | None
-    """Changes with what is drawn, and not with a zoom."""
-
-    shown: Shown
-    search: str | None
 
 
 def around_step() -> Component:
@@ -81,10 +71,9 @@ def register_around(app: Dash, provider: ReportProvider, *, base_path: str) -> N
         State("url", "search"),
         prevent_initial_call=True,
     )
-    @takes(AroundPost)
-    def refresh_around(post: AroundPost) -> tuple[Any, ...]:
-        view = read_address(TIMELINE, post.search or "")
-        shown = post.shown
+    @checked
+    def refresh_around(_changed: str | None, shown: Shown, search: str | None) -> tuple[Any, ...]:
+        view = read_address(TIMELINE, search or "")
         if shown.run is None or shown.step is None or shown.scale is None:
             return (no_update,) * 2
         view = View(

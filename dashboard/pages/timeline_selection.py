@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 import numpy as np
@@ -24,7 +24,7 @@ from rankscope.analysis.report.text import (
 from rankscope.tracer.span import KINDS, NS_PER_MS, SpanKind
 
 from ..address import write_address
-from ..callback_checks import AxisPlace, Post, takes
+from ..callback_checks import AxisPlace, Click, Posted, checked
 from ..figures.timeline_axes import mark_selected
 from ..text import escape, format_place
 from .components import announced, card, link_ranks, pressed, rank_link, table
@@ -67,39 +67,17 @@ KEYS = (
 )
 
 
-class Bar(Post, extra="ignore"):
-    """A clicked bar; ``customdata`` is the row of its span. Other points have none."""
-
-    customdata: int | None = None
-
-
-class Click(Post, extra="ignore"):
-    """A click on the figure."""
-
-    points: tuple[Bar, ...] | list[Bar] = ()
-
-
-class Range(Post, extra="ignore"):
+class Range(Posted):
     """A box on the figure: ends on both axes."""
 
     x: list[AxisPlace] = Field(min_length=2, max_length=2)
     y: list[AxisPlace] = Field(min_length=2, max_length=2)
 
 
-class Box(Post, extra="ignore"):
+class Box(Posted):
     """A selection on the figure; without a range if it was cleared."""
 
     range: Range | None = None
-
-
-class SelectPost(Post):
-    """The values that `select` takes."""
-
-    click: Click | None
-    box: Box | None
-    text: str | None = Field(max_length=MAX_TEXT)
-    search: str | None
-    shown: Shown
 
 
 def selection_controls() -> list[Component]:
@@ -159,9 +137,15 @@ def register_selection(
         State("timeline-shown", "data"),
         prevent_initial_call=True,
     )
-    @takes(SelectPost)
-    def select(post: SelectPost) -> tuple[Any, Any]:
-        shown = read_shown(post.search, post.shown)
+    @checked
+    def select(
+        click: Click | None,
+        box: Box | None,
+        text: Annotated[str | None, Field(max_length=MAX_TEXT)],
+        search: str | None,
+        state: Shown,
+    ) -> tuple[Any, Any]:
+        shown = read_shown(search, state)
         timeline = None if shown is None else shown.spans
         marks = Patch()
         if shown is None or timeline is None:
@@ -170,7 +154,7 @@ def register_selection(
         view, rows = shown.view, shown.rows
         source = ctx.triggered[0]["prop_id"] if ctx.triggered else ""
         if source.endswith("clickData"):
-            points = (post.click or Click()).points
+            points = [] if click is None else click.points
             clicked = [bar.customdata for bar in points if bar.customdata is not None]
             span = clicked[0] if clicked else -1
             if not 0 <= span < len(timeline.spans):
@@ -180,13 +164,12 @@ def register_selection(
             slack = _slack(find_replay(timeline), facts)
             return [_span_card(view, facts, slack, base_path)], marks
         if source.endswith("selectedData"):
-            box = None if post.box is None else post.box.range
-            if box is None:
+            if box is None or box.range is None:
                 raise PreventUpdate
-            return [_box_card(timeline, rows, box)], marks
-        if not post.text:
+            return [_box_card(timeline, rows, box.range)], marks
+        if not text:
             return [], marks
-        return [_matches_card(view, timeline, rows, post.text, base_path)], marks
+        return [_matches_card(view, timeline, rows, text, base_path)], marks
 
 
 def _slack(replayed: Replayed, facts: SpanFacts) -> str:

@@ -11,6 +11,12 @@ if TYPE_CHECKING:
 UPDATE_PATH = "/_dash-update-component"
 
 
+def shown_state(run: str) -> dict[str, Any]:
+    """Return what an open page of a run keeps in the browser."""
+    chosen = {"run": run, "epoch": None, "step": None, "revision": None}
+    return {"asked": "/", **chosen, "digests": {}}
+
+
 def post(client: FlaskClient, body: object) -> int:
     """Send a post; return the status of the response."""
     response = client.post(UPDATE_PATH, data=json.dumps(body), content_type="application/json")
@@ -41,6 +47,33 @@ def page_post(client: FlaskClient, values: dict[str, Any], *, output: str = "") 
                 "changedPropIds": names[:1],
             }
     raise AssertionError(f"no callback takes {names}")
+
+
+def refreshed(
+    client: FlaskClient, address: str, *, shown: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the answer to a page that asks for what an address shows.
+
+    Args:
+        client: Of the application.
+        address: Path and query.
+        shown: The shown state that the last answer gave; None: the page has just been opened.
+    """
+    path, mark, query = address.partition("?")
+    values = {
+        "page-asked.data": address,
+        "page-again.data": None,
+        "page-timer.n_intervals": 1,
+        "fallback-timer.n_intervals": 0,
+        "url.pathname": path,
+        "url.search": mark + query,
+        "page-shown.data": shown,
+    }
+    answer = client.post(UPDATE_PATH, json=page_post(client, values))
+    assert answer.status_code == 200, answer.text
+    parts: dict[str, Any] = answer.get_json()["response"]
+    assert parts["page-timer"]["max_intervals"] == 2
+    return parts
 
 
 def _filled(properties: list[dict[str, Any]], values: dict[str, Any]) -> list[dict[str, Any]]:
