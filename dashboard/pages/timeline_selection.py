@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dash.development.base_component import Component
 
     from rankscope.analysis.drawing.rows import RowLayout
-    from rankscope.analysis.drawing.selection import Property, SpanFacts
+    from rankscope.analysis.drawing.selection import SpanFacts
     from rankscope.analysis.drawing.timeline import StepTimeline
 
     from ..address import View
@@ -306,23 +306,21 @@ def _box_card(timeline: StepTimeline, rows: RowLayout, box: Range) -> Component:
     parts: list[Component] = [html.H2(head), html.P(about, className="about")]
     if shared:
         columns = {"in common": "", "": "", "here": "number", "elsewhere": "number"}
-        cells = map(_property_row, shared[:_MAX_ROWS])
+        cells = [
+            dmc.TableTr(
+                [
+                    dmc.TableTd(trait.name),
+                    dmc.TableTd(escape(trait.value)),
+                    dmc.TableTd(format_percent(trait.inside_ratio), className="number"),
+                    dmc.TableTd(format_percent(trait.outside_ratio), className="number"),
+                ]
+            )
+            for trait in shared[:_MAX_ROWS]
+        ]
         parts.append(table("what the box has more of than the rest", columns, cells))
     else:
         parts.append(html.P("These spans are like the rest.", className="quiet"))
     return _panel(parts, begin_ns, end_ns)
-
-
-def _property_row(one: Property) -> Component:
-    row: Component = dmc.TableTr(
-        [
-            dmc.TableTd(one.name),
-            dmc.TableTd(escape(one.value)),
-            dmc.TableTd(format_percent(one.inside_ratio), className="number"),
-            dmc.TableTd(format_percent(one.outside_ratio), className="number"),
-        ]
-    )
-    return row
 
 
 def _foldable(parts: list[Component]) -> Component:
