@@ -48,6 +48,9 @@ PAGES = (
 )
 """The pages, in the order of the menu."""
 
+NO_SCRIPT = "404: there is no such file\n", 404, {"Content-Type": "text/plain"}
+"""Answer to a request for a script of no component, which Dash raises as an error."""
+
 GZIP_MIN_BYTES = 32_768
 GZIP_LEVEL = 1
 """A picture takes 5 ms; level 6 would save a tenth and take three times as long."""
@@ -83,7 +86,7 @@ def create_app(provider: ReportProvider, *, base_path: str = "/") -> Dash:
     )
     app.index_string = app.index_string.replace("<html>", '<html lang="en">')
     app.server.debug = False  # FLASK_DEBUG would show tracebacks
-    app.server.register_error_handler(DependencyException, _missing_script)
+    app.server.register_error_handler(DependencyException, lambda _error: NO_SCRIPT)
     guard(app)
     compress_large(app.server)
     register_exports(app.server, provider)
@@ -94,11 +97,6 @@ def create_app(provider: ReportProvider, *, base_path: str = "/") -> Dash:
         if page.register is not None:
             page.register(app, provider, base_path=base_path)
     return app
-
-
-def _missing_script(_error: Exception) -> tuple[str, int, dict[str, str]]:
-    """Answer a request for a script of no component, which Dash raises as an error."""
-    return "404: there is no such file\n", 404, {"Content-Type": "text/plain"}
 
 
 def content_security_policy(app: Dash) -> str:

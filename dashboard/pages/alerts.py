@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rankscope.dashboard.records.alert_list import AlertList, ShownAlert, ShownSilence
 
     from ..provider import ReportProvider
+    from .components import Cell
 
 FILTERS = ("active", "open", "acknowledged", "silenced", "resolved", "all")
 """What is listed: "active" is all but the resolved ones."""
@@ -177,7 +178,7 @@ def _table(found: AlertList, shown: str, run: str | None, base_path: str) -> lis
     ]
 
 
-def _row(alert: ShownAlert, base_path: str) -> Component:
+def _row(alert: ShownAlert, base_path: str) -> list[Cell]:
     state = alert.state.value
     if alert.state is AlertState.ACKNOWLEDGED and alert.acknowledged_by:
         state += f" by {alert.acknowledged_by}"
@@ -192,28 +193,23 @@ def _row(alert: ShownAlert, base_path: str) -> Component:
         about.append(html.Div([verb, *_action(alert, base_path)], className="about"))
     if alert.delivery == "undelivered":
         about.append(html.Div("a receiver did not get it", className="about"))
-    row: Component = dmc.TableTr(
-        [
-            dmc.TableTd(
-                dmc.Badge(
-                    alert.severity,
-                    color=COLORS.get(alert.severity, "gray"),
-                    variant="light",
-                    miw=BADGE_WIDTH,
-                )
-            ),
-            dmc.TableTd(about, className="evidence"),
-            dmc.TableTd(
-                rank_links(alert.run, alert.ranks, base_path, max_ranges=MAX_RANGES),
-                className="of-ranks",
-            ),
-            dmc.TableTd(_hosts(alert.hosts), className="of-hosts"),
-            dmc.TableTd(_link(alert, base_path), className="steps number"),
-            dmc.TableTd(escape(state), className="state"),
-            dmc.TableTd(alert.fired, className="fired"),
-        ]
-    )
-    return row
+    return [
+        dmc.Badge(
+            alert.severity,
+            color=COLORS.get(alert.severity, "gray"),
+            variant="light",
+            miw=BADGE_WIDTH,
+        ),
+        dmc.TableTd(about, className="evidence"),
+        dmc.TableTd(
+            rank_links(alert.run, alert.ranks, base_path, max_ranges=MAX_RANGES),
+            className="of-ranks",
+        ),
+        dmc.TableTd(_hosts(alert.hosts), className="of-hosts"),
+        dmc.TableTd(_link(alert, base_path), className="steps number"),
+        dmc.TableTd(escape(state), className="state"),
+        dmc.TableTd(alert.fired, className="fired"),
+    ]
 
 
 def _ranks_linked(text: str, alert: ShownAlert, base_path: str) -> list[Component | str]:
@@ -325,15 +321,13 @@ def _silences(silences: Sequence[ShownSilence]) -> list[Component]:
     if not silences:
         return []
     rows = [
-        dmc.TableTr(
-            [
-                dmc.TableTd(html.Code(each.name)),
-                dmc.TableTd(escape(each.covers)),
-                dmc.TableTd(each.until),
-                dmc.TableTd(escape(each.by or EMPTY)),
-                dmc.TableTd(escape(each.reason or EMPTY)),
-            ]
-        )
+        [
+            html.Code(each.name),
+            escape(each.covers),
+            each.until,
+            escape(each.by or EMPTY),
+            escape(each.reason or EMPTY),
+        ]
         for each in silences
     ]
     head = dict.fromkeys(("name", "alerts of", "until (UTC)", "by", "reason"), "")

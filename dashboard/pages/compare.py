@@ -270,13 +270,11 @@ def _new_causes(found: RunComparison) -> str:
 
 def _settings_card(found: RunComparison, names: tuple[str, str]) -> Component:
     rows = [
-        dmc.TableTr(
-            [
-                dmc.TableTd(escape(name), className="mono"),
-                dmc.TableTd("not set" if first is None else escape(first)),
-                dmc.TableTd("not set" if second is None else escape(second)),
-            ]
-        )
+        [
+            dmc.TableTd(escape(name), className="mono"),
+            "not set" if first is None else escape(first),
+            "not set" if second is None else escape(second),
+        ]
         for name, first, second in found.settings
     ]
     empty = html.P("No setting differs.", className="quiet")
@@ -291,15 +289,7 @@ def _settings_card(found: RunComparison, names: tuple[str, str]) -> Component:
 
 def _numbers(label: str, numbers: tuple[ComparedNumber, ...], names: tuple[str, str]) -> Component:
     head = {"quantity": "", names[0]: "number", names[1]: "number", "change": "number"}
-    rows = [
-        dmc.TableTr(
-            [
-                dmc.TableTd(each.label),
-                *(dmc.TableTd(text, className="number") for text in each.cells),
-            ]
-        )
-        for each in numbers
-    ]
+    rows = [[number.label, *number.cells] for number in numbers]
     return table(label, head, rows)
 
 
@@ -309,22 +299,16 @@ def _findings(
     if not findings:
         return [html.P(f"{title}: none.", className="quiet")]
     rows = [
-        dmc.TableTr(
-            [
-                dmc.TableTd(
-                    html.Span(
-                        each.cause, className=f"cause {cause_style(each.cause, each.severity)}"
-                    )
-                ),
-                dmc.TableTd(each.severity or UNKNOWN),
-                dmc.TableTd(
-                    rank_links(report.run, each.ranks, base_path, max_ranges=_MAX_RANGES),
-                    className="of-ranks",
-                ),
-                dmc.TableTd(format_range(each.steps), className="steps"),
-                dmc.TableTd(escape_sentence(each.evidence), className="evidence"),
-            ]
-        )
+        [
+            html.Span(each.cause, className=f"cause {cause_style(each.cause, each.severity)}"),
+            each.severity or UNKNOWN,
+            dmc.TableTd(
+                rank_links(report.run, each.ranks, base_path, max_ranges=_MAX_RANGES),
+                className="of-ranks",
+            ),
+            dmc.TableTd(format_range(each.steps), className="steps"),
+            dmc.TableTd(escape_sentence(each.evidence), className="evidence"),
+        ]
         for each in findings
     ]
     head = {"cause": "", "severity": "", "ranks": "", "steps": "", "evidence": ""}

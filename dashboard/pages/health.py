@@ -56,16 +56,10 @@ def _section(section: HealthSection) -> Component:
     first, *others = section.columns
     head = {first: "", **dict.fromkeys(others, "number")}
     rows = [
-        dmc.TableTr(
-            [
-                dmc.TableTd(
-                    escape(cell),
-                    className=f"{'number' if column else ''}"
-                    f"{' attention' if row[0] in section.bad else ''}",
-                )
-                for column, cell in enumerate(row)
-            ]
-        )
+        [
+            dmc.TableTd(cell, className=f"{style} attention") if row[0] in section.bad else cell
+            for cell, style in zip(map(escape, row), head.values(), strict=True)
+        ]
         for row in section.rows
     ]
     return card(

@@ -224,8 +224,8 @@ def _show_all(
                 className="card-head",
             ),
             html.P(
-                f"{quantities[quantity].capitalize()}{above}, mean of {_steps_words(values)}. A"
-                " cell is a rank, a box a host; slow hosts, and switches with them, come first."
+                f"{quantities[quantity].capitalize()}{above}, mean of {format_steps(values.steps)}."
+                " A cell is a rank, a box a host; slow hosts, and switches with them, come first."
                 f" Click a rank to open it.{left_out}",
                 className="about",
             ),
@@ -247,23 +247,14 @@ def _quantities(report: RunReport) -> dict[RankQuantity, str]:
     return {RankQuantity.EVIDENCE: f"{report.evidence.quantity}{of}", **QUANTITIES}
 
 
-def _steps_words(values: RankValues) -> str:
-    first, last = values.steps
-    return f"step {first}" if first == last else f"steps {first} to {last}"
-
-
 def _most(report: RunReport, values: RankValues, base_path: str) -> Component:
     ordered = sorted(values.seconds, key=lambda rank: (-values.seconds[rank], rank))
     rows = []
     for rank in ordered[:MAX_SLOWEST]:
         host, switch = values.hosts.get(rank, ("", ""))
-        cells = [
-            dmc.TableTd(rank_link(report.run, rank, base_path), className="number"),
-            dmc.TableTd(escape(host) or UNKNOWN),
-            dmc.TableTd(escape(switch) or UNKNOWN),
-            dmc.TableTd(format_seconds(values.seconds[rank]), className="number"),
-        ]
-        rows.append(dmc.TableTr(cells))
+        cells = [rank_link(report.run, rank, base_path), escape(host), escape(switch)]
+        seconds = format_seconds(values.seconds[rank])
+        rows.append([*(cell or UNKNOWN for cell in cells), seconds])
     head = {"rank": "number", "host": "", "switch": "", "per step": "number"}
     title = "By rank, the longest first"
     if len(rows) < len(ordered):
@@ -364,22 +355,18 @@ def _place(report: RunReport, details: RankDetails, base_path: str) -> Component
         f"{axis.upper()} {at[axis]} (0 to {sizes[axis] - 1})" for axis in AXES if sizes[axis] > 1
     )
     rows = [
-        dmc.TableTr(
-            [
-                dmc.TableTd(escape(group.name) or UNKNOWN),
-                dmc.TableTd(escape(group.kind), className="unbroken"),
-                dmc.TableTd(f"{group.num_members:,}", className="number"),
-                dmc.TableTd(
-                    rank_links(
-                        report.run,
-                        group.members,
-                        base_path,
-                        max_ranges=4,
-                        num_ranks=group.num_members,
-                    )
-                ),
-            ]
-        )
+        [
+            escape(group.name) or UNKNOWN,
+            dmc.TableTd(escape(group.kind), className="unbroken"),
+            f"{group.num_members:,}",
+            rank_links(
+                report.run,
+                group.members,
+                base_path,
+                max_ranges=4,
+                num_ranks=group.num_members,
+            ),
+        ]
         for group in details.groups
     ]
     head = {"group": "", "kind": "", "ranks": "number", "members": ""}
@@ -519,14 +506,9 @@ def _event(event: RankEvent) -> Component:
     words = f"{_time(event.at_ns)} · {escape(event.kind)} · {escape(event.text)}"
     if not event.detail:
         return html.P(words, className="event")
-    lines = "\n".join(
-        escape_sentence(line) if len(line.split()) else "" for line in _indented(event)
-    )
+    detail = event.detail.splitlines()[:MAX_LINES]
+    lines = "\n".join(escape_sentence(line) if line.split() else "" for line in detail)
     return html.Details([html.Summary(words), html.Pre(lines, className="command")])
-
-
-def _indented(event: RankEvent) -> list[str]:
-    return event.detail.splitlines()[:400]
 
 
 def _host(details: RankDetails, base_path: str) -> Component:
@@ -535,20 +517,16 @@ def _host(details: RankDetails, base_path: str) -> Component:
         text = "No stored finding of any run names a rank on it."
         return card(html.H2(title), html.P(text, className="quiet"))
     rows = [
-        dmc.TableTr(
-            [
-                dmc.TableTd(_time(one.opened_ns)),
-                dmc.TableTd(
-                    dcc.Link(
-                        escape(one.run_id),
-                        href=write_address(View(run=one.run_id), base_path=base_path),
-                    )
-                ),
-                dmc.TableTd(html.Span(escape(one.cause), className="cause")),
-                dmc.TableTd(rank_links(one.run_id, one.ranks, base_path, max_ranges=4)),
-                dmc.TableTd(format_range(one.steps) if one.steps else EMPTY, className="number"),
-            ]
-        )
+        [
+            _time(one.opened_ns),
+            dcc.Link(
+                escape(one.run_id),
+                href=write_address(View(run=one.run_id), base_path=base_path),
+            ),
+            html.Span(escape(one.cause), className="cause"),
+            rank_links(one.run_id, one.ranks, base_path, max_ranges=4),
+            format_range(one.steps) if one.steps else EMPTY,
+        ]
         for one in details.host_findings
     ]
     head = {"found": "", "run": "", "cause": "", "ranks": "", "steps": "number"}

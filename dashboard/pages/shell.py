@@ -208,13 +208,17 @@ def _strip(strip: RunStrip | None) -> list[Component]:
 
 
 def _chooser(runs: Sequence[RunSummary], run_id: str | None) -> list[Component]:
-    known = {run.run_id for run in runs}
-    missing = [] if run_id is None or run_id in known else [{"value": run_id, "label": "not here"}]
+    names = {None, *(run.run_id for run in runs)}
+    missing = [] if run_id in names else [{"value": run_id, "label": "not here"}]
     if not runs and not missing:
         return [html.Span("no runs yet", className="quiet")]
+    listed = []
+    for run in runs:
+        parts = (escape(run.run_id), run.state, format_count(run.world_size, "rank"))
+        listed.append({"value": run.run_id, "label": " · ".join(filter(None, parts))})
     chooser = dmc.Select(
         id="choose-run",
-        data=[*({"value": run.run_id, "label": _label(run)} for run in runs), *missing],
+        data=[*listed, *missing],
         value=run_id,
         searchable=True,
         allowDeselect=False,
@@ -227,11 +231,6 @@ def _chooser(runs: Sequence[RunSummary], run_id: str | None) -> list[Component]:
     )
     # The title shows a name that is longer than the chooser.
     return [html.Div(chooser, title=escape(run_id or ""), className="run-name")]
-
-
-def _label(run: RunSummary) -> str:
-    parts = [escape(run.run_id), run.state, format_count(run.world_size, "rank")]
-    return " · ".join(part for part in parts if part)
 
 
 def _menu(

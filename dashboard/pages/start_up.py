@@ -19,7 +19,7 @@ from .placeholders import no_data
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from rankscope.dashboard.records.page_results import Startup, StartupPart
+    from rankscope.dashboard.records.page_results import Startup
 
     from ..address import View
     from ..provider import ReportProvider
@@ -80,7 +80,17 @@ def _cards(found: Startup, run_id: str, base_path: str) -> list[Component]:
         "longest": "number",
         "slowest rank": "number",
     }
-    rows = [_row(part, run_id, base_path) for part in found.parts]
+    rows = [
+        [
+            dmc.TableTd(escape(part.name), className="any-name"),
+            part.kind,
+            f"{part.num_ranks:,}",
+            format_duration(part.median_ns),
+            format_duration(part.longest_ns),
+            rank_link(run_id, part.slowest_rank, base_path),
+        ]
+        for part in found.parts
+    ]
     num, of = len(found.slowest), format_count(found.num_ranks, "rank")
     shown = f"The {num} slowest of {of}." if num < found.num_ranks else "The slowest rank first."
     by_rank = [
@@ -103,17 +113,3 @@ def _cards(found: Startup, run_id: str, base_path: str) -> list[Component]:
             table("parts of the start-up", head, rows, class_name="plain-rows start-up-parts"),
         ),
     ]
-
-
-def _row(part: StartupPart, run_id: str, base_path: str) -> Component:
-    row: Component = dmc.TableTr(
-        [
-            dmc.TableTd(escape(part.name), className="any-name"),
-            dmc.TableTd(part.kind),
-            dmc.TableTd(f"{part.num_ranks:,}", className="number"),
-            dmc.TableTd(format_duration(part.median_ns), className="number"),
-            dmc.TableTd(format_duration(part.longest_ns), className="number"),
-            dmc.TableTd(rank_link(run_id, part.slowest_rank, base_path), className="number"),
-        ]
-    )
-    return row

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
 
@@ -232,13 +231,11 @@ def _edges(report: RunReport, found: WaitGraph, base_path: str) -> Component:
         return [*listed, " ", html.Span(f"(stage {node.stage})", className="unbroken")]
 
     rows = [
-        dmc.TableTr(
-            [
-                dmc.TableTd(names(edge.ranks, found.nodes[edge.node])),
-                dmc.TableTd(names(found.nodes[edge.on_node].ranks, found.nodes[edge.on_node])),
-                dmc.TableTd(format_percent(edge.ratio, digits=1), className="number"),
-            ]
-        )
+        [
+            names(edge.ranks, found.nodes[edge.node]),
+            names(found.nodes[edge.on_node].ranks, found.nodes[edge.on_node]),
+            format_percent(edge.ratio, digits=1),
+        ]
         for edge in longest
     ]
     head = {"rank": "", "waits for": "", "share of a step": "number"}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.dashboard.app import create_app
-from tests.support.dashboard.posts import page_post, post, refreshed
+from tests.support.dashboard.posts import ask_page, page_post, post, refreshed
 from tests.support.dashboard.training_builder import training_provider
 
 if TYPE_CHECKING:
@@ -129,17 +129,12 @@ def test_a_wrong_value_of_any_callback_is_never_an_error_of_the_server(
 def test_a_wrong_value_makes_no_page(
     client: FlaskClient, provider: FakeProvider, name: str, value: object
 ) -> None:
-    values = {
-        "page-asked.data": "/",
-        "page-again.data": None,
-        "page-timer.n_intervals": 1,
-        "fallback-timer.n_intervals": 1,
-        "url.pathname": "/",
-        "url.search": "",
-        "page-shown.data": None,
-    }
+    body = ask_page("/")
+    for sent in (*body["inputs"], *body["state"]):
+        if f"{sent['id']}.{sent['property']}" == name:
+            sent["value"] = value
 
-    assert post(client, page_post(client, {**values, name: value})) == 400
+    assert post(client, body) == 400
     assert provider.num_reports == 0
 
 
