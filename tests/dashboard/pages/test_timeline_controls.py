@@ -4,9 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.analysis.drawing.raster import Viewport
 from rankscope.analysis.drawing.rows import RowLayout
-from rankscope.dashboard.address import TIMELINE, View, read_address, write_address
 from rankscope.dashboard.pages.timeline_controls import make_scale
 
 if TYPE_CHECKING:
@@ -48,27 +46,3 @@ def test_a_scale_counts_all_lines_of_a_row(
     scale = make_scale(rows_of(sizes, lines), length_ns=1, is_whole=True)
 
     assert (scale.lines, scale.rows) == (knots, ranks_above)
-
-
-def test_the_address_holds_the_folded_groups() -> None:
-    view = View(page=TIMELINE, run="r", folded=(0, 1, 2, 7))
-
-    path, _, query = write_address(view, base_path="/").partition("?")
-
-    assert query == "run=r&fold=0-2,7"
-    assert read_address(path, query) == view
-
-
-def test_the_address_holds_the_viewport() -> None:
-    viewport = Viewport(begin_ns=5, end_ns=10**12, first_row=0, end_row=12_288)
-    view = View(page=TIMELINE, run="r", epoch=0, step=3, viewport=viewport)
-
-    path, _, query = write_address(view, base_path="/").partition("?")
-
-    assert query.endswith("from=5&to=1000000000000&rows=0-12287")
-    assert read_address(path, query) == view
-
-
-@pytest.mark.parametrize("query", ["from=9&to=5&rows=0-1", "from=1&to=5&rows=3-1", "rows=0-1"])
-def test_an_impossible_viewport_in_an_address_is_ignored(query: str) -> None:
-    assert read_address("timeline", query).viewport is None
