@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-import dash_mantine_components as dmc  # type: ignore[import-untyped]
 import numpy as np
 from dash import Dash, Input, Output, Patch, State, ctx, dcc, html
 from dash.exceptions import PreventUpdate
@@ -233,14 +232,9 @@ def _span_card(view: View, facts: SpanFacts, slack: str, base_path: str) -> Comp
     ]
     if facts.members:
         late = facts.members[::-1][:_MAX_ROWS]
-        cells = [
-            dmc.TableTr(
-                [
-                    dmc.TableTd(rank_link(view.run, one.rank, base_path), className="number"),
-                    dmc.TableTd(f"+ {format_duration(one.after_ns)}", className="number"),
-                ]
-            )
-            for one in late
+        cells: list[list[Component | str]] = [
+            [rank_link(view.run, member.rank, base_path), f"+ {format_duration(member.after_ns)}"]
+            for member in late
         ]
         head = {"member": "number", "arrived after the first": "number"}
         parts.append(table("members by arrival, the last first", head, cells))
@@ -256,7 +250,7 @@ def _matches_card(
     longest, num_matches = find_spans(timeline, text, most=_MAX_ROWS)
     spans = timeline.spans
     place = {rank: at for at, rank in enumerate(rows.ranks, start=rows.first_place)}
-    cells = []
+    cells: list[list[Component | str]] = []
     for span in longest.tolist():
         rank, begin_ns = int(spans.rank[span]), int(spans.start_ns[span]) - timeline.begin_ns
         duration_ns = int(spans.duration_ns[span])
@@ -269,15 +263,13 @@ def _matches_card(
         href = write_address(replace(view, viewport=around, ranks=(rank,)), base_path=base_path)
         name = spans.names[int(spans.name[span])]
         cells.append(
-            dmc.TableTr(
-                [
-                    dmc.TableTd(dcc.Link(escape(name), href=href)),
-                    dmc.TableTd(KINDS[int(spans.kind[span])].value),
-                    dmc.TableTd(rank_link(view.run, rank, base_path), className="number"),
-                    dmc.TableTd(format_place(begin_ns), className="number"),
-                    dmc.TableTd(format_duration(duration_ns), className="number"),
-                ]
-            )
+            [
+                dcc.Link(escape(name), href=href),
+                KINDS[int(spans.kind[span])].value,
+                rank_link(view.run, rank, base_path),
+                format_place(begin_ns),
+                format_duration(duration_ns),
+            ]
         )
     head = {"span": "", "kind": "", "rank": "number", "begin": "number", "duration": "number"}
     title = f"{format_count(num_matches, 'span')} match “{escape(text)}”"
@@ -307,14 +299,12 @@ def _box_card(timeline: StepTimeline, rows: RowLayout, box: Range) -> Component:
     if shared:
         columns = {"in common": "", "": "", "here": "number", "elsewhere": "number"}
         cells = [
-            dmc.TableTr(
-                [
-                    dmc.TableTd(trait.name),
-                    dmc.TableTd(escape(trait.value)),
-                    dmc.TableTd(format_percent(trait.inside_ratio), className="number"),
-                    dmc.TableTd(format_percent(trait.outside_ratio), className="number"),
-                ]
-            )
+            [
+                trait.name,
+                escape(trait.value),
+                format_percent(trait.inside_ratio),
+                format_percent(trait.outside_ratio),
+            ]
             for trait in shared[:_MAX_ROWS]
         ]
         parts.append(table("what the box has more of than the rest", columns, cells))
