@@ -6,11 +6,11 @@ import gzip
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dash import Dash, Input, Output, State
+from dash import Dash
 from dash.exceptions import DependencyException
 from flask import request
 
-from .callback_checks import PagePath, Post, guard, takes
+from .callback_checks import guard
 from .exports import register_exports
 from .pages import (
     alerts,
@@ -26,10 +26,9 @@ from .pages import (
     timeline,
     wait_graph,
 )
-from .pages.placeholders import unknown_page
+from .pages.refresh import register_refresh
 
 if TYPE_CHECKING:
-    from dash.development.base_component import Component
     from flask import Flask, Response
 
     from .provider import ReportProvider
@@ -49,16 +48,12 @@ PAGES = (
 )
 """The pages, in the order of the menu."""
 
+NO_SCRIPT = "404: there is no such file\n", 404, {"Content-Type": "text/plain"}
+"""Answer to a request for a script of no component, which Dash raises as an error."""
+
 GZIP_MIN_BYTES = 32_768
 GZIP_LEVEL = 1
 """A picture takes 5 ms; level 6 would save a tenth and take three times as long."""
-
-
-class PagePost(Post):
-    """The values that `show` takes."""
-
-    path: PagePath
-    search: str | None
 
 
 def create_app(provider: ReportProvider, *, base_path: str = "/") -> Dash:
@@ -91,31 +86,17 @@ def create_app(provider: ReportProvider, *, base_path: str = "/") -> Dash:
     )
     app.index_string = app.index_string.replace("<html>", '<html lang="en">')
     app.server.debug = False  # FLASK_DEBUG would show tracebacks
-    app.server.register_error_handler(DependencyException, _missing_script)
+    app.server.register_error_handler(DependencyException, lambda _error: NO_SCRIPT)
     guard(app)
     compress_large(app.server)
     register_exports(app.server, provider)
     app.layout = shell.shell()
     shell.register(app, provider, PAGES, base_path=base_path)
+    register_refresh(app, provider, PAGES, base_path=base_path)
     for page in PAGES:
-        page.register(app, provider, base_path=base_path)
-    page_by_name = {page.name: page for page in PAGES}
-
-    @app.callback(Output("page", "children"), Input("url", "pathname"), State("url", "search"))
-    @takes(PagePost)
-    def show(post: PagePost) -> Component:
-        view = shell.read_view(app, post.path, post.search)
-        page = page_by_name.get(view.page)
-        if page is None:
-            return unknown_page(post.path or "")
-        return page.build(provider, view, base_path=base_path)
-
+        if page.register is not None:
+            page.register(app, provider, base_path=base_path)
     return app
-
-
-def _missing_script(_error: Exception) -> tuple[str, int, dict[str, str]]:
-    """Answer a request for a script of no component, which Dash raises as an error."""
-    return "404: there is no such file\n", 404, {"Content-Type": "text/plain"}
 
 
 def content_security_policy(app: Dash) -> str:

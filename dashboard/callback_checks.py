@@ -1,92 +1,67 @@
 """Checks of posts to the dashboard: a callback runs only with what its own page sends.
 
-Each callback declares a `Post`, a model of the values of its inputs and states, and takes it with
-`takes`. Any other post is answered 400, also one to a callback without a model.
+Dash calls a callback for any list of inputs and answers an unknown one with 500. Here a post must
+name the inputs, states and outputs that the callback declares, and `checked` compares the values
+with the annotations of its parameters. Any other post is answered 400.
 """
 
 from __future__ import annotations
 
-from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+import logging
+from typing import TYPE_CHECKING, Annotated, Any
 
 from flask import Response, request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, validate_call
+from pydantic_core import from_json
 
 from .address import MAX_DIGITS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from dash import Dash
 
 UPDATE_PATH = "/_dash-update-component"
 REJECTED = "400: no page of this server sends this\n"
 
-Result = TypeVar("Result")
-AnyPost = TypeVar("AnyPost", bound="Post")
+Number = Annotated[int, Field(ge=-1, lt=10**MAX_DIGITS)]
+"""A whole number that a browser keeps exactly."""
 
-Ticks = int | None
+Ticks = Number | None
 """How often a timer has fired."""
-
-PagePath = Annotated[str, Field(pattern="^/")] | None
 
 AxisPlace = Annotated[float, Field(gt=-(10.0**MAX_DIGITS), lt=10.0**MAX_DIGITS)]
 """A place on a figure's axis, in the axis' unit; neither infinite nor NaN."""
 
+checked = validate_call(config=ConfigDict(strict=True))
+"""Decorator below Dash's: values must have the types of the parameters. None is converted."""
 
-class Post(BaseModel):
-    """The values of a callback's inputs, then of its states, in the order of the callback.
-
-    Values are not converted, and neither an unknown nor a missing key is accepted. A model of
-    a value of several keys has this base too.
-    """
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+_logger = logging.getLogger(__name__)
 
 
-class _Property(BaseModel):
-    """A property of a component in the body of a post."""
+class Posted(BaseModel):
+    """Base of a value with several keys. Values are not converted; further keys are ignored."""
 
-    model_config = ConfigDict(strict=True)
-
-    id: str
-    name: str = Field(alias="property")
-    value: Any = None
-
-    def key(self) -> str:
-        # The name of a property that several callbacks set ends with "@" and a hash.
-        return f"{self.id}.{self.name.partition('@')[0]}"
+    model_config = ConfigDict(strict=True, frozen=True)
 
 
-class _Body(BaseModel):
-    """The body of a post, as Dash's scripts write it."""
+class Point(Posted):
+    """A clicked point of a figure. Each figure sets what it needs."""
 
-    model_config = ConfigDict(strict=True)
-
-    output: str
-    outputs: _Property | list[_Property]
-    inputs: list[_Property] = []
-    state: list[_Property] = []
-    changedPropIds: list[str] = []  # noqa: N815  # Dash's name
+    x: str | float | None = None
+    y: str | float | None = None
+    customdata: Number | None = None
 
 
-def takes(
-    model: type[AnyPost],
-) -> Callable[[Callable[[AnyPost], Result]], Callable[..., Result]]:
-    """Return a decorator that calls a callback with its values as one ``model``.
+class Click(Posted):
+    """A click on a figure, as plotly describes it."""
 
-    It goes directly above the function, below Dash's decorator.
-    """
+    points: list[Point] = []
 
-    def decorate(callback: Callable[[AnyPost], Result]) -> Callable[..., Result]:
-        @wraps(callback)
-        def run(*values: object) -> Result:
-            return callback(_parse(model, values))
-
-        run.post_model = model  # type: ignore[attr-defined]
-        return run
-
-    return decorate
+    @property
+    def point(self) -> Point:
+        """The first point; an empty one if none was hit."""
+        return self.points[0] if self.points else Point()
 
 
 def guard(app: Dash) -> None:
@@ -99,44 +74,42 @@ def guard(app: Dash) -> None:
             return None
         return Response(REJECTED, status=400, mimetype="text/plain")
 
+    def reject(error: ValidationError) -> Response:
+        _logger.warning("rejected a post to %s: %s", error.title, error.errors(include_input=False))
+        return Response(REJECTED, status=400, mimetype="text/plain")
+
     # Registered after Dash's own, which fills the map of callbacks at the first request.
     app.server.before_request(check)
+    app.server.register_error_handler(ValidationError, reject)
 
 
 def is_expected(callbacks: Mapping[str, Any], posted: bytes) -> bool:
-    """Return whether a post calls a callback as its page does.
+    """Return whether a post names a callback, its outputs, inputs and states in its order.
 
     Args:
         callbacks: Dash's map of callbacks by output.
         posted: The post's body.
     """
     try:
-        body = _Body.model_validate_json(posted)
-        callback = callbacks.get(body.output, {})
-        # None: the callback runs in the browser, or declares no model.
-        model = getattr(callback.get("callback"), "post_model", None)
-        if model is None or not _has_names(body, callback):
-            return False
-        _parse(model, [one.value for one in (*body.inputs, *body.state)])
-    except ValidationError:
+        body = from_json(posted)
+        callback = callbacks[body["output"]]
+        outputs = body["outputs"] if isinstance(body["outputs"], list) else [body["outputs"]]
+        return (
+            "callback" in callback  # else it runs in the browser
+            and _names(outputs) == _without_hash(body["output"].strip(".").split("..."))
+            and _names(body["inputs"]) == _names(callback["inputs"])
+            and _names(body.get("state", [])) == _names(callback["state"])
+            and isinstance(body.get("changedPropIds", []), list)
+            and all(isinstance(name, str) for name in body.get("changedPropIds", []))
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
         return False
-    return True
 
 
-def _has_names(body: _Body, callback: Mapping[str, Any]) -> bool:
-    """Return whether outputs, inputs and states are the callback's, in its order."""
-    outputs = body.outputs if isinstance(body.outputs, list) else [body.outputs]
-    wanted = [one.partition("@")[0] for one in body.output.strip(".").split("...")]
-    return (
-        [one.key() for one in outputs] == wanted
-        and [one.key() for one in body.inputs] == _declared(callback["inputs"])
-        and [one.key() for one in body.state] == _declared(callback["state"])
-    )
+def _names(properties: Iterable[Mapping[str, str]]) -> list[str]:
+    return _without_hash(f"{named['id']}.{named['property']}" for named in properties)
 
 
-def _declared(properties: Iterable[Mapping[str, str]]) -> list[str]:
-    return [f"{one['id']}.{one['property']}" for one in properties]
-
-
-def _parse(model: type[AnyPost], values: Iterable[object]) -> AnyPost:
-    return model.model_validate(dict(zip(model.model_fields, values, strict=True)))
+def _without_hash(names: Iterable[str]) -> list[str]:
+    # The name of a property that several callbacks set ends with "@" and a hash.
+    return [name.partition("@")[0] for name in names]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flask import Response, request
 
 from rankscope.analysis.drawing.raster import ALL_ROWS
-from rankscope.analysis.drawing.rows import RowOrder, row_order
+from rankscope.analysis.drawing.rows import RowOrder, order_ranks
 from rankscope.analysis.report.report import RunReport
 from rankscope.analysis.report.text import (
     FINDING_COLUMNS,
@@ -164,7 +164,7 @@ def _shown_ranks(provider: ReportProvider, view: View) -> tuple[int, ...]:
     timeline = provider.timeline(str(view.run), **place)
     if timeline is None or view.order is RowOrder.EXCESS:
         return ()
-    return row_order(timeline, view.order)[window.first_row : window.end_row]
+    return order_ranks(timeline, view.order)[window.first_row : window.end_row]
 
 
 def _finished(provider: ReportProvider, run_id: str) -> RunReport | Response:

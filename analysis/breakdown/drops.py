@@ -361,7 +361,9 @@ def _bearing_steps(design: NDArray[np.float64], num: int) -> NDArray[np.bool_]:
     none = np.zeros(len(design), dtype=bool)
     is_used, columns = ~none, range(1, design.shape[1])
     while columns and is_used.sum() >= num + design.shape[1]:
-        excess = {k: _changes(design[is_used, k]) for k in columns}
+        used = design[is_used]
+        # Values without those that equal the one before.
+        excess = {k: used[np.diff(used[:, k], prepend=np.nan) != 0, k] for k in columns}
         bearing = {k: _num_bearing(each) for k, each in excess.items()}
         least = min(columns, key=bearing.__getitem__)
         if bearing[least] >= num:
@@ -369,13 +371,6 @@ def _bearing_steps(design: NDArray[np.float64], num: int) -> NDArray[np.bool_]:
         largest = excess[least][np.abs(excess[least] - excess[least].mean()).argmax()]
         is_used &= design[:, least] != largest
     return none
-
-
-def _changes(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return values without those that equal the one before."""
-    is_new = np.ones(len(values), dtype=bool)
-    is_new[1:] = values[1:] != values[:-1]
-    return values[is_new]
 
 
 def _num_bearing(values: NDArray[np.float64]) -> float:

@@ -15,7 +15,7 @@ from .waterfall import Part
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..report.report import RunReport, WaterfallSummary
+    from ..report.report import RunReport
 
 MAX_ROWS = 256
 """Rows of a waterfall: each has at least 2 pixels on a page."""
@@ -79,7 +79,11 @@ def split_step(report: RunReport) -> tuple[PartShare, ...]:
     if whole_ns <= 0:
         return ()
     ratio = dict(zip(summary.parts, (total_ns / whole_ns).tolist(), strict=True))
-    scale = _mfu_while_computing(report, summary, ratio[Part.USEFUL_COMPUTE])
+    by_step = {} if report.mfu is None else report.mfu.by_step
+    mfus = [by_step[step] for step in summary.steps if step in by_step]
+    useful_ratio, scale = ratio[Part.USEFUL_COMPUTE], None
+    if len(mfus) == len(summary.steps) and useful_ratio > 0:
+        scale = float(np.mean(mfus)) / useful_ratio
     num_rank_steps = len(summary.ranks) * len(summary.steps)
     return tuple(
         PartShare(
@@ -90,16 +94,6 @@ def split_step(report: RunReport) -> tuple[PartShare, ...]:
         )
         for name, ns in zip(summary.parts, total_ns.tolist(), strict=True)
     )
-
-
-def _mfu_while_computing(
-    report: RunReport, summary: WaterfallSummary, useful_ratio: float
-) -> float | None:
-    by_step = {} if report.mfu is None else report.mfu.by_step
-    known = [by_step[step] for step in summary.steps if step in by_step]
-    if len(known) < len(summary.steps) or useful_ratio <= 0:
-        return None
-    return float(np.mean(known)) / useful_ratio
 
 
 def list_rows(report: RunReport, by: WaterfallBy) -> WaterfallRows | None:

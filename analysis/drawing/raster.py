@@ -17,16 +17,16 @@ from rankscope.tracer.span import KIND_CODES, KINDS, NONE, SpanFlag, SpanKind
 from ..arrays.grouping import cumcount, factorize
 from ..arrays.intervals import Line
 from ..arrays.sorting import stable_argsort
-from .rows import fold_groups, group_lines, row_order
+from .rows import split_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from rankscope.tracer.topology import Coords
 
-    from .rows import RankBlocks, RowOrder
+    from .rows import RankBlocks, RowLayout
     from .timeline import StepTimeline
 
     AreasByKind = dict[int, "NDArray[np.int64]"]
@@ -218,21 +218,18 @@ class StepAreas:
 
 
 def draw_picture(
-    timeline: StepTimeline, order: RowOrder, viewport: Viewport | None = None
+    timeline: StepTimeline, ranks: Sequence[int], viewport: Viewport | None = None
 ) -> StepPicture:
-    """Draw a step or a viewport of it, its rows ordered by ``order``."""
-    ranks = row_order(timeline, order)
+    """Draw a step or a viewport of it.
+
+    Args:
+        timeline: The step.
+        ranks: All its ranks from the top.
+        viewport: The part to draw; None: the whole step.
+    """
     length_ns = timeline.end_ns - timeline.begin_ns
     whole = Viewport(begin_ns=0, end_ns=length_ns, first_row=0, end_row=len(ranks))
     shown = whole if viewport is None else viewport.clip(length_ns, len(ranks))
-    inside = replace(
-        timeline,
-        begin_ns=timeline.begin_ns + shown.begin_ns,
-        end_ns=timeline.begin_ns + shown.end_ns,
-    )
-    raster = draw_raster(
-        inside, ranks[shown.first_row : shown.end_row], max_lines=MAX_LINES, num_bins=NUM_BINS
-    )
     return StepPicture(
         run=timeline.run,
         epoch=timeline.epoch,
@@ -241,7 +238,7 @@ def draw_picture(
         end_ns=timeline.end_ns,
         num_spans=len(timeline.spans),
         num_ranks=len(ranks),
-        raster=replace(raster, edges_ns=raster.edges_ns + shown.begin_ns),
+        raster=_draw_part(timeline, ranks[shown.first_row : shown.end_row], shown),
         coords=timeline.coords,
         hosts=timeline.hosts,
         viewport=None if shown == whole else shown,
@@ -249,24 +246,39 @@ def draw_picture(
     )
 
 
-def fold_picture(picture: StepPicture, order: RowOrder, folded: Collection[int]) -> StepPicture:
-    """Join the lines of each folded group to one, which shows what most of them do."""
-    if not folded:
+def redraw_viewport(picture: StepPicture, part: StepTimeline) -> StepPicture:
+    """Draw the viewport of a picture anew, from the spans in it.
+
+    Args:
+        part: The spans of its ranks in its time; begin and end are the whole step's.
+    """
+    if picture.viewport is None:
         return picture
-    raster = picture.raster
-    groups = group_lines(raster.rank_blocks, picture.coords, order, picture.hosts)
-    blocks, starts = fold_groups(raster.rank_blocks, groups, folded)
-    if len(blocks) == len(raster.rank_blocks):
-        return picture
+    return replace(picture, raster=_draw_part(part, picture.ranks, picture.viewport))
+
+
+def _draw_part(timeline: StepTimeline, ranks: Sequence[int], viewport: Viewport) -> StepRaster:
+    inside = replace(
+        timeline,
+        begin_ns=timeline.begin_ns + viewport.begin_ns,
+        end_ns=timeline.begin_ns + viewport.end_ns,
+    )
+    raster = draw_raster(inside, ranks, max_lines=MAX_LINES, num_bins=NUM_BINS)
+    return replace(raster, edges_ns=raster.edges_ns + viewport.begin_ns)
+
+
+def fold_raster(raster: StepRaster, rows: RowLayout) -> StepRaster:
+    """Join the lines of each row, which then shows what most of them do."""
+    if len(rows.blocks) == len(raster.rank_blocks):
+        return raster
+    line_by_rank = {block[0]: line for line, block in enumerate(raster.rank_blocks)}
+    starts = [line_by_rank[block[0]] for block in rows.blocks]
     sizes = np.diff([*starts, len(raster.rank_blocks)])
     return replace(
-        picture,
-        raster=replace(
-            raster,
-            rank_blocks=blocks,
-            compute=_join_lines(raster.compute, starts, sizes),
-            comm=_join_lines(raster.comm, starts, sizes),
-        ),
+        raster,
+        rank_blocks=rows.blocks,
+        compute=_join_lines(raster.compute, starts, sizes),
+        comm=_join_lines(raster.comm, starts, sizes),
     )
 
 
@@ -281,24 +293,6 @@ def _join_lines(cells: KindCells, starts: Sequence[int], sizes: NDArray[np.int64
         np.maximum(most, area, out=most)
     total = np.add.reduceat(cells.filled_ratio, starts, axis=0)
     return KindCells(kind=kind, filled_ratio=(total / sizes[:, None]).astype(np.float32))
-
-
-def redraw_viewport(picture: StepPicture, part: StepTimeline) -> StepPicture:
-    """Draw the viewport of a picture anew, from the spans in it.
-
-    Args:
-        part: The spans of its ranks in its time; begin and end are the whole step's.
-    """
-    if picture.viewport is None:
-        return picture
-    begin_ns = picture.viewport.begin_ns
-    inside = replace(
-        part,
-        begin_ns=part.begin_ns + begin_ns,
-        end_ns=part.begin_ns + picture.viewport.end_ns,
-    )
-    raster = draw_raster(inside, picture.ranks, max_lines=MAX_LINES, num_bins=NUM_BINS)
-    return replace(picture, raster=replace(raster, edges_ns=raster.edges_ns + begin_ns))
 
 
 def draw_raster(
@@ -343,11 +337,6 @@ def shrink_raster(raster: StepRaster, *, max_lines: int, max_bins: int) -> StepR
 def ranks_per_line(num_ranks: int, *, max_lines: int = MAX_LINES) -> int:
     """Return how many neighbouring ranks share a line of a picture of all ranks."""
     return max(1, -(-num_ranks // max_lines))
-
-
-def split_ranks(ranks: Sequence[int], size: int) -> RankBlocks:
-    """Split ranks into blocks of ``size`` neighbours; the last one may be smaller."""
-    return tuple(tuple(ranks[at : at + size]) for at in range(0, len(ranks), size))
 
 
 def bin_edges(length_ns: int, num_bins: int) -> NDArray[np.int64]:

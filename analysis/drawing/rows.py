@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from enum import StrEnum
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -12,13 +13,14 @@ import numpy as np
 from rankscope.tracer.span import KINDS, NONE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from rankscope.tracer.topology import Coords
 
     from ..report.report import RankStepExcess
+    from .raster import StepPicture
     from .timeline import StepTimeline
 
     RankBlocks = tuple[tuple[int, ...], ...]
@@ -47,23 +49,11 @@ TILED = (*AXES, RowOrder.RANK)
 """Orders that depend on the layout alone: the ones of stored tiles."""
 
 
-def useful_orders(
-    coords: Iterable[Coords], hosts: Iterable[str] = (), *, has_excess: bool = False
-) -> tuple[RowOrder, ...]:
+def useful_orders(step: StepTimeline | StepPicture, *, has_excess: bool) -> tuple[RowOrder, ...]:
     """Return the orders that differ: by rank, and by what has several values."""
-    places, names = tuple(coords), tuple(hosts)
-    useful = [order for order in AXES if is_useful(order, places, names)]
-    useful.append(RowOrder.RANK)
-    if is_useful(RowOrder.HOST, places, names):
-        useful.append(RowOrder.HOST)
-    return (*useful, RowOrder.EXCESS) if has_excess else tuple(useful)
-
-
-def is_useful(order: RowOrder, coords: Iterable[Coords], hosts: Iterable[str]) -> bool:
-    """Return whether an order makes several groups."""
-    if order is RowOrder.HOST:
-        return len(set(hosts)) > 1
-    return order in AXES and len(set(map(attrgetter(order.value), coords))) > 1
+    useful = {order for order in RowOrder if len(group_numbers(step, order)) > 1}
+    useful |= {RowOrder.RANK, RowOrder.EXCESS} if has_excess else {RowOrder.RANK}
+    return tuple(order for order in RowOrder if order in useful)
 
 
 def rank_by_excess(excess: RankStepExcess, step: int) -> tuple[int, ...]:
@@ -85,8 +75,8 @@ def rank_by_excess(excess: RankStepExcess, step: int) -> tuple[int, ...]:
 class Group(NamedTuple):
     """Neighbouring rows with one value of the grouped axis, or of one host."""
 
-    line: int
-    """Its first line."""
+    row: int
+    """Its first row."""
 
     number: int
     """The value of the axis, or the place of the host among all hosts; `NONE` if it is unknown."""
@@ -96,23 +86,139 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """The rows, numbered from 0 at the top, and the place of every span on them."""
+class RowLayout:
+    """The rows of a view of a step, from 0 at the top, with the ranks of each.
+
+    It is made once, when the view is read. Everything that is drawn of the view takes it.
+    """
 
     blocks: RankBlocks
-    """The ranks of each row, from the top; those of a folded group share one."""
+    """The ranks of each row; those of a folded group share one."""
 
-    center: NDArray[np.float64]
-    """Shape (spans,): middle of the span's lane, in rows."""
-
-    height: NDArray[np.float64]
-    """Shape (spans,): thickness of the lane, in rows."""
+    lines: Sequence[int]
+    """Shape (rows + 1,): first line of each row in the figure, and the number of all lines."""
 
     groups: tuple[Group, ...]
     """From the top; empty if nothing is grouped."""
 
+    folded: frozenset[int]
+    """Numbers of the folded groups."""
 
-def row_order(timeline: StepTimeline, order: RowOrder) -> tuple[int, ...]:
+    num_ranks: int
+    """Ranks of the whole step."""
+
+    first_place: int
+    """Place of the uppermost rank among all ranks of the step."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks from the top."""
+        return tuple(itertools.chain.from_iterable(self.blocks))
+
+    @property
+    def single_ranks(self) -> list[int]:
+        """The ranks that have a row of their own."""
+        return [block[0] for block in self.blocks if len(block) == 1]
+
+    @property
+    def folded_rows(self) -> list[int]:
+        """The rows of folded groups."""
+        return [group.row for group in self.groups if group.number in self.folded]
+
+    def row_by_rank(self) -> dict[int, int]:
+        """Return the row of each rank."""
+        return {rank: row for row, block in enumerate(self.blocks) for rank in block}
+
+    def rows_with(self, ranks: Collection[int]) -> list[int]:
+        """Return the rows that have some of these ranks."""
+        wanted = frozenset(ranks)
+        if not wanted:
+            return []
+        return [row for row, block in enumerate(self.blocks) if not wanted.isdisjoint(block)]
+
+    def middle(self, row: int) -> float:
+        """Return the middle of a row, in lines of the figure."""
+        return (self.lines[row] + self.lines[row + 1] - 1) / 2
+
+
+def lay_out_ranks(
+    timeline: StepTimeline, order: RowOrder, folded: Collection[int] = ()
+) -> RowLayout:
+    """Lay out a row for each rank of a step's spans; see `lay_out_rows`."""
+    blocks = split_ranks(order_ranks(timeline, order), 1)
+    return lay_out_rows(timeline, order, blocks, folded)
+
+
+def lay_out_rows(
+    step: StepTimeline | StepPicture,
+    order: RowOrder,
+    blocks: RankBlocks,
+    folded: Collection[int] = (),
+    *,
+    num_ranks: int | None = None,
+    first_place: int = 0,
+) -> RowLayout:
+    """Group rows, and join those of each folded group to one.
+
+    A row with ranks of several groups belongs to that of its first one.
+
+    Args:
+        step: The step, with positions and hosts of its ranks.
+        order: The order of the rows.
+        blocks: The ranks of each row from the top, before any is folded.
+        folded: Numbers of groups.
+        num_ranks: Ranks of the whole step; None: those of ``blocks``.
+        first_place: As in `RowLayout`.
+    """
+    rows: list[tuple[int, ...]] = []
+    groups = []
+    of_row = _find_groups(step, order, [block[0] for block in blocks])
+    for group, members in itertools.groupby(zip(of_row, blocks, strict=True), key=itemgetter(0)):
+        unfolded = [block for _, block in members]
+        if group is not None:
+            groups.append(Group(len(rows), *group))
+        if group is not None and group[0] in folded:
+            rows.append(tuple(itertools.chain.from_iterable(unfolded)))
+        else:
+            rows += unfolded
+    return RowLayout(
+        blocks=tuple(rows),
+        lines=range(len(rows) + 1),
+        groups=tuple(groups),
+        folded=frozenset(folded),
+        num_ranks=sum(map(len, blocks)) if num_ranks is None else num_ranks,
+        first_place=first_place,
+    )
+
+
+def _find_groups(
+    step: StepTimeline | StepPicture, order: RowOrder, ranks: Sequence[int]
+) -> Sequence[tuple[int, str] | None]:
+    """Return number and name of the group of each rank; None for all if they have no groups."""
+    found: dict[int, tuple[int, str]] = {}
+    if len(group_numbers(step, order)) > 1:
+        if order is RowOrder.HOST:
+            names = dict.fromkeys(step.hosts[rank] for rank in sorted(step.hosts))
+            numbers = {name: number for number, name in enumerate(names)}
+            hosts = {rank: step.hosts[rank] for rank in ranks if rank in step.hosts}
+            found = {rank: (numbers[name], name) for rank, name in hosts.items()}
+        else:
+            value = attrgetter(order.value)
+            values = {rank: value(step.coords[rank]) for rank in ranks if rank in step.coords}
+            word = order.value.upper()
+            found = {rank: (number, f"{word} {number}") for rank, number in values.items()}
+    unknown = (NONE, "position unknown") if found else None
+    return [found.get(rank, unknown) for rank in ranks]
+
+
+def group_numbers(step: StepTimeline | StepPicture, order: RowOrder) -> tuple[int, ...]:
+    """Return the numbers of all groups of a step, as in `Group`, ascending."""
+    if order in AXES:
+        return tuple(sorted(set(map(attrgetter(order.value), step.coords.values()))))
+    return tuple(range(len(set(step.hosts.values())))) if order is RowOrder.HOST else ()
+
+
+def order_ranks(timeline: StepTimeline, order: RowOrder) -> tuple[int, ...]:
     """Return the ranks of the step from the top; see `rank_order`."""
     ranks = np.unique(timeline.spans.rank).tolist()
     if order is RowOrder.EXCESS:
@@ -140,99 +246,33 @@ def rank_order(ranks: Iterable[int], coords: dict[int, Coords], order: RowOrder)
     return tuple(sorted(ranks, key=place))
 
 
-def find_groups(
-    ranks: Iterable[int], coords: Mapping[int, Coords], order: RowOrder, hosts: Mapping[int, str]
-) -> dict[int, tuple[int, str]]:
-    """Return number and name of the group of each rank that has one, as in `Group`."""
-    if order in AXES:
-        value, word = attrgetter(order.value), order.value.upper()
-        found = {rank: value(coords[rank]) for rank in ranks if rank in coords}
-        groups = {number: (number, f"{word} {number}") for number in set(found.values())}
-        return {rank: groups[number] for rank, number in found.items()}
-    if order is not RowOrder.HOST:
-        return {}
-    in_order = dict.fromkeys(hosts[one] for one in sorted(hosts))
-    numbers = {name: place for place, name in enumerate(in_order)}
-    return {rank: (numbers[hosts[rank]], hosts[rank]) for rank in ranks if rank in hosts}
+def split_ranks(ranks: Sequence[int], size: int) -> RankBlocks:
+    """Split ranks into blocks of ``size`` neighbours; the last one may be smaller."""
+    return tuple(tuple(ranks[at : at + size]) for at in range(0, len(ranks), size))
 
 
-def group_numbers(
-    coords: Mapping[int, Coords], order: RowOrder, hosts: Mapping[int, str]
-) -> tuple[int, ...]:
-    """Return the numbers of all groups, as in `Group`, ascending."""
-    if order in AXES:
-        return tuple(sorted(set(map(attrgetter(order.value), coords.values()))))
-    return tuple(range(len(set(hosts.values())))) if order is RowOrder.HOST else ()
+class Lanes(NamedTuple):
+    """The place of every span, in rows; shape (spans,) each."""
+
+    center: NDArray[np.float64]
+    height: NDArray[np.float64]
 
 
-def group_lines(
-    blocks: RankBlocks, coords: Mapping[int, Coords], order: RowOrder, hosts: Mapping[int, str]
-) -> tuple[Group, ...]:
-    """Return the groups of lines; nothing if there is only one group.
-
-    A line with ranks of several groups belongs to that of its first one.
-    """
-    of = find_groups((block[0] for block in blocks), coords, order, hosts)
-    if not is_useful(order, coords.values(), hosts.values()):
-        return ()
-    groups: list[Group] = []
-    for line, block in enumerate(blocks):
-        number, name = of.get(block[0], (NONE, "position unknown"))
-        if not groups or groups[-1].name != name:
-            groups.append(Group(line, number, name))
-    return tuple(groups) if of else ()
-
-
-def fold_groups(
-    blocks: RankBlocks, groups: Iterable[Group], folded: Collection[int]
-) -> tuple[RankBlocks, tuple[int, ...]]:
-    """Join the lines of each folded group.
-
-    Args:
-        blocks: The ranks of each line, from the top.
-        folded: Numbers of groups.
-
-    Returns:
-        The ranks of each line afterwards, and the first of the lines that it was made of.
-    """
-    starts, is_folded = [], False
-    group_at = {group.line: group.number in folded for group in groups}
-    for line in range(len(blocks)):
-        begins = line in group_at
-        is_folded = group_at.get(line, is_folded)
-        if begins or not is_folded:
-            starts.append(line)
-    ends = [*starts[1:], len(blocks)]
-    joined = tuple(
-        tuple(rank for block in blocks[first:end] for rank in block)
-        for first, end in zip(starts, ends, strict=True)
-    )
-    return joined, tuple(starts)
-
-
-def arrange_rows(timeline: StepTimeline, order: RowOrder, blocks: RankBlocks | None = None) -> Rows:
-    """Give each rank a row and each of its tracks a lane, compute above communication.
+def place_spans(timeline: StepTimeline, rows: RowLayout) -> Lanes:
+    """Give each track a lane in the row of its rank, compute above communication.
 
     Tracks with communication share the lower part of every row in the same order, so that one
     kind of traffic has the same height in all rows.
 
     Args:
-        blocks: The ranks of each row from the top, at least those of the spans; None: a row for
-            each rank of the spans.
+        timeline: Spans of ranks in ``rows``.
     """
-    if blocks is None:
-        blocks = tuple((rank,) for rank in row_order(timeline, order))
-    from_top = np.array([rank for block in blocks for rank in block], dtype=np.int64)
-    lines = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
+    from_top = np.array(rows.ranks, dtype=np.int64)
+    row = np.repeat(np.arange(len(rows.blocks)), [len(block) for block in rows.blocks])
     ascending = np.argsort(from_top)
-    row = lines[ascending[np.searchsorted(from_top[ascending], timeline.spans.rank)]]
+    row = row[ascending[np.searchsorted(from_top[ascending], timeline.spans.rank)]]
     top, height = _lanes(timeline)
-    return Rows(
-        blocks=blocks,
-        center=row - _ROW_FILL / 2 + top + height / 2,
-        height=height,
-        groups=group_lines(blocks, timeline.coords, order, timeline.hosts),
-    )
+    return Lanes(row - _ROW_FILL / 2 + top + height / 2, height)
 
 
 def _lanes(timeline: StepTimeline) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -253,15 +293,15 @@ def _lanes(timeline: StepTimeline) -> tuple[NDArray[np.float64], NDArray[np.floa
     weights = dict.fromkeys((*upper, *lower), 1)
     if upper:
         outer = spans.depth == 0
-        weights[max(upper, key=lambda one: spans.duration_ns[outer & (lane == one)].sum())] = 2
+        weights[max(upper, key=lambda code: spans.duration_ns[outer & (lane == code)].sum())] = 2
     top, height = np.zeros(len(spans)), np.zeros(len(spans))
     share = _COMPUTE_SHARE if upper and lower else float(bool(upper))
     for lanes, begin, size in ((upper, 0.0, share), (lower, share, 1 - share)):
         at = begin * _ROW_FILL
-        total = sum(weights[one] for one in lanes)
-        for one in lanes:
-            thickness = size * _ROW_FILL * weights[one] / total
-            top[lane == one] = at
-            height[lane == one] = thickness * _LANE_FILL
+        total = sum(weights[code] for code in lanes)
+        for code in lanes:
+            thickness = size * _ROW_FILL * weights[code] / total
+            top[lane == code] = at
+            height[lane == code] = thickness * _LANE_FILL
             at += thickness
     return top, height

@@ -198,11 +198,11 @@ def choose_finding(
     """Return the first finding of a cause that has a proof, on some of these ranks if any."""
     return next(
         (
-            each
-            for each in findings
-            if each.cause == cause
-            and each.proof is not None
-            and (not ranks or not each.ranks or not set(ranks).isdisjoint(each.ranks))
+            finding
+            for finding in findings
+            if finding.cause == cause
+            and finding.proof is not None
+            and (not ranks or not finding.ranks or not set(ranks).isdisjoint(finding.ranks))
         ),
         None,
     )
@@ -214,10 +214,10 @@ def find_proof(
     """Return the first finding of exactly these ranks whose proof is in a step."""
     return next(
         (
-            each
-            for each in findings
-            if each.proof is not None
-            and (each.proof.epoch, each.proof.step, each.ranks) == (epoch, step, ranks)
+            finding
+            for finding in findings
+            if finding.proof is not None
+            and (finding.proof.epoch, finding.proof.step, finding.ranks) == (epoch, step, ranks)
         ),
         None,
     )

@@ -20,9 +20,8 @@ from .raster import (
     bin_edges,
     measure_areas,
     ranks_per_line,
-    split_ranks,
 )
-from .rows import TILED, rank_order
+from .rows import TILED, rank_order, split_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

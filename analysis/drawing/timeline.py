@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..readers.waits import Arrivals
     from ..trace.context import EventRecord
     from ..trace.tables import RunInfo, RunSummary, SpanSource, SpanTable
-    from .raster import StepPicture
+    from .raster import Viewport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,17 +83,17 @@ class ViewportSpans:
 NO_SPANS = ViewportSpans()
 
 
-def cut_timeline(timeline: StepTimeline, picture: StepPicture) -> StepTimeline:
-    """Return the spans that a picture's viewport touches; begin and end are the whole step's."""
-    if picture.viewport is None:
-        return timeline
+def cut_timeline(
+    timeline: StepTimeline, viewport: Viewport, ranks: Collection[int]
+) -> StepTimeline:
+    """Return the spans of some ranks that touch a viewport; begin and end are the whole step's."""
     spans = timeline.spans
-    begin_ns = timeline.begin_ns + picture.viewport.begin_ns
-    end_ns = timeline.begin_ns + picture.viewport.end_ns
+    begin_ns = timeline.begin_ns + viewport.begin_ns
+    end_ns = timeline.begin_ns + viewport.end_ns
     rows = np.flatnonzero(
         (spans.start_ns < end_ns)
         & (spans.start_ns + spans.duration_ns > begin_ns)
-        & np.isin(spans.rank, picture.ranks)
+        & np.isin(spans.rank, list(ranks))
     )
     return _select(timeline, rows)
 

@@ -2,28 +2,68 @@
 // protects it: the next figure from the server would undo it. So the server's figure passes
 // through here, and each axis that the reader has zoomed keeps its range while its uirevision
 // stays the same.
+const keepRanges = (fresh, before) => {
+  const layout = { ...fresh.layout };
+  for (const name of Object.keys(layout)) {
+    if (!/^[xy]axis\d*$/.test(name)) continue;
+    const axis = layout[name];
+    const old = before[name];
+    const revision = axis.uirevision || layout.uirevision;
+    if (!old || revision !== (old.uirevision || before.uirevision)) continue;
+    if (old.autorange !== false || !old.range) continue;
+    layout[name] = { ...axis, range: old.range, autorange: false };
+  }
+  return { ...fresh, layout };
+};
+
+// What the canvas under a figure has drawn is seen first, then plotly draws the axes. A hidden page
+// has no frames to wait for.
+const afterCanvas = async (id) => {
+  if (!document.getElementById(`${id}-canvas`) || document.hidden) return;
+  await new Promise((done) => { requestAnimationFrame(() => setTimeout(done)); });
+};
+
+// Stores inside new children, whose callbacks Dash runs for its own outputs only.
+const announceStores = (children) => {
+  if (Array.isArray(children)) children.forEach(announceStores);
+  if (!children || !children.props) return;
+  const { id, data } = children.props;
+  if (children.type === "Store" && data) window.dash_clientside.set_props(id, { data });
+  announceStores(children.props.children);
+};
+
 window.dash_clientside = window.dash_clientside || {};
 window.dash_clientside.rankscope = {
+  // The address that the page is asked for; not that of a zoom into what is loaded.
+  askPage(path, search, before) {
+    const asked = `${path}${search || ""}`;
+    const isSame = before !== undefined && before.split("?")[0] === path;
+    if (isSame && window.dash_clientside.rankscope.isLoaded(path, search)) {
+      return window.dash_clientside.no_update;
+    }
+    return asked;
+  },
+  isLoaded: (path) => path.endsWith("/timeline"),
+
+  // New properties by component and name. Everything else stays as the reader has left it.
+  async applyChanges(changes) {
+    for (const [id, { figure, ...properties }] of Object.entries(changes || {})) {
+      window.dash_clientside.set_props(id, properties);
+      announceStores(properties.children);
+    }
+    for (const [id, { figure }] of Object.entries(changes || {})) {
+      if (!figure) continue;
+      await afterCanvas(id);
+      const shown = document.querySelector(`#${CSS.escape(id)} .js-plotly-plot`);
+      const kept = keepRanges(figure, (shown && shown.layout) || {});
+      window.dash_clientside.set_props(id, { figure: kept });
+    }
+  },
+
   async keepZoom(fresh, shown) {
     if (!fresh) return window.dash_clientside.no_update;
-    const { id } = window.dash_clientside.callback_context.outputs_list;
-    if (document.getElementById(`${id}-canvas`) && !document.hidden) {
-      // What the canvas has drawn is seen first, then plotly draws the axes. A hidden page has no
-      // frames to wait for.
-      await new Promise((done) => { requestAnimationFrame(() => setTimeout(done)); });
-    }
-    const before = (shown && shown.layout) || {};
-    const layout = { ...fresh.layout };
-    for (const name of Object.keys(layout)) {
-      if (!/^[xy]axis\d*$/.test(name)) continue;
-      const axis = layout[name];
-      const old = before[name];
-      const revision = axis.uirevision || layout.uirevision;
-      if (!old || revision !== (old.uirevision || before.uirevision)) continue;
-      if (old.autorange !== false || !old.range) continue;
-      layout[name] = { ...axis, range: old.range, autorange: false };
-    }
-    return { ...fresh, layout };
+    await afterCanvas(window.dash_clientside.callback_context.outputs_list.id);
+    return keepRanges(fresh, (shown && shown.layout) || {});
   },
 
   // A button turns one of the timeline's layers on or off; the address holds which are on.

@@ -41,7 +41,7 @@ grids.RunVerdict = ({ data, value }) =>
 // A deletion goes to the same route as that of the command; the server checks who may.
 window.dash_clientside.rankscope.deleteRuns = async (clicks, chosen, url) => {
   const none = window.dash_clientside.no_update;
-  if (!clicks || !chosen || !chosen.length) return none;
+  if (!clicks || !chosen || !chosen.length) return [none, none];
   const failed = [];
   for (const { run } of chosen) {
     try {
@@ -57,7 +57,7 @@ window.dash_clientside.rankscope.deleteRuns = async (clicks, chosen, url) => {
     }
   }
   const done = chosen.length - failed.length;
-  return [`${done} deleted.`, ...failed].join(" ");
+  return [[`${done} deleted.`, ...failed].join(" "), clicks]; // the page is refreshed
 };
 
 window.dash_clientside.rankscope.closeDialog = () => false;

@@ -91,7 +91,9 @@ def excess_figure(report: RunReport) -> go.Figure:
     blocks = join_neighbours(excess, max_rows=MAX_ROWS, max_columns=MAX_COLUMNS)
     row_word = "link" if excess.links else "rank"
     step_s = report.step_time_s.actual or 0.0
-    limit_ns = max(MIN_SCALE_RATIO * step_s * NS_PER_S, _high(blocks.excess_ns))
+    known_ns = np.abs(blocks.excess_ns[np.isfinite(blocks.excess_ns)])
+    high_ns = float(np.percentile(known_ns, 99)) if known_ns.size else 0.0
+    limit_ns = max(MIN_SCALE_RATIO * step_s * NS_PER_S, high_ns)
     unit, unit_ns = axis_unit(limit_ns)
     num_rows, num_columns = len(blocks.rank_blocks), len(blocks.step_blocks)
     gap = int(num_rows <= _MAX_SPACED and num_columns <= _MAX_SPACED)
@@ -169,8 +171,3 @@ def split_blocks(
     begins = np.arange(0, len(labels), size)
     blocks = [labels[begin : begin + size] for begin in begins.tolist()]
     return begins, tuple((block[0], block[-1]) for block in blocks)
-
-
-def _high(excess_ns: NDArray[np.float64]) -> float:
-    known = np.abs(excess_ns[np.isfinite(excess_ns)])
-    return float(np.percentile(known, 99)) if known.size else 0.0

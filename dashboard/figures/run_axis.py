@@ -8,7 +8,7 @@ from rankscope.analysis.report.report import Severity
 from rankscope.analysis.report.text import format_range, format_ranges
 
 from ..theme import INK, KIND_COLORS, MFU, PATH, SLOW, STEP_TIME, base_layout
-from .timeline import left_margin
+from .timeline_axes import left_margin
 from .timeline_canvas import PALE
 
 if TYPE_CHECKING:

@@ -3,47 +3,39 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankscope.analysis.drawing.rows import group_lines
+from rankscope.analysis.drawing.raster import fold_raster
+from rankscope.analysis.drawing.rows import lay_out_rows
 from rankscope.analysis.report.text import format_ranges
 from rankscope.tracer.span import COMM_KINDS, KIND_CODES, KINDS, NS_PER_MS
 
 from ..theme import INK, base_layout
-from .timeline import (
-    LEGEND_PLACE,
+from .timeline import raster_shades
+from .timeline_axes import (
+    BELOW,
     MAX_GROUP_NAMES,
-    RANKS_TITLE,
+    NO_MARKS,
     TOP,
-    across_lines,
-    dimmed,
-    folded_lines,
-    group_names,
-    left_margin,
+    RowStyle,
     legend_entries,
     not_loaded,
-    raster_shades,
-    row_ticks,
-    short_name,
-    time_axis,
+    path_trace,
+    step_layout,
 )
 from .timeline_canvas import cells_document
-from .timeline_marks import path_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
-    from rankscope.analysis.drawing.raster import (
-        StepPicture,
-        StepRaster,
-        Stretches,
-    )
-    from rankscope.analysis.drawing.rows import RowOrder
+    from rankscope.analysis.drawing.raster import StepPicture, StepRaster
+    from rankscope.analysis.drawing.rows import RowLayout, RowOrder
 
-    from .timeline_marks import FindPlace
+    from .timeline_axes import FindPlace, Marks
 
 MAX_PAIRED = 128
 """Blocks of ranks up to which each has two lines; the lines of more would be thinner than a
@@ -56,8 +48,10 @@ MINIMAP_LINES, MINIMAP_BINS = 34, 450
 """One line for each pixel, and a bin for each two or three."""
 
 _HEIGHT = 832
-_BELOW = 8
-"""Pixels of the figure, and beneath its lines."""
+"""Pixels of the figure."""
+
+_ROOM = _HEIGHT - TOP - BELOW
+"""Pixels of its lines."""
 
 _NAME_PX = 14
 """Height of a group's name."""
@@ -66,49 +60,62 @@ _MAX_TICKS = 32
 
 
 def raster_figure(
-    picture: StepPicture,
-    order: RowOrder,
-    marked: tuple[int, ...] = (),
-    path: Stretches | None = None,
-    folded: Collection[int] = (),
+    picture: StepPicture, rows: RowLayout, marks: Marks = NO_MARKS
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Draw a picture, a line for each rank or block of neighbouring ranks.
 
     A cell has the colour of the kind with the largest share of its area, pale if less than half of
-    the cell is covered. Up to `MAX_PAIRED` blocks have a line of compute above one of
-    communication; more have one line of compute, with communication where the rank computed
-    nothing or was blocked. A folded group is as high as its name.
+    the cell is covered. Up to `MAX_PAIRED` rows have a line of compute above one of communication;
+    more have one line of compute, with communication where the rank computed nothing or was
+    blocked. A folded group is as high as its name.
+
+    Args:
+        picture: The picture.
+        rows: Its rows, as of `raster_rows`.
+        marks: What is marked.
 
     Returns:
         Axes, legend and marks as the plain document that the browser gets (plotly's own objects
         check every label again, which took three times as long as reading and drawing the
         picture), and the cells as of `cells_document`.
     """
-    raster = picture.raster
-    num_lines = lines_per_block(picture)
+    raster = fold_raster(picture.raster, rows)
+    num_lines = _lines_per_row(rows)
     labels = [
-        f"{_name_line(block)}{line}"
-        for block in raster.rank_blocks
+        f"{_name_row(block)}{line}"
+        for block in rows.blocks
         for line in ("", ", communication")[:num_lines]
     ]
     begin_ms, end_ms = (raster.edges_ns[[0, -1]] / NS_PER_MS).tolist()
     shades = raster_shades(raster, num_lines=num_lines)
-    lines = block_lines(picture, order, folded)
-    if lines[-1] > len(labels):
-        times = np.repeat(np.diff(lines) // num_lines, num_lines)
+    if rows.lines[-1] > len(labels):
+        times = np.repeat(np.diff(rows.lines) // num_lines, num_lines)
         shades = np.repeat(shades, times, axis=0)
         labels = np.repeat(labels, times).tolist()
     cells = cells_document(shades, (begin_ms, end_ms), labels=labels)
     codes = {*np.unique(raster.compute.kind).tolist(), *np.unique(raster.comm.kind).tolist()}
     traces = legend_entries(kind for kind in KINDS if KIND_CODES[kind] in codes)
-    if path is not None:
-        traces.append(path_trace(path, _places(picture, lines)))
-    layout = _layout(picture, order, marked, folded, lines)
+    if marks.path is not None:
+        traces.append(path_trace(marks.path, _places(rows)))
+    style = RowStyle(
+        height=_HEIGHT,
+        max_ticks=_MAX_TICKS,
+        # Lines between more groups than can be named would hide the pixels.
+        separator=INK if len(rows.groups) <= MAX_GROUP_NAMES else "",
+        name_offset=-0.5,
+        name_px=_NAME_PX,
+        name_place={"yanchor": "top", "yshift": 4},
+    )
+    layout = step_layout(picture, rows, marks, style)
+    if picture.viewport is not None:
+        shown_ns = (picture.viewport.begin_ns, picture.viewport.end_ns)
+        layout["xaxis"]["range"] = [at_ns / NS_PER_MS for at_ns in shown_ns]
+        layout["shapes"] += not_loaded(picture, (begin_ms, end_ms), num_lines=rows.lines[-1])
     return {"data": traces, "layout": layout}, cells
 
 
 @lru_cache(maxsize=4096)
-def _name_line(block: tuple[int, ...]) -> str:
+def _name_row(block: tuple[int, ...]) -> str:
     return f"{'rank' if len(block) == 1 else 'ranks'} {format_ranges(block, max_ranges=3)}"
 
 
@@ -126,125 +133,61 @@ def minimap_cells(raster: StepRaster) -> tuple[dict[str, Any], dict[str, Any]]:
     return layout, cells_document(shades, (begin_ms, end_ms))
 
 
-def _places(picture: StepPicture, lines: Sequence[int]) -> FindPlace:
+def _places(rows: RowLayout) -> FindPlace:
     """Return the lines of ranks in a picture, for compute and communication."""
-    num_lines = lines_per_block(picture)
-    blocks = picture.raster.rank_blocks
-    block_of = {rank: block for block, ranks in enumerate(blocks) for rank in ranks}
+    is_paired, row_by_rank = _lines_per_row(rows) > 1, rows.row_by_rank()
 
     def find(rank: int, kind: int) -> float | None:
-        if rank not in block_of:
+        row = row_by_rank.get(rank)
+        if row is None:
             return None
-        first, end = lines[block_of[rank]], lines[block_of[rank] + 1]
-        height = (end - first) / num_lines
-        is_lower = num_lines > 1 and KINDS[kind] in COMM_KINDS
-        return first + height * is_lower + (height - 1) / 2
+        quarter = (rows.lines[row + 1] - rows.lines[row]) / 4
+        is_lower = KINDS[kind] in COMM_KINDS
+        return rows.middle(row) + is_paired * (quarter if is_lower else -quarter)
 
     return find
 
 
-def lines_per_block(picture: StepPicture) -> int:
-    """Return how many lines each block of ranks has in the figure, unless it is a folded group."""
-    return 2 if len(picture.raster.rank_blocks) <= MAX_PAIRED else 1
+def _lines_per_row(rows: RowLayout) -> int:
+    """Return how many lines each row has in the figure, unless it is a folded group."""
+    return 2 if len(rows.blocks) <= MAX_PAIRED else 1
 
 
-def block_lines(picture: StepPicture, order: RowOrder, folded: Collection[int]) -> list[int]:
-    """Return the first line of each block of ranks, and the number of all lines.
+def raster_rows(picture: StepPicture, order: RowOrder, folded: Collection[int] = ()) -> RowLayout:
+    """Lay out the rows of a picture, with the lines that each has as pixels.
 
     A folded group has as many as its name needs, if there is room for all names.
     """
-    blocks = picture.raster.rank_blocks
-    per_block = lines_per_block(picture)
-    counts = np.full(len(blocks), per_block)
-    if folded:
-        groups = group_lines(blocks, picture.coords, order, picture.hosts)
-        joined = folded_lines(groups, folded)
-        room_px = _HEIGHT - TOP - _BELOW - _NAME_PX * len(joined)
-        if room_px > 0:
-            others = len(blocks) - len(joined)
-            counts[joined] *= max(1, math.ceil(_NAME_PX * others / room_px))
-    return [0, *np.cumsum(counts).tolist()]
+    rows = lay_out_rows(
+        picture,
+        order,
+        picture.raster.rank_blocks,
+        folded,
+        num_ranks=picture.num_ranks,
+        first_place=picture.first_row,
+    )
+    num_rows, folded_rows = len(rows.blocks), rows.folded_rows
+    counts = np.full(num_rows, _lines_per_row(rows))
+    room_px = _ROOM - _NAME_PX * len(folded_rows)
+    if folded_rows and room_px > 0:
+        others = num_rows - len(folded_rows)
+        counts[folded_rows] *= max(1, math.ceil(_NAME_PX * others / room_px))
+    return replace(rows, lines=[0, *np.cumsum(counts).tolist()])
 
 
-def raster_note(picture: StepPicture) -> str:
+def raster_note(picture: StepPicture, rows: RowLayout) -> str:
     """Return what a pixel means, for a note beside the figure."""
-    line_ranks = len(picture.raster.rank_blocks[0])
     sentences = [
         f"{picture.num_spans:,} spans as a density picture.",
         "A pixel has the colour of the kind that fills most of it, and is pale if half empty.",
     ]
-    if line_ranks > 1:
+    if len(rows.blocks[0]) > 1:
         sentences.append(
-            f"Each line is the average of up to {line_ranks} ranks, but a span much longer than"
-            " alike ones of its line is shown whole."
+            f"Each line is the average of up to {len(rows.blocks[0])} ranks, but a span much longer"
+            " than alike ones of its line is shown whole."
         )
-    if lines_per_block(picture) > 1:
+    if _lines_per_row(rows) > 1:
         sentences.append("The upper line of a rank is compute, the lower communication.")
     else:
         sentences.append("Communication shows where nothing was computed.")
     return " ".join(sentences)
-
-
-def _layout(
-    picture: StepPicture,
-    order: RowOrder,
-    marked: tuple[int, ...],
-    folded: Collection[int],
-    lines: Sequence[int],
-) -> dict[str, Any]:
-    zoom_key = f"{picture.run} {picture.epoch} {picture.step}"
-    blocks = picture.raster.rank_blocks
-    num_lines = lines[-1]
-    groups = group_lines(blocks, picture.coords, order, picture.hosts)
-    # Lines between more groups than can be named would hide the pixels.
-    named = groups[1:] if len(groups) <= MAX_GROUP_NAMES else ()
-    separators = [lines[group.line] - 0.5 for group in named]
-    labelled, ticks = row_ticks(
-        blocks, marked, max_ticks=_MAX_TICKS, folded_lines=folded_lines(groups, folded)
-    )
-    left = left_margin((f"▾ {short_name(group)}" for group in groups), ticks)
-    shapes = across_lines(separators, {"color": INK, "width": 1})
-    if picture.viewport is not None:
-        edges_ms = picture.raster.edges_ns[[0, -1]] / NS_PER_MS
-        length_ms = (picture.end_ns - picture.begin_ns) / NS_PER_MS
-        loaded_ms = (float(edges_ms[0]), float(edges_ms[1]))
-        shapes += not_loaded(loaded_ms, length_ms, num_lines=num_lines)
-    shapes += dimmed(blocks, marked, lines)
-    layout = base_layout(height=_HEIGHT, zoom_key=zoom_key)
-    layout.update(
-        margin={"l": left, "r": 16, "t": TOP, "b": _BELOW},
-        hovermode=False,
-        dragmode="pan",
-        shapes=shapes,
-        annotations=[
-            *group_names(
-                groups,
-                folded,
-                [lines[group.line] - 0.5 for group in groups],
-                min_lines=_NAME_PX * num_lines / (_HEIGHT - TOP - _BELOW) - 1,
-                yanchor="top",
-                yshift=4,
-                xshift=6 - left,
-            ),
-            RANKS_TITLE,
-        ],
-    )
-    layout["legend"].update(LEGEND_PLACE)
-    layout["xaxis"].update(
-        time_axis((picture.end_ns - picture.begin_ns) / NS_PER_MS), showgrid=False
-    )
-    layout["yaxis"].update(
-        range=[num_lines - 0.5, -0.5],
-        tickmode="array",
-        ticklabeloverflow="allow",  # else plotly measures each label
-        tickvals=[(lines[at] + lines[at + 1] - 1) / 2 for at in labelled],
-        ticktext=ticks,
-        showgrid=False,
-        automargin=False,
-    )
-    if picture.viewport is None:
-        layout["xaxis"]["range"] = (picture.raster.edges_ns[[0, -1]] / NS_PER_MS).tolist()
-    else:
-        shown = (picture.viewport.begin_ns, picture.viewport.end_ns)
-        layout["xaxis"]["range"] = [at / NS_PER_MS for at in shown]
-    return layout

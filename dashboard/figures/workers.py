@@ -63,7 +63,7 @@ def worker_figure(report: RunReport) -> go.Figure:
         slowdown[cell] = value
         other = report.slowdown_by_worker.get((dp, stage))
         shortcut[cell] = np.nan if other is None else other
-    spread = max(_MIN_SPREAD, _spread(slowdown))
+    spread = float(np.nanmax(np.abs(slowdown - 1), initial=_MIN_SPREAD))
     column, hover = "DP position", "DP %{x}, stage %{y}"
     if not report.has_layout:
         column, hover = "rank (parallel layout unknown)", "rank %{x}"
@@ -136,11 +136,6 @@ def _link_figure(run: str, evidence: RankStepExcess) -> go.Figure:
     figure.update_xaxes(title_text=f"above alike links ({unit} a step)")
     figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
     return figure
-
-
-def _spread(slowdown: NDArray[np.float64]) -> float:
-    known = slowdown[np.isfinite(slowdown)]
-    return float(np.abs(known - 1).max()) if known.size else 0.0
 
 
 def _texts(values: NDArray[np.float64]) -> list[list[str]]:

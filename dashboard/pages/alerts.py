@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import Dash, Input, Output, State, dcc, html
@@ -15,23 +15,12 @@ from rankscope.analysis.report.text import EMPTY, format_count, format_range, fo
 from rankscope.dashboard.records.alert_list import AlertState
 
 from ..address import ALERTS, TIMELINE, View, write_address
-from ..callback_checks import Post, Ticks, takes
+from ..callback_checks import Number, checked
 from ..text import escape
-from .components import (
-    FALLBACK_TIMER,
-    LIVE_MS,
-    announced,
-    card,
-    labelled,
-    link_ranks,
-    next_tick,
-    poll_timer,
-    rank_links,
-    table,
-    with_code,
-)
+from .components import announced, card, labelled, link_ranks, rank_links, table, with_code
 from .overview_cards import escape_sentence
-from .shell import Page
+from .page import Content, Page
+from .refresh import AGAIN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,12 +30,13 @@ if TYPE_CHECKING:
     from rankscope.dashboard.records.alert_list import AlertList, ShownAlert, ShownSilence
 
     from ..provider import ReportProvider
+    from .components import Cell
 
-Filter = Literal["active", "open", "acknowledged", "silenced", "resolved", "all"]
-FILTERS: tuple[Filter, ...] = ("active", "open", "acknowledged", "silenced", "resolved", "all")
+FILTERS = ("active", "open", "acknowledged", "silenced", "resolved", "all")
 """What is listed: "active" is all but the resolved ones."""
 
-DURATIONS = {"1": "1 hour", "8": "8 hours", "24": "1 day", "168": "1 week"}
+Hours = Literal["1", "8", "24", "168"]
+DURATIONS: dict[Hours, str] = {"1": "1 hour", "8": "8 hours", "24": "1 day", "168": "1 week"}
 """Lengths of a silence by hours."""
 
 MAX_RANGES = 4
@@ -64,126 +54,87 @@ _AS_CODE = re.compile(r"`([^`]+)`|(docs/[\w.-]+\.md(?:#[\w-]+)?)")
 COLORS = {"critical": "red", "warning": "orange"}
 
 
-class RefreshPost(Post):
-    """The values that `refresh` takes."""
-
-    num_ticks: Ticks
-    fallback_ticks: Ticks
-    shown: Filter
-    run: str | None
-    acknowledged: str | None
-    silenced: str | None
-
-
-class AcknowledgePost(Post):
-    """The values that `acknowledge` takes."""
-
-    num_clicks: int | None
-    name: str | None
-
-
-class SilencePost(Post):
-    """The values that `silence` takes."""
-
-    num_clicks: int | None
-    name: str | None
-    hours: Literal["1", "8", "24", "168"]
-
-
-def alerts_page(provider: ReportProvider, view: View, *, base_path: str) -> Component:
-    """Return the page of a view; a run in the address is the filter's."""
+def show_alerts(provider: ReportProvider, view: View, *, base_path: str) -> Content:
+    """Return the alerts of a view: of one run or all, and those in the state that it shows."""
     found = provider.alerts()
-    return html.Div(
-        [
-            poll_timer("alerts-timer", interval_ms=LIVE_MS),
-            card(
-                html.H1("Alerts", className="page-title"),
-                html.Div(
-                    [
-                        dmc.SegmentedControl(
-                            id="alerts-filter",
-                            data=[{"value": each, "label": each} for each in FILTERS],
-                            value="active",
-                            size="sm",
-                            **labelled("state of the alerts"),
-                        ),
-                        dmc.Select(
-                            id="alerts-run",
-                            data=_run_choices(found, view.run),
-                            value=view.run or "",
-                            size="sm",
-                            searchable=True,
-                            allowDeselect=False,
-                            w="min(340px, 100%)",
-                            **labelled("run of the alerts"),
-                        ),
-                    ],
-                    className="controls",
+    shown = view.show if view.show in FILTERS else FILTERS[0]
+    head = [
+        html.H1("Alerts", className="page-title"),
+        html.Div(
+            [
+                dmc.SegmentedControl(
+                    id="alerts-filter",
+                    data=[{"value": state, "label": state} for state in FILTERS],
+                    value=shown,
+                    size="sm",
+                    **labelled("state of the alerts"),
                 ),
-                html.Div(
-                    _table(found, "active", view.run, base_path), id="alerts-table", **announced()
+                dmc.Select(
+                    id="alerts-run",
+                    data=_run_choices(found, view.run),
+                    value=view.run or "",
+                    size="sm",
+                    searchable=True,
+                    allowDeselect=False,
+                    w="min(340px, 100%)",
+                    **labelled("run of the alerts"),
                 ),
-            ),
-            html.Div(_changes(found), id="alerts-changes"),
-            html.Div(_silences(found.silences), id="alerts-silences"),
-        ],
-        className="stack",
-    )
+            ],
+            className="controls",
+        ),
+    ]
+    listed = html.Div(_table(found, shown, view.run, base_path), id="alerts-table", **announced())
+    parts = [
+        card(*head, listed),
+        html.Div(_changes(found), id="alerts-changes"),
+        html.Div(_silences(found.silences), id="alerts-silences"),
+    ]
+    return Content(children=[html.Div(parts, className="stack")])
 
 
-def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
-    """Refresh the table; silence and acknowledge."""
+def _register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
+    """Filter, silence and acknowledge."""
 
     @app.callback(
-        Output("alerts-table", "children"),
-        Output("alerts-silences", "children"),
-        Output("alerts-choice", "data"),
-        Output("alerts-timer", "max_intervals"),
-        Input("alerts-timer", "n_intervals"),
-        Input(FALLBACK_TIMER, "n_intervals"),
+        Output("url", "search", allow_duplicate=True),
         Input("alerts-filter", "value"),
         Input("alerts-run", "value"),
-        Input("alerts-acknowledged", "children"),
-        Input("alerts-silenced", "children"),
         prevent_initial_call=True,
     )
-    @takes(RefreshPost)
-    def refresh(post: RefreshPost) -> tuple[Any, ...]:
-        found = provider.alerts()
-        return (
-            _table(found, post.shown, post.run or None, base_path),
-            _silences(found.silences),
-            _choices(found),
-            next_tick(post.num_ticks),
-        )
+    @checked
+    def filter_alerts(shown: str, run: str | None) -> str:
+        view = View(page=ALERTS, run=run or None, show=None if shown == FILTERS[0] else shown)
+        return write_address(view, base_path="").removeprefix(ALERTS)
 
     @app.callback(
         Output("alerts-acknowledged", "children"),
+        Output(AGAIN, "data", allow_duplicate=True),
         Input("alerts-acknowledge", "n_clicks"),
         State("alerts-choice", "value"),
         prevent_initial_call=True,
     )
-    @takes(AcknowledgePost)
-    def acknowledge(post: AcknowledgePost) -> str:
-        if not post.num_clicks or post.name is None:
+    @checked
+    def acknowledge(num_clicks: Number | None, name: str | None) -> tuple[str, Number]:
+        if not num_clicks or name is None:
             raise PreventUpdate
-        return escape(provider.acknowledge_alert(post.name))
+        return escape(provider.acknowledge_alert(name)), num_clicks
 
     @app.callback(
         Output("alerts-silenced", "children"),
+        Output(AGAIN, "data", allow_duplicate=True),
         Input("alerts-silence", "n_clicks"),
         State("alerts-choice", "value"),
         State("alerts-duration", "value"),
         prevent_initial_call=True,
     )
-    @takes(SilencePost)
-    def silence(post: SilencePost) -> str:
-        if not post.num_clicks or post.name is None:
+    @checked
+    def silence(num_clicks: Number | None, name: str | None, hours: Hours) -> tuple[str, Number]:
+        if not num_clicks or name is None:
             raise PreventUpdate
-        return escape(provider.silence_alert(post.name, for_s=3600.0 * int(post.hours)))
+        return escape(provider.silence_alert(name, for_s=3600.0 * int(hours))), num_clicks
 
 
-PAGE = Page(name=ALERTS, title="Alerts", build=alerts_page, register=register)
+PAGE = Page(name=ALERTS, title="Alerts", show=show_alerts, is_of_run=False, register=_register)
 
 
 def _run_choices(found: AlertList, run: str | None) -> list[dict[str, str]]:
@@ -192,7 +143,7 @@ def _run_choices(found: AlertList, run: str | None) -> list[dict[str, str]]:
     return [{"value": "", "label": "all runs"}, *listed]
 
 
-def _is_shown(alert: ShownAlert, shown: Filter, run: str | None) -> bool:
+def _is_shown(alert: ShownAlert, shown: str, run: str | None) -> bool:
     if run is not None and alert.run != run:
         return False
     if shown == "active":
@@ -200,7 +151,7 @@ def _is_shown(alert: ShownAlert, shown: Filter, run: str | None) -> bool:
     return shown in ("all", alert.state.value)
 
 
-def _table(found: AlertList, shown: Filter, run: str | None, base_path: str) -> list[Component]:
+def _table(found: AlertList, shown: str, run: str | None, base_path: str) -> list[Component]:
     alerts = [alert for alert in found.alerts if _is_shown(alert, shown, run)]
     counts = Counter(alert.state for alert in found.alerts if run in (None, alert.run))
     facts = ", ".join(f"{counts[state]:,} {state}" for state in AlertState)
@@ -227,7 +178,7 @@ def _table(found: AlertList, shown: Filter, run: str | None, base_path: str) -> 
     ]
 
 
-def _row(alert: ShownAlert, base_path: str) -> Component:
+def _row(alert: ShownAlert, base_path: str) -> list[Cell]:
     state = alert.state.value
     if alert.state is AlertState.ACKNOWLEDGED and alert.acknowledged_by:
         state += f" by {alert.acknowledged_by}"
@@ -242,28 +193,23 @@ def _row(alert: ShownAlert, base_path: str) -> Component:
         about.append(html.Div([verb, *_action(alert, base_path)], className="about"))
     if alert.delivery == "undelivered":
         about.append(html.Div("a receiver did not get it", className="about"))
-    row: Component = dmc.TableTr(
-        [
-            dmc.TableTd(
-                dmc.Badge(
-                    alert.severity,
-                    color=COLORS.get(alert.severity, "gray"),
-                    variant="light",
-                    miw=BADGE_WIDTH,
-                )
-            ),
-            dmc.TableTd(about, className="evidence"),
-            dmc.TableTd(
-                rank_links(alert.run, alert.ranks, base_path, max_ranges=MAX_RANGES),
-                className="of-ranks",
-            ),
-            dmc.TableTd(_hosts(alert.hosts), className="of-hosts"),
-            dmc.TableTd(_link(alert, base_path), className="steps number"),
-            dmc.TableTd(escape(state), className="state"),
-            dmc.TableTd(alert.fired, className="fired"),
-        ]
-    )
-    return row
+    return [
+        dmc.Badge(
+            alert.severity,
+            color=COLORS.get(alert.severity, "gray"),
+            variant="light",
+            miw=BADGE_WIDTH,
+        ),
+        dmc.TableTd(about, className="evidence"),
+        dmc.TableTd(
+            rank_links(alert.run, alert.ranks, base_path, max_ranges=MAX_RANGES),
+            className="of-ranks",
+        ),
+        dmc.TableTd(_hosts(alert.hosts), className="of-hosts"),
+        dmc.TableTd(_link(alert, base_path), className="steps number"),
+        dmc.TableTd(escape(state), className="state"),
+        dmc.TableTd(alert.fired, className="fired"),
+    ]
 
 
 def _ranks_linked(text: str, alert: ShownAlert, base_path: str) -> list[Component | str]:
@@ -375,15 +321,13 @@ def _silences(silences: Sequence[ShownSilence]) -> list[Component]:
     if not silences:
         return []
     rows = [
-        dmc.TableTr(
-            [
-                dmc.TableTd(html.Code(each.name)),
-                dmc.TableTd(escape(each.covers)),
-                dmc.TableTd(each.until),
-                dmc.TableTd(escape(each.by or EMPTY)),
-                dmc.TableTd(escape(each.reason or EMPTY)),
-            ]
-        )
+        [
+            html.Code(each.name),
+            escape(each.covers),
+            each.until,
+            escape(each.by or EMPTY),
+            escape(each.reason or EMPTY),
+        ]
         for each in silences
     ]
     head = dict.fromkeys(("name", "alerts of", "until (UTC)", "by", "reason"), "")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
-from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash import Dash, Input, Output, State, html
 from dash.exceptions import PreventUpdate
 
 from rankscope.analysis.report.report import Severity
@@ -20,24 +21,13 @@ from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.dashboard.records.progress import AnalysisFailed
 
 from ..address import COMPARE, View, read_steps, write_address
-from ..callback_checks import Post, Ticks, takes
+from ..callback_checks import Number, checked
 from ..figures.comparison import steps_figure
 from ..text import cut_middle, escape
-from .components import (
-    SOON_MS,
-    announced,
-    card,
-    graph,
-    labelled,
-    next_tick,
-    poll_timer,
-    rank_links,
-    register_graph,
-    table,
-)
+from .components import announced, card, graph, labelled, rank_links, table
 from .overview_cards import cause_style, escape_sentence
+from .page import Content, Page
 from .placeholders import missing_run, no_runs
-from .shell import Page
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -59,99 +49,36 @@ _MAX_CHARS = 32
 """Characters of a run's name in a legend or heading, which a phone shows whole."""
 
 
-class AskedPost(Post):
-    """The shown comparison, which the page keeps in the browser."""
-
-    run: str | None
-    with_run: str | None
-    steps: tuple[int, int] | list[int] | None
-    with_steps: tuple[int, int] | list[int] | None
-    is_done: bool
-
-
-class RefreshPost(Post):
-    """The values that `refresh` takes."""
-
-    num_ticks: Ticks
-    asked: AskedPost
-
-
-class ChoicePost(Post):
-    """The values that `choose` takes."""
-
-    num_clicks: int | None
-    with_run: str | None
-    with_steps: str | None
-    run: str | None
-    steps: str | None
-
-
-def compare_page(provider: ReportProvider, view: View, *, base_path: str) -> Component:
+def show_compare(provider: ReportProvider, view: View, *, base_path: str) -> Content:
     """Return the page of two runs; by default, the newest run against the one before it."""
     runs = provider.runs()
     if not runs:
-        return no_runs()
+        return Content(problem=no_runs())
     run = view.run or runs[0].run_id
-    others = [one.run_id for one in runs if one.run_id != run]
+    others = [other.run_id for other in runs if other.run_id != run]
     with_run = view.with_run or (run if view.steps or not others else others[0])
-    shown = View(
-        page=COMPARE, run=run, with_run=with_run, steps=view.steps, with_steps=view.with_steps
-    )
-    content, is_done = _content(provider, shown, base_path)
-    names = [one.run_id for one in runs]
-    asked = AskedPost(
-        run=run,
-        with_run=with_run,
-        steps=view.steps,
-        with_steps=view.with_steps,
-        is_done=is_done,
-    )
-    return html.Div(
+    names = [listed.run_id for listed in runs]
+    compared = _compare(provider, replace(view, run=run, with_run=with_run), base_path)
+    shown = compared or [_notice("Both runs are being analysed", "This page updates by itself.")]
+    head = html.Div(
         [
-            dcc.Store(id="compare-asked", data=asked.model_dump(mode="json")),
-            poll_timer("compare-timer", interval_ms=SOON_MS),
-            html.Div(
-                [
-                    html.H1("Compare"),
-                    *_chooser("compare-run", "this run", names, run, view.steps),
-                    html.Span("with", className="quiet"),
-                    *_chooser("compare-with", "the run before", names, with_run, view.with_steps),
-                    html.Button("Compare", id="compare-go", className="button"),
-                ],
-                className="page-head",
-            ),
-            html.Div(content, id="compare-content", **announced()),
-        ]
+            html.H1("Compare"),
+            *_chooser("compare-run", "this run", names, run, view.steps),
+            html.Span("with", className="quiet"),
+            *_chooser("compare-with", "the run before", names, with_run, view.with_steps),
+            html.Button("Compare", id="compare-go", className="button"),
+        ],
+        className="page-head",
+    )
+    return Content(
+        children=[head, html.Div(shown, id="compare-content", **announced())],
+        view=replace(view, run=run),
+        is_unfinished=compared is None,
     )
 
 
-def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
-    """Show the comparison when it is made, and open the chosen one."""
-    register_graph(app, "compare-steps")
-
-    @app.callback(
-        Output("compare-content", "children"),
-        Output("compare-asked", "data"),
-        Output("compare-timer", "max_intervals"),
-        Input("compare-timer", "n_intervals"),
-        State("compare-asked", "data"),
-        prevent_initial_call=True,
-    )
-    @takes(RefreshPost)
-    def refresh(post: RefreshPost) -> tuple[Any, ...]:
-        asked = post.asked
-        if asked.is_done:
-            return no_update, no_update, 0
-        view = View(
-            page=COMPARE,
-            run=asked.run,
-            with_run=asked.with_run,
-            steps=_pair(asked.steps),
-            with_steps=_pair(asked.with_steps),
-        )
-        content, is_done = _content(provider, view, base_path)
-        kept = {**asked.model_dump(mode="json"), "is_done": is_done}
-        return content, kept, next_tick(post.num_ticks)
+def _register(app: Dash, _provider: ReportProvider, *, base_path: str) -> None:
+    """Open the chosen comparison."""
 
     @app.callback(
         Output("url", "href", allow_duplicate=True),
@@ -162,25 +89,34 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         State("compare-run-steps", "value"),
         prevent_initial_call=True,
     )
-    @takes(ChoicePost)
-    def choose(post: ChoicePost) -> str:
-        if not post.num_clicks:
+    @checked
+    def compare(
+        num_clicks: Number | None,
+        with_run: str | None,
+        with_steps: str | None,
+        run: str | None,
+        steps: str | None,
+    ) -> str:
+        if not num_clicks:
             raise PreventUpdate
         view = View(
             page=COMPARE,
-            run=post.run,
-            with_run=post.with_run,
-            steps=read_steps(post.steps or ""),
-            with_steps=read_steps(post.with_steps or ""),
+            run=run,
+            with_run=with_run,
+            steps=read_steps(steps or ""),
+            with_steps=read_steps(with_steps or ""),
         )
         return write_address(view, base_path=base_path)
 
 
-PAGE = Page(name=COMPARE, title="Compare", build=compare_page, register=register)
-
-
-def _pair(steps: tuple[int, int] | list[int] | None) -> tuple[int, int] | None:
-    return None if steps is None else (steps[0], steps[1])
+PAGE = Page(
+    name=COMPARE,
+    title="Compare",
+    show=show_compare,
+    is_of_run=False,
+    revision=lambda _provider, _view: "a comparison is made once",
+    register=_register,
+)
 
 
 def _chooser(
@@ -209,25 +145,26 @@ def _chooser(
     ]
 
 
-def _content(provider: ReportProvider, view: View, base_path: str) -> tuple[list[Component], bool]:
-    """Return the content, and whether it is final."""
+def _compare(provider: ReportProvider, view: View, base_path: str) -> list[Component] | None:
+    """Return the comparison, or why there is none; None while it is being made."""
     first, second = view.with_run or "", view.run or ""
+    same = [_notice("Both are the same", "Choose another run, or other steps.")]
     if (first, view.with_steps) == (second, view.steps):
-        return [_notice("Both are the same", "Choose another run, or other steps.")], True
+        return same
     try:
         found = provider.comparison(
             first, second, first_steps=view.with_steps, second_steps=view.steps
         )
     except UnknownRunError as error:
-        return [missing_run(error)], True
+        return [missing_run(error)]
     if found is None:
-        return [_notice("Both runs are being analysed", "This page updates by itself.")], False
+        return None
     if isinstance(found, AnalysisFailed):
         reason = escape_sentence(found.reason)
-        return [_notice("These cannot be compared", reason, "Choose other runs or steps.")], True
+        return [_notice("These cannot be compared", reason, "Choose other runs or steps.")]
     if (found.first.run, found.first.steps) == (found.second.run, found.second.steps):
-        return [_notice("Both are the same", "Choose another run, or other steps.")], True
-    return _comparison(found, base_path), True
+        return same
+    return _comparison(found, base_path)
 
 
 def _notice(title: str, *lines: str) -> Component:
@@ -333,13 +270,11 @@ def _new_causes(found: RunComparison) -> str:
 
 def _settings_card(found: RunComparison, names: tuple[str, str]) -> Component:
     rows = [
-        dmc.TableTr(
-            [
-                dmc.TableTd(escape(name), className="mono"),
-                dmc.TableTd("not set" if first is None else escape(first)),
-                dmc.TableTd("not set" if second is None else escape(second)),
-            ]
-        )
+        [
+            dmc.TableTd(escape(name), className="mono"),
+            "not set" if first is None else escape(first),
+            "not set" if second is None else escape(second),
+        ]
         for name, first, second in found.settings
     ]
     empty = html.P("No setting differs.", className="quiet")
@@ -354,15 +289,7 @@ def _settings_card(found: RunComparison, names: tuple[str, str]) -> Component:
 
 def _numbers(label: str, numbers: tuple[ComparedNumber, ...], names: tuple[str, str]) -> Component:
     head = {"quantity": "", names[0]: "number", names[1]: "number", "change": "number"}
-    rows = [
-        dmc.TableTr(
-            [
-                dmc.TableTd(each.label),
-                *(dmc.TableTd(text, className="number") for text in each.cells),
-            ]
-        )
-        for each in numbers
-    ]
+    rows = [[number.label, *number.cells] for number in numbers]
     return table(label, head, rows)
 
 
@@ -372,22 +299,16 @@ def _findings(
     if not findings:
         return [html.P(f"{title}: none.", className="quiet")]
     rows = [
-        dmc.TableTr(
-            [
-                dmc.TableTd(
-                    html.Span(
-                        each.cause, className=f"cause {cause_style(each.cause, each.severity)}"
-                    )
-                ),
-                dmc.TableTd(each.severity or UNKNOWN),
-                dmc.TableTd(
-                    rank_links(report.run, each.ranks, base_path, max_ranges=_MAX_RANGES),
-                    className="of-ranks",
-                ),
-                dmc.TableTd(format_range(each.steps), className="steps"),
-                dmc.TableTd(escape_sentence(each.evidence), className="evidence"),
-            ]
-        )
+        [
+            html.Span(each.cause, className=f"cause {cause_style(each.cause, each.severity)}"),
+            each.severity or UNKNOWN,
+            dmc.TableTd(
+                rank_links(report.run, each.ranks, base_path, max_ranges=_MAX_RANGES),
+                className="of-ranks",
+            ),
+            dmc.TableTd(format_range(each.steps), className="steps"),
+            dmc.TableTd(escape_sentence(each.evidence), className="evidence"),
+        ]
         for each in findings
     ]
     head = {"cause": "", "severity": "", "ranks": "", "steps": "", "evidence": ""}

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.trace.tables import RunSummary
 
+    Cell = Component | str | Sequence[Component | str]
+    """Content of a cell of a table."""
+
     Figure = go.Figure | dict[str, Any]
     """Plotly's own object, or the plain document that is sent to the browser."""
 
@@ -78,19 +81,34 @@ def card(*children: object, class_name: str = "", label: str = "") -> Component:
 
 
 def table(
-    label: str, head: Mapping[str, str], rows: Iterable[Component], *, class_name: str = ""
+    label: str,
+    head: Mapping[str, str],
+    rows: Iterable[Component | Sequence[Cell]],
+    *,
+    class_name: str = "",
 ) -> Component:
     """Return a table that scrolls on a small screen.
 
     Args:
         label: Its name for screen readers.
         head: The style of each column by its name: "number" or "".
-        rows: Each a `dmc.TableTr` with a `dmc.TableTd` for each column.
+        rows: Cells in the style of their columns, but a `dmc.TableTd` has its own.
         class_name: A further style.
     """
     columns = [dmc.TableTh(name, className=style) for name, style in head.items()]
+    lines = [
+        row
+        if isinstance(row, dmc.TableTr)
+        else dmc.TableTr(
+            [
+                cell if isinstance(cell, dmc.TableTd) else dmc.TableTd(cell, className=style)
+                for cell, style in zip(row, head.values(), strict=True)
+            ]
+        )
+        for row in rows
+    ]
     cells = dmc.Table(
-        [dmc.TableThead(dmc.TableTr(columns)), dmc.TableTbody(list(rows))],
+        [dmc.TableThead(dmc.TableTr(columns)), dmc.TableTbody(lines)],
         tabularNums=True,
         verticalSpacing="xs",
         className=f"cells {class_name}".strip(),

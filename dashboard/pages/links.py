@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 
 from rankscope.analysis.causes.link_summary import MAX_TOTALS
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.report.report import Bandwidth, RunReport
 
     from ..provider import ReportProvider
+    from .components import Cell
 
 ALL = "all"
 MAX_ROWS, MAX_EVEN_ROWS = 40, 10
@@ -138,23 +138,17 @@ def _totals_by_place(
 def _totals_table(label: str, first: str, totals: list[LinkTotal]) -> Component:
     head = dict.fromkeys((first, "links", "slow", "transfers", "bandwidth", "excess"), "number")
     rows = [
-        dmc.TableTr(
-            [
-                dmc.TableTd(escape(one.name)),
-                dmc.TableTd(f"{one.num_links:,}", className="number"),
-                dmc.TableTd(_slow(one.num_slow), className="number"),
-                dmc.TableTd(f"{one.num_transfers:,}", className="number"),
-                dmc.TableTd(format_rate(one.bytes_per_s), className="number"),
-                dmc.TableTd(format_percent(one.excess_ratio, digits=1), className="number"),
-            ]
-        )
+        [
+            escape(one.name),
+            f"{one.num_links:,}",
+            html.Span(f"{one.num_slow:,}", className="cause") if one.num_slow else "0",
+            f"{one.num_transfers:,}",
+            format_rate(one.bytes_per_s),
+            format_percent(one.excess_ratio, digits=1),
+        ]
         for one in totals
     ]
     return table(label, head | {first: ""}, rows, class_name="plain-rows")
-
-
-def _slow(num: int) -> Component | str:
-    return html.Span(f"{num:,}", className="cause") if num else "0"
 
 
 def _matrix(report: RunReport, matrix: LinkMatrix) -> Component:
@@ -219,7 +213,7 @@ def _slowest(report: RunReport, links: LinkSummary, view: View, base_path: str) 
 
 def _link_row(
     report: RunReport, one: LinkTransfers, base_path: str, *, has_slow: bool
-) -> Component:
+) -> list[Cell]:
     members: list[Component | str]
     if one.is_pair:
         source, target = (rank_link(report.run, rank, base_path) for rank in one.members)
@@ -246,24 +240,18 @@ def _link_row(
         href = write_address(last, base_path=base_path)
         steps = dcc.Link(format_range(one.slow_steps), href=href, title="Show the last of them")
     excess = format_percent(one.excess_ratio, digits=1)
-    row: Component = dmc.TableTr(
-        [
-            dmc.TableTd(members),
-            *([dmc.TableTd(steps)] if has_slow else []),
-            dmc.TableTd(
-                html.Span(excess, className="cause") if one.slow_steps else excess,
-                className="number",
-            ),
-            dmc.TableTd(format_duration(one.transfer_ns), className="number"),
-            dmc.TableTd(format_duration(one.expected_ns), className="number"),
-            dmc.TableTd(format_duration(one.lost_ns_per_step), className="number"),
-            dmc.TableTd(_rates(one), className="number"),
-            dmc.TableTd(one.kind),
-            dmc.TableTd(_hosts(one.hosts)),
-            dmc.TableTd(f"{one.num_transfers:,}", className="number"),
-        ]
-    )
-    return row
+    return [
+        members,
+        *([steps] if has_slow else []),
+        html.Span(excess, className="cause") if one.slow_steps else excess,
+        format_duration(one.transfer_ns),
+        format_duration(one.expected_ns),
+        format_duration(one.lost_ns_per_step),
+        _rates(one),
+        one.kind,
+        _hosts(one.hosts),
+        f"{one.num_transfers:,}",
+    ]
 
 
 def _hosts(hosts: tuple[str, ...]) -> str:
@@ -286,19 +274,17 @@ def _bandwidths(bandwidths: tuple[Bandwidth, ...]) -> Component:
     head |= dict.fromkeys(("transfers", "median", "bandwidth", "bus bandwidth"), "number")
     across = {None: UNKNOWN, True: "several", False: "one"}
     rows = [
-        dmc.TableTr(
-            [
-                dmc.TableTd(one.kind),
-                dmc.TableTd(escape(one.name)),
-                dmc.TableTd(f"{one.num_members:,}", className="number"),
-                dmc.TableTd(across[one.across_hosts]),
-                dmc.TableTd(format_bytes(one.num_bytes), className="number"),
-                dmc.TableTd(f"{one.num_instances:,}", className="number"),
-                dmc.TableTd(format_duration(one.transfer_ns), className="number"),
-                dmc.TableTd(format_rate(one.algorithm_bytes_per_s), className="number"),
-                dmc.TableTd(format_rate(one.bus_bytes_per_s), className="number"),
-            ]
-        )
+        [
+            one.kind,
+            escape(one.name),
+            f"{one.num_members:,}",
+            across[one.across_hosts],
+            format_bytes(one.num_bytes),
+            f"{one.num_instances:,}",
+            format_duration(one.transfer_ns),
+            format_rate(one.algorithm_bytes_per_s),
+            format_rate(one.bus_bytes_per_s),
+        ]
         for one in bandwidths
     ]
     return card(

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from dash.development.base_component import Component
 
     from rankscope.analysis.breakdown.goodput import RunHistory
-    from rankscope.analysis.breakdown.waterfall_views import WaterfallRows
     from rankscope.analysis.report.report import PipelineBubble, RunReport
 
     from ..provider import ReportProvider
@@ -115,8 +114,19 @@ def _curve(report: RunReport, history: RunHistory | None) -> Component:
 
 
 def _shares(report: RunReport, shares: tuple[PartShare, ...]) -> Component:
-    largest = max(one.ratio for one in shares)
-    rows = [_share_row(one, largest) for one in shares if one.ratio > 0]
+    largest = max(share.ratio for share in shares)
+    rows = [
+        [
+            dmc.TableTd(PART_WORDS[share.part], className="unbroken"),
+            _share_bar(share, largest),
+            format_seconds(share.seconds),
+            format_percent(share.ratio, digits=1),
+            UNKNOWN if share.mfu_ratio is None else f"{100 * share.mfu_ratio:.1f}",
+            dmc.TableTd(_MEANING[share.part], className="quiet unbroken"),
+        ]
+        for share in shares
+        if share.ratio > 0
+    ]
     head = {"part": "", "": "", "time": "number", "share": "number", "MFU points": "number"}
     covers = f"Covers only the {last_steps(report)}. " if report.num_earlier_steps else ""
     about = (
@@ -132,24 +142,13 @@ def _shares(report: RunReport, shares: tuple[PartShare, ...]) -> Component:
     )
 
 
-def _share_row(one: PartShare, largest: float) -> Component:
-    fill = {"width": f"{100 * one.ratio / largest:.1f}%", "background": PART_COLORS[one.part.value]}
-    points = UNKNOWN if one.mfu_ratio is None else f"{100 * one.mfu_ratio:.1f}"
-    row: Component = dmc.TableTr(
-        [
-            dmc.TableTd(PART_WORDS[one.part], className="unbroken"),
-            dmc.TableTd(
-                html.Span(html.Span(className="bar-fill", style=fill), className="bar-track"),
-                className="share-bar",
-                **decorative(),
-            ),
-            dmc.TableTd(format_seconds(one.seconds), className="number"),
-            dmc.TableTd(format_percent(one.ratio, digits=1), className="number"),
-            dmc.TableTd(points, className="number"),
-            dmc.TableTd(_MEANING[one.part], className="quiet unbroken"),
-        ]
+def _share_bar(share: PartShare, largest: float) -> Component:
+    width, color = f"{100 * share.ratio / largest:.1f}%", PART_COLORS[share.part.value]
+    fill = html.Span(className="bar-fill", style={"width": width, "background": color})
+    cell: Component = dmc.TableTd(
+        html.Span(fill, className="bar-track"), className="share-bar", **decorative()
     )
-    return row
+    return cell
 
 
 def _bubble(bubble: PipelineBubble | None) -> list[Component]:
@@ -176,6 +175,10 @@ def _side_by_side(report: RunReport, view: View, base_path: str) -> list[Compone
         for by in known
     ]
     rows = known[chosen]
+    left_out = ""
+    if rows.num_left_out:
+        which = "earlier steps" if rows.by is WaterfallBy.STEP else "with more useful compute"
+        left_out = f"{rows.num_left_out:,} more are left out: {which}."
     return [
         card(
             html.Div(
@@ -191,30 +194,21 @@ def _side_by_side(report: RunReport, view: View, base_path: str) -> list[Compone
                 className="card-head",
             ),
             graph("mfu-waterfall", waterfall_figure(rows, run=report.run)),
-            html.P(_left_out(rows), className="note"),
+            html.P(left_out, className="note"),
             label="Side by side",
         )
     ]
 
 
-def _left_out(rows: WaterfallRows) -> str:
-    if not rows.num_left_out:
-        return ""
-    which = "earlier steps" if rows.by is WaterfallBy.STEP else "with more useful compute"
-    return f"{rows.num_left_out:,} more are left out: {which}."
-
-
 def _history(history: RunHistory) -> Component:
     head = {"epoch": "number", "steps": "number", "repeated later": "number", "time": "number"}
     rows = [
-        dmc.TableTr(
-            [
-                dmc.TableTd(str(one.epoch), className="number"),
-                dmc.TableTd(format_range(one.steps), className="number"),
-                dmc.TableTd(f"{one.num_repeated:,}", className="number"),
-                dmc.TableTd(format_seconds(one.seconds), className="number"),
-            ]
-        )
+        [
+            str(one.epoch),
+            format_range(one.steps),
+            f"{one.num_repeated:,}",
+            format_seconds(one.seconds),
+        ]
         for one in history.epochs[-MAX_EPOCHS:]
     ]
     goodput = format_percent(history.goodput_ratio, digits=1)

@@ -35,17 +35,16 @@ from .components import card, decorative, link_ranks, rank_link, rank_links, tab
 from .placeholders import AFTER_ANALYSIS, NEEDS_ANALYSIS, PENDING, known_figures
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from dash.development.base_component import Component
 
-    from rankscope.analysis.report.liveness import RankLiveness, SilentRank, StepSilence
+    from rankscope.analysis.report.liveness import RankLiveness, StepSilence
     from rankscope.analysis.report.report import (
         Finding,
         Quality,
         RunReport,
         Starved,
-        StepPart,
     )
     from rankscope.dashboard.records.progress import AnalysisFailed
 
@@ -92,7 +91,9 @@ def verdict_card(
     style = cause_style(top.cause, top.severity)
     if style != "alarm" and (silence is not None or is_lost):
         cause, style = "lost" if is_lost else "silent", "unsure"
-        sentence = f"{_stop_sentence(report, is_lost=is_lost)} Until then: {sentence}"
+        after = f" after step {report.steps[-1]:,}" if report.steps else ""
+        stop = f"The run stopped reporting{after}, without an end."
+        sentence = f"{stop if is_lost else f'No step has ended{after}.'} Until then: {sentence}"
     # No figure below shows why a run ended, as they do the evidence of other findings.
     why = f"{top.evidence[:1].upper()}{top.evidence[1:]}." if ends_run(top) else ""
     reason = [html.P(_linked(report, why, base_path), className="verdict-reason")] if why else []
@@ -113,13 +114,6 @@ def verdict_card(
             className=f"verdict {style}",
         )
     ]
-
-
-def _stop_sentence(report: RunReport, *, is_lost: bool) -> str:
-    after = f" after step {report.steps[-1]:,}" if report.steps else ""
-    if is_lost:
-        return f"The run stopped reporting{after}, without an end."
-    return f"No step has ended{after}."
 
 
 def key_figures(report: RunReport, *, base_path: str) -> list[Component]:
@@ -160,7 +154,7 @@ def _step_bar(report: RunReport, base_path: str) -> Component:
     few, rest = shown[:_MAX_PARTS], shown[_MAX_PARTS:]
     rows = [
         ("ideal", parts[0].seconds, "ideal"),
-        *((_part_name(p), p.seconds, "lost") for p in few),
+        *((f"{part.name}{_of_ranks(part.ranks)}", part.seconds, "lost") for part in few),
     ]
     if rest:
         count = format_count(len(rest), "more finding")
@@ -197,11 +191,11 @@ def _step_bar(report: RunReport, base_path: str) -> Component:
     return html.Div([html.Div(head, className="parts-head"), bar], className="figure step-parts")
 
 
-def _part_name(part: StepPart) -> str:
-    if not part.ranks:
-        return part.name
-    word = "rank" if len(part.ranks) == 1 else "ranks"
-    return f"{part.name} ({word} {format_ranges(part.ranks, max_ranges=2)})"
+def _of_ranks(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return ""
+    word = "rank" if len(ranks) == 1 else "ranks"
+    return f" ({word} {format_ranges(ranks, max_ranges=2)})"
 
 
 def early_figures(found: AnalysisInProgress | AnalysisFailed) -> list[Component]:
@@ -218,18 +212,14 @@ def liveness_card(
     base_path: str,
 ) -> list[Component]:
     """Return how long no step has ended, and which ranks are silent while others go on."""
-    return [*_silence_line(silence), *_rank_liveness(liveness, run, base_path)]
-
-
-def _silence_line(silence: StepSilence | None) -> list[Component]:
+    ranks = _rank_liveness(liveness, run, base_path)
     if silence is None:
-        return []
-    usual = format_duration(silence.step_time_ns)
+        return ranks
     line = (
         f"No step has ended for {format_age(silence.age_ns)}. The last one was step"
-        f" {silence.last_step:,}; a step takes {usual}."
+        f" {silence.last_step:,}; a step takes {format_duration(silence.step_time_ns)}."
     )
-    return [html.P(line, className="silence")]
+    return [html.P(line, className="silence"), *ranks]
 
 
 def _rank_liveness(
@@ -253,7 +243,16 @@ def _rank_liveness(
     )
     if liveness.num_silent > len(liveness.silent):
         sentence += f" The {len(liveness.silent)} longest silences:"
-    rows = [_silent_row(one, run, base_path) for one in liveness.silent]
+    rows = [
+        [
+            rank_link(run, silent.rank, base_path),
+            escape(silent.host),
+            escape(silent.state),
+            UNKNOWN if silent.step is None else f"{silent.step:,}",
+            format_age(silent.age_ns),
+        ]
+        for silent in liveness.silent
+    ]
     head = {"rank": "number", "host": "", "state": "", "step": "number", "silent for": "number"}
     return [
         card(
@@ -269,7 +268,25 @@ def findings_table(report: RunReport, *, base_path: str) -> Component:
     """Return a row for each finding, the largest share first."""
     numbers = FINDING_COLUMNS[-3:]
     head = {name: "number" if name in numbers else "" for name in (*FINDING_COLUMNS, "evidence")}
-    rows = [_finding_row(report, finding, base_path) for finding in report.findings]
+    rows = [
+        [
+            html.Span(
+                finding.cause, className=f"cause {cause_style(finding.cause, finding.severity)}"
+            ),
+            dmc.TableTd(finding.severity or UNKNOWN, className="severity"),
+            dmc.TableTd(
+                rank_links(report.run, finding.ranks, base_path, max_ranges=MAX_NAMED),
+                className="of-ranks",
+            ),
+            dmc.TableTd(_steps_link(report, finding, base_path), className="steps"),
+            *(
+                dmc.TableTd(text, className=f"number of-{name}")
+                for name, text in zip(numbers, format_finding(finding), strict=True)
+            ),
+            dmc.TableTd(_linked(report, finding.evidence, base_path), className="evidence"),
+        ]
+        for finding in report.findings
+    ]
     return table("findings", head, rows, class_name="findings")
 
 
@@ -413,43 +430,6 @@ def _figures(figures: Mapping[str, tuple[str, str]]) -> list[Component]:
         )
         for name, (value, meaning) in figures.items()
     ]
-
-
-def _silent_row(one: SilentRank, run: str | None, base_path: str) -> Component:
-    row: Component = dmc.TableTr(
-        [
-            dmc.TableTd(rank_link(run, one.rank, base_path), className="number"),
-            dmc.TableTd(escape(one.host)),
-            dmc.TableTd(escape(one.state)),
-            dmc.TableTd(UNKNOWN if one.step is None else f"{one.step:,}", className="number"),
-            dmc.TableTd(format_age(one.age_ns), className="number"),
-        ]
-    )
-    return row
-
-
-def _finding_row(report: RunReport, finding: Finding, base_path: str) -> Component:
-    row: Component = dmc.TableTr(
-        [
-            dmc.TableTd(
-                html.Span(
-                    finding.cause, className=f"cause {cause_style(finding.cause, finding.severity)}"
-                )
-            ),
-            dmc.TableTd(finding.severity or UNKNOWN, className="severity"),
-            dmc.TableTd(
-                rank_links(report.run, finding.ranks, base_path, max_ranges=MAX_NAMED),
-                className="of-ranks",
-            ),
-            dmc.TableTd(_steps_link(report, finding, base_path), className="steps"),
-            *(
-                dmc.TableTd(text, className=f"number of-{name}")
-                for name, text in zip(FINDING_COLUMNS[-3:], format_finding(finding), strict=True)
-            ),
-            dmc.TableTd(_linked(report, finding.evidence, base_path), className="evidence"),
-        ]
-    )
-    return row
 
 
 def cause_style(cause: str, severity: str | None) -> str:

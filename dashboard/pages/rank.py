@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
-from pydantic import Field
 
 from rankscope.analysis.report.text import (
     EMPTY,
@@ -26,14 +25,15 @@ from rankscope.dashboard.figures.host_boxes import arrange_hosts
 from rankscope.dashboard.records.rank_details import RankQuantity
 from rankscope.tracer.span import NS_PER_S
 
-from ..address import GRAPH, MAX_DIGITS, RANK, TIMELINE, View, write_address
-from ..callback_checks import Post, takes
+from ..address import GRAPH, RANK, TIMELINE, View, read_steps, write_address
+from ..callback_checks import Click, Posted, checked
 from ..figures.rank import heat_map_figure, place_figure, rank_over_steps_figure
 from ..text import escape
 from .components import LOST, RUNNING, card, graph, link_ranks, rank_link, rank_links, table
 from .overview_cards import escape_sentence
 from .placeholders import no_data
-from .report_page import Shown, choices, page_head, report_page
+from .refresh import Shown
+from .report_page import choices, page_head, report_page
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -70,45 +70,11 @@ QUANTITIES = {
 }
 
 
-class Cell(Post, extra="ignore"):
-    """A clicked cell; -1 is none."""
-
-    customdata: Annotated[int, Field(ge=-1, lt=10**MAX_DIGITS)] | None = None
-
-
-class Click(Post, extra="ignore"):
-    """A click on a figure of ranks."""
-
-    points: Annotated[list[Cell], Field(min_length=1)] | None = None
-
-
-class ClickPost(Post):
-    """The values that `open_rank` takes."""
-
-    click: Click | None
-    shown: Shown | None
-
-
-class NumberPost(Post):
-    """The values that `choose` takes."""
-
-    rank: Annotated[str, Field(max_length=MAX_DIGITS)]
-    shown: Shown | None
-
-
-class Drawn(Post):
+class Drawn(Posted):
     """The quantity and the steps of the heat map."""
 
     quantity: str
     steps: str
-
-
-class StepsPost(Post):
-    """The values that `choose_steps` takes."""
-
-    steps: Annotated[str, Field(max_length=2 * MAX_DIGITS + 1)]
-    drawn: Drawn
-    shown: Shown | None
 
 
 def show_rank(
@@ -142,55 +108,53 @@ def show_rank(
 
 
 def _register(app: Dash, _provider: ReportProvider, *, base_path: str) -> None:
+    def open_view(shown: Shown | None, **parts: Any) -> str:  # noqa: ANN401  # fields of a view
+        if shown is None:
+            raise PreventUpdate
+        return write_address(View(page=RANK, run=shown.run, **parts), base_path=base_path)
+
     for part in ("rank-place", "rank-heat"):
 
         @app.callback(
             Output("url", "href", allow_duplicate=True),
             Input(part, "clickData"),
-            State("rank-shown", "data"),
+            State("page-shown", "data"),
             prevent_initial_call=True,
         )
-        @takes(ClickPost)
-        def open_rank(post: ClickPost) -> str:
-            clicked = post.click.points[0].customdata if post.click and post.click.points else None
-            if clicked is None or clicked < 0 or post.shown is None:
+        @checked
+        def open_rank(click: Click | None, shown: Shown | None) -> str:
+            rank = None if click is None else click.point.customdata
+            if rank is None or rank < 0:  # a cell without a rank
                 raise PreventUpdate
-            view = View(page=RANK, run=post.shown.run, ranks=(clicked,))
-            return write_address(view, base_path=base_path)
+            return open_view(shown, ranks=(rank,))
 
     @app.callback(
         Output("url", "href", allow_duplicate=True),
         Input("rank-number", "value"),
-        State("rank-shown", "data"),
+        State("page-shown", "data"),
         prevent_initial_call=True,
     )
-    @takes(NumberPost)
-    def choose(post: NumberPost) -> str:
-        text = post.rank.strip()
-        if not (text.isascii() and text.isdigit()) or post.shown is None:
+    @checked
+    def choose_rank(text: str, shown: Shown | None) -> str:
+        numbers = read_steps(text)
+        if numbers is None or numbers[0] != numbers[1]:
             raise PreventUpdate
-        view = View(page=RANK, run=post.shown.run, ranks=(int(text),))
-        return write_address(view, base_path=base_path)
+        return open_view(shown, ranks=numbers[:1])
 
     @app.callback(
         Output("url", "href", allow_duplicate=True),
         Input("rank-steps", "value"),
         State("rank-drawn", "data"),
-        State("rank-shown", "data"),
+        State("page-shown", "data"),
         prevent_initial_call=True,
     )
-    @takes(StepsPost)
-    def choose_steps(post: StepsPost) -> str:
-        begin, to, end = (part.strip() for part in post.steps.partition("-"))
-        numbers = [
-            text for text in (begin, end if to else begin) if text.isascii() and text.isdigit()
-        ]
-        is_same = post.steps == post.drawn.steps  # the input has just been drawn
-        if post.shown is None or is_same or len(numbers) < 2:  # noqa: PLR2004  # first and last
+    @checked
+    def choose_steps(text: str, drawn: Drawn, shown: Shown | None) -> str:
+        first, to, last = text.replace(" ", "").partition("-")
+        steps = read_steps(f"{first}{to}{last}") or read_steps(f"{last}{to}{first}")
+        if steps is None or text == drawn.steps:  # the input has just been drawn
             raise PreventUpdate
-        first, last = sorted(map(int, numbers))
-        view = View(page=RANK, run=post.shown.run, steps=(first, last), show=post.drawn.quantity)
-        return write_address(view, base_path=base_path)
+        return open_view(shown, steps=steps, show=drawn.quantity)
 
 
 PAGE = report_page(RANK, "Rank", show_rank, is_live=True, register=_register)
@@ -260,8 +224,8 @@ def _show_all(
                 className="card-head",
             ),
             html.P(
-                f"{quantities[quantity].capitalize()}{above}, mean of {_steps_words(values)}. A"
-                " cell is a rank, a box a host; slow hosts, and switches with them, come first."
+                f"{quantities[quantity].capitalize()}{above}, mean of {format_steps(values.steps)}."
+                " A cell is a rank, a box a host; slow hosts, and switches with them, come first."
                 f" Click a rank to open it.{left_out}",
                 className="about",
             ),
@@ -283,23 +247,14 @@ def _quantities(report: RunReport) -> dict[RankQuantity, str]:
     return {RankQuantity.EVIDENCE: f"{report.evidence.quantity}{of}", **QUANTITIES}
 
 
-def _steps_words(values: RankValues) -> str:
-    first, last = values.steps
-    return f"step {first}" if first == last else f"steps {first} to {last}"
-
-
 def _most(report: RunReport, values: RankValues, base_path: str) -> Component:
     ordered = sorted(values.seconds, key=lambda rank: (-values.seconds[rank], rank))
     rows = []
     for rank in ordered[:MAX_SLOWEST]:
         host, switch = values.hosts.get(rank, ("", ""))
-        cells = [
-            dmc.TableTd(rank_link(report.run, rank, base_path), className="number"),
-            dmc.TableTd(escape(host) or UNKNOWN),
-            dmc.TableTd(escape(switch) or UNKNOWN),
-            dmc.TableTd(format_seconds(values.seconds[rank]), className="number"),
-        ]
-        rows.append(dmc.TableTr(cells))
+        cells = [rank_link(report.run, rank, base_path), escape(host), escape(switch)]
+        seconds = format_seconds(values.seconds[rank])
+        rows.append([*(cell or UNKNOWN for cell in cells), seconds])
     head = {"rank": "number", "host": "", "switch": "", "per step": "number"}
     title = "By rank, the longest first"
     if len(rows) < len(ordered):
@@ -400,22 +355,18 @@ def _place(report: RunReport, details: RankDetails, base_path: str) -> Component
         f"{axis.upper()} {at[axis]} (0 to {sizes[axis] - 1})" for axis in AXES if sizes[axis] > 1
     )
     rows = [
-        dmc.TableTr(
-            [
-                dmc.TableTd(escape(group.name) or UNKNOWN),
-                dmc.TableTd(escape(group.kind), className="unbroken"),
-                dmc.TableTd(f"{group.num_members:,}", className="number"),
-                dmc.TableTd(
-                    rank_links(
-                        report.run,
-                        group.members,
-                        base_path,
-                        max_ranges=4,
-                        num_ranks=group.num_members,
-                    )
-                ),
-            ]
-        )
+        [
+            escape(group.name) or UNKNOWN,
+            dmc.TableTd(escape(group.kind), className="unbroken"),
+            f"{group.num_members:,}",
+            rank_links(
+                report.run,
+                group.members,
+                base_path,
+                max_ranges=4,
+                num_ranks=group.num_members,
+            ),
+        ]
         for group in details.groups
     ]
     head = {"group": "", "kind": "", "ranks": "number", "members": ""}
@@ -555,14 +506,9 @@ def _event(event: RankEvent) -> Component:
     words = f"{_time(event.at_ns)} · {escape(event.kind)} · {escape(event.text)}"
     if not event.detail:
         return html.P(words, className="event")
-    lines = "\n".join(
-        escape_sentence(line) if len(line.split()) else "" for line in _indented(event)
-    )
+    detail = event.detail.splitlines()[:MAX_LINES]
+    lines = "\n".join(escape_sentence(line) if line.split() else "" for line in detail)
     return html.Details([html.Summary(words), html.Pre(lines, className="command")])
-
-
-def _indented(event: RankEvent) -> list[str]:
-    return event.detail.splitlines()[:400]
 
 
 def _host(details: RankDetails, base_path: str) -> Component:
@@ -571,20 +517,16 @@ def _host(details: RankDetails, base_path: str) -> Component:
         text = "No stored finding of any run names a rank on it."
         return card(html.H2(title), html.P(text, className="quiet"))
     rows = [
-        dmc.TableTr(
-            [
-                dmc.TableTd(_time(one.opened_ns)),
-                dmc.TableTd(
-                    dcc.Link(
-                        escape(one.run_id),
-                        href=write_address(View(run=one.run_id), base_path=base_path),
-                    )
-                ),
-                dmc.TableTd(html.Span(escape(one.cause), className="cause")),
-                dmc.TableTd(rank_links(one.run_id, one.ranks, base_path, max_ranges=4)),
-                dmc.TableTd(format_range(one.steps) if one.steps else EMPTY, className="number"),
-            ]
-        )
+        [
+            _time(one.opened_ns),
+            dcc.Link(
+                escape(one.run_id),
+                href=write_address(View(run=one.run_id), base_path=base_path),
+            ),
+            html.Span(escape(one.cause), className="cause"),
+            rank_links(one.run_id, one.ranks, base_path, max_ranges=4),
+            format_range(one.steps) if one.steps else EMPTY,
+        ]
         for one in details.host_findings
     ]
     head = {"found": "", "run": "", "cause": "", "ranks": "", "steps": "number"}

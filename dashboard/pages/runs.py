@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import dash_ag_grid as dag  # type: ignore[import-untyped]
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
-from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 
 from rankscope.analysis.report.text import (
     EMPTY,
@@ -20,11 +20,10 @@ from rankscope.analysis.report.text import (
 from rankscope.tracer.span import NS_PER_S
 
 from ..address import COMPARE, RUNS, View, write_address
-from ..callback_checks import Post, Ticks, takes
+from ..callback_checks import Number, Posted, checked
 from ..exports import RUNS_PATH
 from ..text import escape
 from .components import (
-    FALLBACK_TIMER,
     GRID_THEME,
     LIVE_MS,
     NO_NEW_STEP,
@@ -32,12 +31,11 @@ from .components import (
     RUNNING,
     announced,
     card,
-    next_tick,
-    poll_timer,
 )
 from .overview_cards import cause_style
+from .page import Content, Page
 from .placeholders import no_runs
-from .shell import Page
+from .refresh import AGAIN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,35 +99,13 @@ _COLUMNS: list[dict[str, Any]] = [
 _NO_ACTIONS = "Check two runs to compare them."
 
 
-class RefreshPost(Post):
-    """The values that `refresh` takes."""
-
-    num_ticks: Ticks
-    fallback_ticks: Ticks
-    deleted: str | None
-    shown: str
-
-
-class Chosen(Post, extra="ignore"):
+class ChosenRun(Posted):
     """A row whose box is checked."""
 
     run: str
 
 
-class ChoicePost(Post):
-    """The values that `choose` takes."""
-
-    chosen: list[Chosen] | None
-
-
-class AskPost(Post):
-    """The values that `ask` takes."""
-
-    num_clicks: int | None
-    chosen: list[Chosen] | None
-
-
-def runs_page(provider: ReportProvider, view: View, *, base_path: str) -> Component:
+def show_runs(provider: ReportProvider, _view: View, *, base_path: str) -> Content:
     """Return the page; it is the same for every view."""
     lines = provider.run_lines()
     rows = _rows(lines, base_path)
@@ -152,84 +128,65 @@ def runs_page(provider: ReportProvider, view: View, *, base_path: str) -> Compon
         className="runs-grid",
         style={"height": None, "width": "100%"},
     )
-    return html.Div(
-        [
-            dcc.Store(id="runs-shown", data=_key(rows)),
+    head = [
+        html.H1("Runs"),
+        html.P(_about(lines), id="runs-about", className="quiet"),
+        html.Div(className="spring"),
+        html.Div(
+            _actions([], base_path, hint=_NO_ACTIONS if len(lines) >= MIN_PAIR else ""),
+            id="runs-actions",
+            className="actions",
+        ),
+        html.A(
+            "CSV",
+            href=f"{base_path}{RUNS_PATH}",
+            download="runs.csv",
+            className="button",
+            title="All runs as a table for a spreadsheet",
+        ),
+    ]
+    confirm = [
+        html.P(id="runs-confirm-text"),
+        html.P(
+            "Spans, reports and findings of these runs are removed, and their names cannot be used"
+            " again.",
+            className="quiet",
+        ),
+        dmc.Button("Delete", id="runs-delete", color="red", variant="filled"),
+    ]
+    is_live = any(line.run.state == RUNNING for line in lines)
+    return Content(
+        children=[
             dcc.Store(id="runs-url", data=f"{base_path}v1/runs"),
-            poll_timer("runs-timer", interval_ms=_interval_ms(lines)),
-            html.Div(
-                [
-                    html.H1("Runs"),
-                    html.P(_about(lines), id="runs-about", className="quiet"),
-                    html.Div(className="spring"),
-                    html.Div(
-                        _actions([], base_path, hint=_NO_ACTIONS if len(lines) >= MIN_PAIR else ""),
-                        id="runs-actions",
-                        className="actions",
-                    ),
-                    html.A(
-                        "CSV",
-                        href=f"{base_path}{RUNS_PATH}",
-                        download="runs.csv",
-                        className="button",
-                        title="All runs as a table for a spreadsheet",
-                    ),
-                ],
-                className="page-head",
-            ),
+            html.Div(head, className="page-head"),
             html.P("", id="runs-deleted", className="note", **announced()),
             html.Div([] if lines else [no_runs()]),
             card(grid, class_name="runs-card" if lines else "hidden", label="runs"),
-            dmc.Modal(
-                id="runs-confirm",
-                title="Delete for good?",
-                opened=False,
-                children=[
-                    html.P(id="runs-confirm-text"),
-                    html.P(
-                        "Spans, reports and findings of these runs are removed, and their names"
-                        " cannot be used again.",
-                        className="quiet",
-                    ),
-                    dmc.Button("Delete", id="runs-delete", color="red", variant="filled"),
-                ],
-            ),
-        ]
+            dmc.Modal(confirm, id="runs-confirm", title="Delete for good?", opened=False),
+        ],
+        interval_ms=LIVE_MS if is_live or not lines else QUIET_MS,
     )
 
 
-def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
-    """Refresh the table, offer what can be done with the checked runs, and delete."""
+def _revision(provider: ReportProvider, _view: View) -> str:
+    """Return what changes with the rows, besides the time that running jobs take."""
+    still = {"duration": None, "age": None}
+    rows = _rows(provider.run_lines(), base_path="")
+    shown = [row | still if row["live"] or row["silent"] else row for row in rows]
+    return sha256(repr(shown).encode()).hexdigest()
 
-    @app.callback(
-        Output("runs-grid", "rowData"),
-        Output("runs-about", "children"),
-        Output("runs-shown", "data"),
-        Output("runs-timer", "interval"),
-        Output("runs-timer", "max_intervals"),
-        Input("runs-timer", "n_intervals"),
-        Input(FALLBACK_TIMER, "n_intervals"),
-        Input("runs-deleted", "children"),
-        State("runs-shown", "data"),
-        prevent_initial_call=True,
-    )
-    @takes(RefreshPost)
-    def refresh(post: RefreshPost) -> tuple[Any, ...]:
-        lines = provider.run_lines()
-        rows = _rows(lines, base_path)
-        tick = next_tick(post.num_ticks)
-        if _key(rows) == post.shown:
-            return *(no_update,) * 3, _interval_ms(lines), tick
-        return rows, _about(lines), _key(rows), _interval_ms(lines), tick
+
+def _register(app: Dash, _provider: ReportProvider, *, base_path: str) -> None:
+    """Offer what can be done with the checked runs, and delete."""
 
     @app.callback(
         Output("runs-actions", "children"),
         Input("runs-grid", "selectedRows"),
         prevent_initial_call=True,
     )
-    @takes(ChoicePost)
-    def choose(post: ChoicePost) -> list[Component]:
-        return _actions([one.run for one in post.chosen or ()], base_path)
+    @checked
+    def choose(chosen: list[ChosenRun] | None) -> list[Any]:
+        return _actions([row.run for row in chosen or ()], base_path)
 
     @app.callback(
         Output("runs-confirm", "opened"),
@@ -238,10 +195,10 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         State("runs-grid", "selectedRows"),
         prevent_initial_call=True,
     )
-    @takes(AskPost)
-    def ask(post: AskPost) -> tuple[Any, ...]:
-        names = [escape(one.run) for one in post.chosen or ()]
-        return bool(post.num_clicks and names), ", ".join(names)
+    @checked
+    def ask(num_clicks: Number | None, chosen: list[ChosenRun] | None) -> tuple[bool, str]:
+        names = [escape(row.run) for row in chosen or ()]
+        return bool(num_clicks and names), ", ".join(names)
 
     app.clientside_callback(  # type: ignore[no-untyped-call]
         ClientsideFunction("rankscope", "fitRuns"),
@@ -254,6 +211,7 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
     app.clientside_callback(  # type: ignore[no-untyped-call]
         ClientsideFunction("rankscope", "deleteRuns"),
         Output("runs-deleted", "children"),
+        Output(AGAIN, "data", allow_duplicate=True),
         Input("runs-delete", "n_clicks"),
         State("runs-grid", "selectedRows"),
         State("runs-url", "data"),
@@ -267,7 +225,14 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
     )
 
 
-PAGE = Page(name=RUNS, title="Runs", build=runs_page, register=register)
+PAGE = Page(
+    name=RUNS,
+    title="Runs",
+    show=show_runs,
+    is_of_run=False,
+    revision=_revision,
+    register=_register,
+)
 
 
 def _rows(lines: Sequence[RunLine], base_path: str) -> list[dict[str, Any]]:
@@ -316,18 +281,6 @@ def _about(lines: Sequence[RunLine]) -> str:
 
 def _is_live(line: RunLine) -> bool:
     return line.run.state == RUNNING and not line.is_silent
-
-
-def _interval_ms(lines: Sequence[RunLine]) -> int:
-    is_live = any(line.run.state == RUNNING for line in lines)
-    return LIVE_MS if is_live or not lines else QUIET_MS
-
-
-def _key(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a short text that changes with the rows, besides the time that running jobs take."""
-    still = {"duration": None, "age": None}
-    shown = [row | still if row["live"] or row["silent"] else row for row in rows]
-    return sha256(repr(shown).encode()).hexdigest()
 
 
 def _actions(chosen: Sequence[str], base_path: str, *, hint: str = _NO_ACTIONS) -> list[Component]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
@@ -12,8 +10,8 @@ from dash.exceptions import PreventUpdate
 
 from rankscope.analysis.report.text import format_age, format_count, format_duration, format_ranges
 
-from ..address import ALERTS, COMPARE, HEALTH, OVERVIEW, RUNS, View, read_address, write_address
-from ..callback_checks import PagePath, Post, Ticks, takes
+from ..address import OVERVIEW, View, write_address
+from ..callback_checks import Posted, Ticks, checked
 from ..text import escape
 from .components import (
     FALLBACK_TIMER,
@@ -27,6 +25,7 @@ from .components import (
     next_tick,
     poll_timer,
 )
+from .refresh import page_frame, read_view, render_parts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,74 +36,14 @@ if TYPE_CHECKING:
     from rankscope.dashboard.records.page_results import RunStrip
 
     from ..provider import ReportProvider
+    from .page import Page
 
 
-class Build(Protocol):
-    """Returns the content of a page."""
-
-    def __call__(self, provider: ReportProvider, view: View, *, base_path: str) -> Component:
-        """Build the page of a view."""
-        ...
-
-
-class Register(Protocol):
-    """Registers the callbacks of a page."""
-
-    def __call__(self, app: Dash, provider: ReportProvider, *, base_path: str) -> None:
-        """Register the callbacks with the application."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
-    """One page of the dashboard."""
-
-    name: str
-    """First part of its address."""
-
-    title: str
-    """Its name in the menu."""
-
-    build: Build
-    register: Register
-
-
-class Shown(Post):
-    """The shown state, which the page keeps in the browser."""
-
-    page: str
-    run: str | None
-    runs: str
-    """A digest of the runs and their states."""
-
-
-class StripPost(Post):
-    """The values that `describe` takes."""
-
-    place: str | None
-    num_ticks: Ticks
-    fallback_ticks: Ticks
-    path: PagePath
-    search: str | None
-
-
-class FramePost(Post):
-    """The values that `fill` takes."""
-
-    place: str | None
-    num_ticks: Ticks
-    fallback_ticks: Ticks
-    path: PagePath
-    search: str | None
-    shown: Shown | None
-
-
-class ChoicePost(Post):
-    """The values that `choose` takes."""
+class FrameShown(Posted):
+    """The shown state of the frame, which it keeps in the browser."""
 
     run: str | None
-    path: PagePath
-    shown: Shown | None
+    digests: dict[str, dict[str, str]]
 
 
 def shell() -> Component:
@@ -116,6 +55,7 @@ def shell() -> Component:
             fallback_timer(),
             dcc.Store(id="frame-place"),
             dcc.Store(id="frame-shown"),
+            dcc.Store(id="frame-changes"),
             dcc.Store(id="frame-title"),
             dcc.Store(id="frame-titled"),
             html.A("Skip to the page", href="#page", className="skip"),
@@ -137,7 +77,7 @@ def shell() -> Component:
                 ],
                 className="header",
             ),
-            html.Main(id="page", tabIndex=-1),
+            *page_frame(),
         ],
         defaultColorScheme="auto",
         theme={"primaryColor": "blue", "fontFamily": "var(--font)", "autoContrast": True},
@@ -146,7 +86,7 @@ def shell() -> Component:
 
 
 def register(app: Dash, provider: ReportProvider, pages: Sequence[Page], *, base_path: str) -> None:
-    """Keep chooser and menu in step with the address and the store."""
+    """Keep the frame in step with the address and the store."""
     # A zoom changes the address, but not the page and the run: the frame stays as it is.
     app.clientside_callback(  # type: ignore[no-untyped-call]
         ClientsideFunction("rankscope", "findPlace"),
@@ -155,10 +95,21 @@ def register(app: Dash, provider: ReportProvider, pages: Sequence[Page], *, base
         Input("url", "search"),
         State("frame-place", "data"),
     )
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("rankscope", "applyChanges"),
+        Input("frame-changes", "data"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("rankscope", "setTitle"),
+        Output("frame-titled", "data"),
+        Input("frame-title", "data"),
+        prevent_initial_call=True,
+    )
+    page_by_name = {page.name: page for page in pages}
 
     @app.callback(
-        Output("run-chooser", "children"),
-        Output("menu", "children"),
+        Output("frame-changes", "data"),
         Output("frame-shown", "data"),
         Output("frame-timer", "interval"),
         Output("frame-timer", "max_intervals"),
@@ -168,56 +119,42 @@ def register(app: Dash, provider: ReportProvider, pages: Sequence[Page], *, base
         State("url", "pathname"),
         State("url", "search"),
         State("frame-shown", "data"),
-    )
-    @takes(FramePost)
-    def fill(post: FramePost) -> tuple[Any, ...]:
-        view = read_view(app, post.path, post.search)
-        runs = provider.runs()
-        run_id = view.run or (runs[0].run_id if runs else None)
-        shown = Shown(
-            page=view.page,
-            run=run_id,
-            runs=_digest(runs),
-        )
-        if shown == post.shown:
-            return *(no_update,) * 4, next_tick(post.num_ticks)
-        is_live = not runs or any(run.state == RUNNING for run in runs)
-        return (
-            _chooser(runs, run_id),
-            _menu(pages, view.page, run_id, base_path),
-            shown.model_dump(),
-            LIVE_MS if is_live else QUIET_MS,
-            next_tick(post.num_ticks),
-        )
-
-    titles = {page.name: page.title for page in pages}
-
-    @app.callback(
-        Output("strip", "children"),
-        Output("frame-title", "data"),
-        Input("frame-place", "data"),
-        Input("frame-timer", "n_intervals"),
-        Input(FALLBACK_TIMER, "n_intervals"),
-        State("url", "pathname"),
-        State("url", "search"),
-    )
-    @takes(StripPost)
-    def describe(post: StripPost) -> tuple[Any, ...]:
-        view = read_view(app, post.path, post.search)
-        runs = provider.runs()
-        run_id = view.run or (runs[0].run_id if runs else None)
-        strip = None if run_id is None else provider.strip(run_id)
-        page = titles.get(view.page, "")
-        if view.page in PAGES_OF_ALL_RUNS or run_id is None:
-            return [], f"{page} - rankscope" if page else "rankscope"
-        return _strip(strip), _title(run_id, strip, "" if view.page == OVERVIEW else page)
-
-    app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("rankscope", "setTitle"),
-        Output("frame-titled", "data"),
-        Input("frame-title", "data"),
         prevent_initial_call=True,
     )
+    @checked
+    def refresh_frame(
+        _place: str | None,
+        num_ticks: Ticks,
+        _fallback_ticks: Ticks,
+        path: str | None,
+        search: str | None,
+        shown: FrameShown | None,
+    ) -> tuple[Any, ...]:
+        view = read_view(app, path, search)
+        runs = provider.runs()
+        run_id = view.run or (runs[0].run_id if runs else None)
+        page = page_by_name.get(view.page)
+        strip = None if run_id is None else provider.strip(run_id)
+        is_of_run = run_id is not None and (page is None or page.is_of_run)
+        name = page.title if page is not None else ""
+        title = " - ".join(filter(None, (name, "rankscope")))
+        if is_of_run:
+            title = _title(str(run_id), strip, "" if view.page == OVERVIEW else name)
+        parts = render_parts(
+            [
+                html.Div(_chooser(runs, run_id), id="run-chooser"),
+                html.Div(_strip(strip) if is_of_run else [], id="strip"),
+                html.Nav(_menu(pages, view.page, run_id, base_path), id="menu"),
+                dcc.Store(id="frame-title", data=title),
+            ]
+        )
+        is_live = not runs or any(run.state == RUNNING for run in runs)
+        return (
+            parts.changes({} if shown is None else shown.digests) or no_update,
+            FrameShown(run=run_id, digests=parts.digests).model_dump(),
+            LIVE_MS if is_live else QUIET_MS,
+            next_tick(num_ticks),
+        )
 
     @app.callback(
         Output("url", "href"),
@@ -226,28 +163,14 @@ def register(app: Dash, provider: ReportProvider, pages: Sequence[Page], *, base
         State("frame-shown", "data"),
         prevent_initial_call=True,
     )
-    @takes(ChoicePost)
-    def choose(post: ChoicePost) -> str:
-        if post.run is None or post.shown is None or post.run == post.shown.run:
+    @checked
+    def choose_run(run: str | None, path: str | None, shown: FrameShown | None) -> str:
+        if run is None or shown is None or run == shown.run:
             raise PreventUpdate
-        here = read_view(app, post.path, "").page
-        page = here if here in {page.name for page in pages} else OVERVIEW
-        return write_address(View(page=page, run=post.run), base_path=base_path)
-
-
-def read_view(app: Dash, path: str | None, search: str | None) -> View:
-    """Return the view of the browser's address."""
-    below_base = "" if path is None else app.strip_relative_path(path)
-    return read_address(below_base or "", search or "")
-
-
-PAGES_OF_ALL_RUNS = frozenset({RUNS, ALERTS, HEALTH, COMPARE})
-"""Pages that are not about the chosen run."""
-
-
-def _digest(runs: Sequence[RunSummary]) -> str:
-    states = repr([(run.run_id, run.state) for run in runs])
-    return sha256(states.encode("utf-8", "backslashreplace")).hexdigest()
+        here = read_view(app, path, "").page
+        return write_address(
+            View(page=here if here in page_by_name else OVERVIEW, run=run), base_path=base_path
+        )
 
 
 def _title(run_id: str, strip: RunStrip | None, page: str) -> str:
@@ -285,13 +208,17 @@ def _strip(strip: RunStrip | None) -> list[Component]:
 
 
 def _chooser(runs: Sequence[RunSummary], run_id: str | None) -> list[Component]:
-    known = {run.run_id for run in runs}
-    missing = [] if run_id is None or run_id in known else [{"value": run_id, "label": "not here"}]
+    names = {None, *(run.run_id for run in runs)}
+    missing = [] if run_id in names else [{"value": run_id, "label": "not here"}]
     if not runs and not missing:
         return [html.Span("no runs yet", className="quiet")]
+    listed = []
+    for run in runs:
+        parts = (escape(run.run_id), run.state, format_count(run.world_size, "rank"))
+        listed.append({"value": run.run_id, "label": " · ".join(filter(None, parts))})
     chooser = dmc.Select(
         id="choose-run",
-        data=[*({"value": run.run_id, "label": _label(run)} for run in runs), *missing],
+        data=[*listed, *missing],
         value=run_id,
         searchable=True,
         allowDeselect=False,
@@ -304,11 +231,6 @@ def _chooser(runs: Sequence[RunSummary], run_id: str | None) -> list[Component]:
     )
     # The title shows a name that is longer than the chooser.
     return [html.Div(chooser, title=escape(run_id or ""), className="run-name")]
-
-
-def _label(run: RunSummary) -> str:
-    parts = [escape(run.run_id), run.state, format_count(run.world_size, "rank")]
-    return " · ".join(part for part in parts if part)
 
 
 def _menu(

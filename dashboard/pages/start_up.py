@@ -5,52 +5,49 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
-from dash import Dash, html
+from dash import html
 
 from rankscope.analysis.report.text import format_count, format_duration
-from rankscope.analysis.trace.errors import UnknownRunError
 
-from ..address import START_UP, View
+from ..address import START_UP
 from ..figures.start_up import start_up_figure
 from ..text import escape
-from .components import card, graph, rank_link, register_graph, table
-from .placeholders import missing_run, no_data, no_runs
-from .shell import Page
+from .components import card, graph, rank_link, table
+from .page import Content, Page
+from .placeholders import no_data
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from rankscope.dashboard.records.page_results import Startup, StartupPart
+    from rankscope.dashboard.records.page_results import Startup
 
+    from ..address import View
     from ..provider import ReportProvider
 
 
-def start_up_page(provider: ReportProvider, view: View, *, base_path: str) -> Component:
-    """Return the page of one run, or of the newest one if the view names none."""
-    runs = provider.runs()
-    if view.run is None and not runs:
-        return no_runs()
-    run_id = view.run or runs[0].run_id
-    try:
-        found = provider.startup(run_id)
-    except UnknownRunError as error:
-        return missing_run(error)
-    if found is None:
-        return no_data(
+def show_start_up(provider: ReportProvider, view: View, *, base_path: str) -> Content:
+    """Return the page of a run."""
+    run_id = str(view.run)
+    startup = provider.startup(run_id)
+    if startup is None:
+        missing = no_data(
             f"run {escape(run_id)!r} has no span outside its steps",
             "The tracer records imports, the model's build, the first compilation and the load of"
             " a checkpoint before the first step, if they take long. Simulated and imported runs"
             " have none.",
         )
-    return html.Div([_head(found, run_id, base_path), *_cards(found, run_id, base_path)])
+        return Content(problem=missing)
+    return Content(
+        children=[_head(startup, run_id, base_path), *_cards(startup, run_id, base_path)]
+    )
 
 
-def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
-    """Pass fresh figures on. The page does not change: a start-up happens once."""
-    register_graph(app, "start-up")
-
-
-PAGE = Page(name=START_UP, title="Start-up", build=start_up_page, register=register)
+PAGE = Page(
+    name=START_UP,
+    title="Start-up",
+    show=show_start_up,
+    revision=lambda provider, view: provider.revision(str(view.run)),
+)
 
 
 def _head(found: Startup, run_id: str, base_path: str) -> Component:
@@ -83,7 +80,17 @@ def _cards(found: Startup, run_id: str, base_path: str) -> list[Component]:
         "longest": "number",
         "slowest rank": "number",
     }
-    rows = [_row(part, run_id, base_path) for part in found.parts]
+    rows = [
+        [
+            dmc.TableTd(escape(part.name), className="any-name"),
+            part.kind,
+            f"{part.num_ranks:,}",
+            format_duration(part.median_ns),
+            format_duration(part.longest_ns),
+            rank_link(run_id, part.slowest_rank, base_path),
+        ]
+        for part in found.parts
+    ]
     num, of = len(found.slowest), format_count(found.num_ranks, "rank")
     shown = f"The {num} slowest of {of}." if num < found.num_ranks else "The slowest rank first."
     by_rank = [
@@ -106,17 +113,3 @@ def _cards(found: Startup, run_id: str, base_path: str) -> list[Component]:
             table("parts of the start-up", head, rows, class_name="plain-rows start-up-parts"),
         ),
     ]
-
-
-def _row(part: StartupPart, run_id: str, base_path: str) -> Component:
-    row: Component = dmc.TableTr(
-        [
-            dmc.TableTd(escape(part.name), className="any-name"),
-            dmc.TableTd(part.kind),
-            dmc.TableTd(f"{part.num_ranks:,}", className="number"),
-            dmc.TableTd(format_duration(part.median_ns), className="number"),
-            dmc.TableTd(format_duration(part.longest_ns), className="number"),
-            dmc.TableTd(rank_link(run_id, part.slowest_rank, base_path), className="number"),
-        ]
-    )
-    return row

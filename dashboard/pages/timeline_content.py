@@ -5,31 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from dash import Output, no_update
+from dash import Output, html, no_update
 
-from rankscope.analysis.drawing.raster import MAX_BARS, draw_picture, fold_picture, redraw_viewport
-from rankscope.analysis.drawing.timeline import cut_timeline
-from rankscope.analysis.report.text import format_count, format_duration, format_seconds
+from rankscope.analysis.drawing.timeline import StepTimeline
+from rankscope.analysis.report.text import (
+    format_count,
+    format_duration,
+    format_range,
+    format_seconds,
+)
 
 from ..address import write_address
-from ..figures.timeline import bar_blocks, hover_texts, single_ranks, timeline_figure
+from ..figures.timeline import hover_texts, timeline_figure
 from ..figures.timeline_canvas import canvas_document
-from ..figures.timeline_marks import proof_frame
-from ..figures.timeline_raster import block_lines, raster_figure, raster_note
-from ..text import format_place
-from .components import LIVE_MS, graph_style, next_tick
+from ..figures.timeline_raster import raster_figure, raster_note
+from ..text import escape, format_place
+from .components import LIVE_MS, canvas, card, graph, graph_style, next_tick
 from .timeline_controls import Shown, make_scale, step_chooser, timeline_controls
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from rankscope.analysis.drawing.raster import StepPicture, Stretches, Viewport
-    from rankscope.analysis.drawing.timeline import StepTimeline, ViewportSpans
-    from rankscope.analysis.report.report import Finding
+    from rankscope.analysis.drawing.raster import Viewport
 
     from ..address import View
+    from ..figures.timeline_axes import Marks
     from .timeline_controls import Revisions, Scale, StepChoices
+    from .timeline_step import Replayed, ShownStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,23 +132,6 @@ def _are_alike(before: Shown, now: Shown) -> bool:
     return is_step and is_known and now.around == before.around
 
 
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """Parameters that every way of drawing a step takes."""
-
-    view: View
-    choices: StepChoices
-    base_path: str
-    path: Stretches | None = None
-    """The critical path, if it is drawn."""
-
-    proof: Finding | None = None
-    """The finding whose proof is framed."""
-
-    with_texts: bool = False
-    """Whether the texts of spans are sent with them, and not when the pointer is on one."""
-
-
 OUTPUTS = (
     Output("timeline-shown", "data"),
     Output("timeline-problem", "children"),
@@ -165,137 +150,64 @@ OUTPUTS = (
 )
 
 
-def show_timeline(draw: Drawing, timeline: StepTimeline) -> Content:
-    """Show a step of which all spans were read: as bars, or as pixels if they are too many."""
-    chosen = choose_bars(draw.view, timeline)
-    if chosen is not None:
-        part, picture = chosen
-        return show_spans(draw, part, part=picture)
-    picture = draw_picture(timeline, draw.view.order, draw.view.viewport)
-    view = replace(draw.view, viewport=picture.viewport)
-    return show_picture(replace(draw, view=view), picture)
-
-
-def choose_bars(
-    view: View, timeline: StepTimeline
-) -> tuple[StepTimeline, StepPicture | None] | None:
-    """Return the spans of a step that a view shows as bars; None if they are too many.
-
-    Beside them is the picture whose viewport they fill, if they are not the whole step's.
-    """
-    if fits_bars(view, timeline):
-        return timeline, None
-    if view.viewport is None:
-        return None
-    picture = draw_picture(timeline, view.order, view.viewport)
-    part = cut_timeline(timeline, picture)
-    is_shown = picture.viewport is not None and len(part.spans) and fits_bars(view, part, picture)
-    return (part, picture) if is_shown else None
-
-
-def fits_bars(view: View, timeline: StepTimeline, picture: StepPicture | None = None) -> bool:
-    """Return whether spans are few enough for bars: those of folded groups are not drawn."""
-    num_bars = len(timeline.spans)
-    if view.folded and num_bars > MAX_BARS:
-        ranks = None if picture is None else picture.ranks
-        blocks = bar_blocks(timeline, view.order, ranks, view.folded)
-        num_bars = int(np.count_nonzero(np.isin(timeline.spans.rank, single_ranks(blocks))))
-    return num_bars <= MAX_BARS
-
-
-def show_part(draw: Drawing, picture: StepPicture, part: ViewportSpans) -> Content:
-    """Show a picture from tiles, or the spans of its viewport, once they are read."""
-    if part.found is None:
-        return replace(show_picture(draw, picture), is_pending=part.is_pending)
-    if fits_bars(draw.view, part.found, picture):
-        return show_spans(draw, part.found, part=picture)
-    return show_picture(draw, redraw_viewport(picture, part.found))
-
-
-def show_spans(
-    draw: Drawing, timeline: StepTimeline, *, part: StepPicture | None = None
+def show_step(
+    shown: ShownStep, choices: StepChoices, marks: Marks, *, about: str, base_path: str
 ) -> Content:
-    """Show spans as bars; ``part`` is the picture whose viewport they fill, if not the step."""
-    view, choices = draw.view, draw.choices
-    ranks = None if part is None else part.ranks
-    blocks = bar_blocks(timeline, view.order, ranks, view.folded)
-    num_ranks = sum(map(len, blocks))
-    viewport = part.viewport if part is not None else view.viewport
-    if viewport is not None and part is None:
-        viewport = viewport.clip(timeline.end_ns - timeline.begin_ns, num_ranks)
-    figure, bars = timeline_figure(
-        timeline, view.order, viewport, ranks, view.ranks, draw.path, view.folded
-    )
-    lines = range(len(blocks) + 1)
-    figure["layout"]["shapes"] += proof_frame(draw.proof, blocks, lines)
-    return Content(
-        view=replace(view, viewport=viewport),
-        title=f"Step {timeline.step}",
-        about=_about(draw, timeline, num_spans=len(timeline.spans), num_ranks=num_ranks),
-        stepper=step_chooser(view, choices, draw.base_path),
-        controls=timeline_controls(view, choices, timeline, draw.base_path),
-        figure=figure,
-        on_canvas={
-            "bars": [one.document() for one in bars],
-            "texts": hover_texts(timeline) if draw.with_texts else None,
-        },
-        note="" if part is None else _viewport_note(viewport),
-        scale=make_scale(
-            blocks,
-            lines,
-            length_ns=timeline.end_ns - timeline.begin_ns,
-            num_ranks=num_ranks if part is None else part.num_ranks,
-            first_row=None if part is None else part.first_row,
-        ),
-    )
+    """Show a step or a part of it.
 
-
-def show_picture(draw: Drawing, picture: StepPicture) -> Content:
-    """Show a step or a part of it as pixels."""
-    view, choices = draw.view, draw.choices
-    picture = fold_picture(picture, view.order, view.folded)
-    figure, cells = raster_figure(picture, view.order, view.ranks, draw.path, view.folded)
-    blocks = picture.raster.rank_blocks
-    lines = block_lines(picture, view.order, view.folded)
-    figure["layout"]["shapes"] += proof_frame(draw.proof, blocks, lines)
+    Args:
+        shown: What is drawn.
+        choices: The steps to choose from.
+        marks: What is marked.
+        about: What is said of the marks.
+        base_path: Path of the application.
+    """
+    step, view, rows = shown.step, shown.view, shown.rows
+    figure, on_canvas = draw_step(shown, marks)
+    note = "" if shown.is_whole else _viewport_note(view.viewport)
+    num_spans, num_ranks = 0, len(rows.ranks)
+    if isinstance(step, StepTimeline):
+        num_spans = len(step.spans)
+    else:
+        num_spans, num_ranks = step.num_spans, step.num_ranks
+        note = _viewport_note(step.viewport)
+        note = f"{note} {raster_note(step, rows)} Zoom in to see single spans.".strip()
+    length_ns = step.end_ns - step.begin_ns
+    ideal = format_seconds(choices.ideal_s_by_step.get(step.step))
     return Content(
         view=view,
-        title=f"Step {picture.step}",
-        about=_about(draw, picture, num_spans=picture.num_spans, num_ranks=picture.num_ranks),
-        stepper=step_chooser(view, choices, draw.base_path),
-        controls=timeline_controls(view, choices, picture, draw.base_path),
+        title=f"Step {step.step}",
+        about=f"{format_duration(length_ns)}, ideal {ideal};"
+        f" {format_count(num_spans, 'span')} of {format_count(num_ranks, 'rank')},"
+        f" epoch {step.epoch}{about}",
+        stepper=step_chooser(view, choices, base_path),
+        controls=timeline_controls(view, choices, step, base_path),
         figure=figure,
-        on_canvas={"cells": cells},
-        note=f"{_viewport_note(picture.viewport)} {raster_note(picture)}"
-        " Zoom in to see single spans.".strip(),
-        scale=make_scale(
-            blocks,
-            lines,
-            length_ns=picture.end_ns - picture.begin_ns,
-            num_ranks=picture.num_ranks,
-            first_row=picture.first_row,
-        ),
+        on_canvas=on_canvas,
+        note=note,
+        scale=make_scale(rows, length_ns=length_ns, is_whole=shown.is_whole),
     )
 
 
-def slowest_note(timeline: StepTimeline, picture: StepPicture) -> str:
-    """Return which of a picture's ranks a timeline has, for a note beside the figure."""
-    num_shown = len(set(timeline.spans.rank.tolist()))
-    return (
-        f"The {num_shown:,} slowest of {format_count(picture.num_ranks, 'rank')},"
-        " the slowest one on top."
-    )
+def draw_step(
+    shown: ShownStep, marks: Marks, *, with_texts: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the figure of a step, and what is drawn beneath it.
 
-
-def stop_note(stop_ns: int) -> str:
-    """Return when a step came to a stop, for a note beside the figure."""
-    when = format_duration(stop_ns)
-    return f"No operation began after {when}, and some that ran then did not end."
-
-
-def whole_note(step: StepTimeline | StepPicture) -> str:
-    """Return how to see all of a step that is shown until it came to a stop."""
-    return f'"Whole step" shows all {format_duration(step.end_ns - step.begin_ns)} of it.'
+    Args:
+        shown: What is drawn.
+        marks: What is marked.
+        with_texts: Whether the texts of spans are sent with them, and not when the pointer is on
+            one.
+    """
+    if isinstance(shown.step, StepTimeline):
+        figure, bars = timeline_figure(
+            shown.step, shown.rows, marks, viewport=shown.view.viewport, is_whole=shown.is_whole
+        )
+        texts = hover_texts(shown.step) if with_texts else None
+        return figure, {"bars": [drawn.document() for drawn in bars], "texts": texts}
+    figure, cells = raster_figure(shown.step, shown.rows, marks)
+    return figure, {"cells": cells}
 
 
 def _viewport_note(viewport: Viewport | None) -> str:
@@ -306,17 +218,35 @@ def _viewport_note(viewport: Viewport | None) -> str:
     return f"Part of the step: {begin} to {end}, {ranks}."
 
 
-def _about(
-    draw: Drawing, step: StepTimeline | StepPicture, *, num_spans: int, num_ranks: int
-) -> str:
-    ideal_s = draw.choices.ideal_s_by_step.get(step.step)
-    framed = ""
-    if draw.proof is not None and draw.proof.proof is not None:
-        proof = draw.proof.proof
-        excess = format_duration(proof.excess_ns)
-        framed = f"; framed: {draw.proof.cause} of rank {proof.rank}, {excess} too long"
-    return (
-        f"{format_duration(step.end_ns - step.begin_ns)}, ideal {format_seconds(ideal_s)};"
-        f" {format_count(num_spans, 'span')} of {format_count(num_ranks, 'rank')},"
-        f" epoch {step.epoch}{framed}"
+def show_replay(
+    replayed: Replayed, ideal: tuple[dict[str, Any], dict[str, Any]] | None
+) -> list[Component]:
+    """Return what is shown beneath a step.
+
+    Args:
+        replayed: The replay.
+        ideal: The figure of its ideal, and what is drawn beneath; None: it is not shown.
+    """
+    if replayed.reason:
+        about = f"No critical path or usual step yet: {replayed.reason}."
+        if not replayed.is_pending:
+            about = f"No critical path or usual step: {replayed.reason}."
+        return [card(html.P(escape(about), className="quiet"))]
+    replay = replayed.replay
+    if ideal is None or replay is None:
+        return []
+    figure, content = ideal
+    layout = figure["layout"]
+    layout["showlegend"] = False
+    layout["dragmode"] = False
+    word = "step" if replay.steps[0] == replay.steps[1] else "steps"
+    title = f"With usual durations, the step takes {format_duration(replay.ideal_ns)}"
+    about = (
+        f"{format_duration(replay.actual_ns)} passed from the end of the step before to the end of"
+        " this one. Beneath, each operation takes as long as alike ones usually do"
+        f" ({word} {format_range(replay.steps)}), and no host is late: the waits that are left are"
+        " the schedule's. The ideal at the top is less than that if steps as large took less."
     )
+    part = "timeline-ideal-graph"
+    drawn = graph(part, figure, beneath=canvas(part, canvas_document(part, content, layout)))
+    return [card(html.H2(title), html.P(about, className="about"), drawn, label="usual step")]

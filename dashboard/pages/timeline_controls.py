@@ -13,23 +13,28 @@ from rankscope.analysis.drawing.rows import RowOrder, group_numbers, useful_orde
 from rankscope.tracer.span import NS_PER_MS
 
 from ..address import WHOLE, View, format_ranks, write_address
-from ..callback_checks import AxisPlace, Post
+from ..callback_checks import AxisPlace, Posted
 from ..exports import TRACE_PATH
-from .components import labelled
-from .timeline_layers import layer_buttons
+from .components import labelled, pressed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from dash.development.base_component import Component
 
     from rankscope.analysis.drawing.raster import StepPicture
-    from rankscope.analysis.drawing.rows import RankBlocks
+    from rankscope.analysis.drawing.rows import RowLayout
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.report.report import RunReport
     from rankscope.dashboard.records.progress import MarkedSteps
 
 _WORDS = {RowOrder.EXCESS: "slowest"}
+
+TITLES = {
+    "path": ("critical path", "Mark the operations that decide when the step ends (C)"),
+    "ideal": ("usual step", "Show the step with usual durations and no delay, beneath (I)"),
+}
+"""Text and title of the button of each of `LAYERS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +53,7 @@ class StepChoices:
     """Whether the excess of the ranks is known."""
 
 
-class Scale(Post):
+class Scale(Posted):
     """The relation of a figure to the step: what turns a zoom into a viewport."""
 
     lines: list[int]
@@ -67,7 +72,7 @@ class Scale(Post):
     """Whether the figure has all spans of the step, so that a zoom needs no others."""
 
 
-class Revisions(Post):
+class Revisions(Posted):
     """Revisions of what the page shows."""
 
     run: int
@@ -75,7 +80,7 @@ class Revisions(Post):
     """It follows the run's by some seconds: late spans show when the picture is drawn anew."""
 
 
-class Shown(Post):
+class Shown(Posted):
     """The shown state, which the page keeps in the browser."""
 
     run: str | None
@@ -135,16 +140,14 @@ def timeline_controls(
         shown: The step: rows are ordered by an axis or host if its ranks have several.
         base_path: Path of the application.
     """
-    orders = useful_orders(
-        shown.coords.values(), shown.hosts.values(), has_excess=choices.has_excess
-    )
+    orders = useful_orders(shown, has_excess=choices.has_excess)
     now = view.order if view.order in orders else RowOrder.RANK  # its rows are by rank too
     rows = [
         (_WORDS.get(by, by.value), _link(view, base_path, order=by, folded=()), by is now)
         for by in orders
     ]
     parts: list[Component] = [_links("rows by", rows)]
-    numbers = group_numbers(shown.coords, view.order, shown.hosts)
+    numbers = group_numbers(shown, view.order)
     if len(numbers) > 1:
         folded = () if view.folded else numbers
         text, title = (
@@ -161,7 +164,7 @@ def timeline_controls(
                 **{"data-fold": format_ranks(folded)},  # type: ignore[arg-type]
             )
         )
-    parts += [layer_buttons(view.layers), _save_menu(view, base_path)]
+    parts += [_layer_buttons(view.layers), _save_menu(view, base_path)]
     if len(choices.epochs) > 1:
         epochs = [
             (str(one), _link(view, base_path, epoch=one), one == view.epoch)
@@ -171,6 +174,23 @@ def timeline_controls(
     whole = _link(view, base_path, show=WHOLE)
     parts.append(dcc.Link("whole step", href=whole, title="Zoom out (0)", className="button small"))
     return parts
+
+
+def _layer_buttons(layers: tuple[str, ...]) -> Component:
+    """Return the buttons that draw what the replay says."""
+    return html.Div(
+        [
+            html.Button(
+                text,
+                id=f"timeline-{layer}",
+                title=title,
+                className="choice chosen" if layer in layers else "choice",
+                **pressed(is_on=layer in layers),
+            )
+            for layer, (text, title) in TITLES.items()
+        ],
+        className="choices plain",
+    )
 
 
 def step_chooser(view: View, choices: StepChoices, base_path: str) -> list[Component]:
@@ -253,31 +273,15 @@ def _arrow(sign: str, label: str, href: str | None) -> Component:
     return dcc.Link(sign, href=href, title=label, className="arrow")
 
 
-def make_scale(
-    blocks: RankBlocks,
-    lines: Sequence[int],
-    *,
-    length_ns: int,
-    num_ranks: int,
-    first_row: int | None,
-) -> Scale:
-    """Return the scale of a figure.
-
-    Args:
-        blocks: The ranks of each block of lines, from the top.
-        lines: First line of each block, and the number of all lines.
-        length_ns: Length of the whole step.
-        num_ranks: Ranks of the whole step.
-        first_row: Place of its uppermost rank; None: the figure has the whole step.
-    """
-    sizes = np.array([0, *map(len, blocks)])
-    is_changed = (np.diff(sizes[1:]) != 0) | (np.diff(lines, n=2) != 0)
-    knots = np.unique([0, *(np.flatnonzero(is_changed) + 1).tolist(), len(blocks)])
-    rows = (first_row or 0) + np.cumsum(sizes)[knots]
+def make_scale(rows: RowLayout, *, length_ns: int, is_whole: bool) -> Scale:
+    """Return the scale of a figure; ``length_ns`` is the whole step's."""
+    sizes = np.array([0, *map(len, rows.blocks)])
+    is_changed = (np.diff(sizes[1:]) != 0) | (np.diff(rows.lines, n=2) != 0)
+    knots = np.unique([0, *(np.flatnonzero(is_changed) + 1).tolist(), len(rows.blocks)])
     return Scale(
-        lines=[int(lines[knot]) for knot in knots],
-        rows=rows.tolist(),
-        num_ranks=num_ranks,
+        lines=[int(rows.lines[knot]) for knot in knots],
+        rows=(rows.first_place + np.cumsum(sizes)[knots]).tolist(),
+        num_ranks=rows.num_ranks,
         length_ms=length_ns / NS_PER_MS,
-        is_whole=first_row is None,
+        is_whole=is_whole,
     )

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
 
 from rankscope.analysis.drawing.raster import draw_raster, shrink_raster
-from rankscope.analysis.drawing.rows import rank_by_excess, row_order
+from rankscope.analysis.drawing.rows import order_ranks, rank_by_excess
 from rankscope.analysis.report.report import RunReport
 from rankscope.analysis.trace.errors import AnalysisError
 
 from ..address import TIMELINE, View, read_address, view_finding, write_address
-from ..callback_checks import Post, takes
+from ..callback_checks import checked
 from ..figures.excess import shown_excess
 from ..figures.run_axis import run_axis_figure
 from ..figures.timeline_canvas import canvas_document
@@ -25,19 +25,7 @@ from .timeline_controls import Shown
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from rankscope.analysis.drawing.raster import StepRaster
-
     from ..provider import ReportProvider
-
-
-class AroundPost(Post):
-    """The values that `refresh_around` takes."""
-
-    changed: str | None
-    """Changes with what is drawn, and not with a zoom."""
-
-    shown: Shown
-    search: str | None
 
 
 def around_step() -> Component:
@@ -81,10 +69,9 @@ def register_around(app: Dash, provider: ReportProvider, *, base_path: str) -> N
         State("url", "search"),
         prevent_initial_call=True,
     )
-    @takes(AroundPost)
-    def refresh_around(post: AroundPost) -> tuple[Any, ...]:
-        view = read_address(TIMELINE, post.search or "")
-        shown = post.shown
+    @checked
+    def refresh_around(_changed: str | None, shown: Shown, search: str | None) -> tuple[Any, ...]:
+        view = read_address(TIMELINE, search or "")
         if shown.run is None or shown.step is None or shown.scale is None:
             return (no_update,) * 2
         view = View(
@@ -114,9 +101,9 @@ def _run_axis(provider: ReportProvider, view: View, base_path: str) -> list[Comp
     if not isinstance(report, RunReport):
         return []
     links = {
-        each: "?" + write_address(found, base_path=base_path).partition("?")[2]
-        for each in report.findings
-        if (found := view_finding(view, each)).viewport is not None
+        finding: "?" + write_address(proof, base_path=base_path).partition("?")[2]
+        for finding in report.findings
+        if (proof := view_finding(view, finding)).viewport is not None
     }
     figure = run_axis_figure(report, provider.history(report.run), step=view.step, links=links)
     config: Any = graph_config(selects=False)
@@ -127,25 +114,21 @@ def _run_axis(provider: ReportProvider, view: View, base_path: str) -> list[Comp
 
 
 def _minimap(provider: ReportProvider, view: View) -> list[Component]:
-    raster = _whole(provider, view)
-    if raster is None:
+    run_id = str(view.run)
+    step: Any = {"epoch": view.epoch or 0, "step": view.step or 0}
+    picture = provider.picture(run_id, **step, order=view.order)
+    timeline = None if picture is not None else provider.timeline(run_id, **step)
+    if picture is not None:
+        raster = shrink_raster(picture.raster, max_lines=MINIMAP_LINES, max_bins=MINIMAP_BINS)
+    elif timeline is not None:
+        report = provider.report(run_id)
+        if isinstance(report, RunReport):
+            ranking = rank_by_excess(shown_excess(report), timeline.step)
+            timeline = replace(timeline, ranking=ranking)
+        ranks = order_ranks(timeline, view.order)
+        raster = draw_raster(timeline, ranks, max_lines=MINIMAP_LINES, num_bins=MINIMAP_BINS)
+    else:
         return []
     layout, cells = minimap_cells(raster)
     part = "timeline-minimap"
     return canvas(part, canvas_document(part, {"cells": cells}, layout))
-
-
-def _whole(provider: ReportProvider, view: View) -> StepRaster | None:
-    place: Any = {"epoch": view.epoch or 0, "step": view.step or 0}
-    run_id = str(view.run)
-    picture = provider.picture(run_id, **place, order=view.order)
-    if picture is not None:
-        return shrink_raster(picture.raster, max_lines=MINIMAP_LINES, max_bins=MINIMAP_BINS)
-    timeline = provider.timeline(run_id, **place)
-    if timeline is None:
-        return None
-    found = provider.report(run_id)
-    if isinstance(found, RunReport):
-        timeline = replace(timeline, ranking=rank_by_excess(shown_excess(found), timeline.step))
-    ranks = row_order(timeline, view.order)
-    return draw_raster(timeline, ranks, max_lines=MINIMAP_LINES, num_bins=MINIMAP_BINS)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import dash_mantine_components as dmc  # type: ignore[import-untyped]
 import numpy as np
 from dash import Dash, Input, Output, Patch, State, ctx, dcc, html
 from dash.exceptions import PreventUpdate
@@ -25,8 +23,8 @@ from rankscope.analysis.report.text import (
 from rankscope.tracer.span import KINDS, NS_PER_MS, SpanKind
 
 from ..address import write_address
-from ..callback_checks import AxisPlace, Post, takes
-from ..figures.timeline_marks import mark_selected
+from ..callback_checks import AxisPlace, Click, Posted, checked
+from ..figures.timeline_axes import mark_selected
 from ..text import escape, format_place
 from .components import announced, card, link_ranks, pressed, rank_link, table
 from .timeline_controls import Shown
@@ -36,15 +34,12 @@ if TYPE_CHECKING:
 
     from dash.development.base_component import Component
 
-    from rankscope.analysis.drawing.rows import RankBlocks
-    from rankscope.analysis.drawing.selection import Property, SpanFacts
+    from rankscope.analysis.drawing.rows import RowLayout
+    from rankscope.analysis.drawing.selection import SpanFacts
     from rankscope.analysis.drawing.timeline import StepTimeline
 
     from ..address import View
-    from .timeline_layers import Replayed
-
-    ShownSpans = tuple[View, StepTimeline, RankBlocks]
-    """A view, the spans that it shows as bars, and the ranks of each row from the top."""
+    from .timeline_step import Replayed, ShownStep
 
 MAX_TEXT = 100
 """Characters of a search."""
@@ -71,39 +66,17 @@ KEYS = (
 )
 
 
-class Bar(Post, extra="ignore"):
-    """A clicked bar; ``customdata`` is the row of its span. Other points have none."""
-
-    customdata: int | None = None
-
-
-class Click(Post, extra="ignore"):
-    """A click on the figure."""
-
-    points: tuple[Bar, ...] | list[Bar] = ()
-
-
-class Range(Post, extra="ignore"):
+class Range(Posted):
     """A box on the figure: ends on both axes."""
 
     x: list[AxisPlace] = Field(min_length=2, max_length=2)
     y: list[AxisPlace] = Field(min_length=2, max_length=2)
 
 
-class Box(Post, extra="ignore"):
+class Box(Posted):
     """A selection on the figure; without a range if it was cleared."""
 
     range: Range | None = None
-
-
-class SelectPost(Post):
-    """The values that `select` takes."""
-
-    click: Click | None
-    box: Box | None
-    text: str | None = Field(max_length=MAX_TEXT)
-    search: str | None
-    shown: Shown
 
 
 def selection_controls() -> list[Component]:
@@ -139,7 +112,7 @@ def selection_controls() -> list[Component]:
 
 def register_selection(
     app: Dash,
-    shown_spans: Callable[[str | None, Shown], ShownSpans | None],
+    read_shown: Callable[[str | None, Shown], ShownStep | None],
     find_replay: Callable[[StepTimeline], Replayed],
     *,
     base_path: str,
@@ -148,7 +121,7 @@ def register_selection(
 
     Args:
         app: The application.
-        shown_spans: Returns the spans of a query and of the page's state; None: it shows no bars.
+        read_shown: Returns what a page of a query and a state shows.
         find_replay: Returns the replay of a step.
         base_path: Path of the application.
     """
@@ -163,42 +136,48 @@ def register_selection(
         State("timeline-shown", "data"),
         prevent_initial_call=True,
     )
-    @takes(SelectPost)
-    def select(post: SelectPost) -> tuple[Any, Any]:
-        found = shown_spans(post.search, post.shown)
+    @checked
+    def select(
+        click: Click | None,
+        box: Box | None,
+        text: Annotated[str | None, Field(max_length=MAX_TEXT)],
+        search: str | None,
+        state: Shown,
+    ) -> tuple[Any, Any]:
+        shown = read_shown(search, state)
+        timeline = None if shown is None else shown.spans
         marks = Patch()
-        if found is None:
+        if shown is None or timeline is None:
             about = "Zoom in until single spans show: then they can be selected and searched."
             return [card(html.P(about, className="quiet"))], marks
-        view, timeline, blocks = found
+        view, rows = shown.view, shown.rows
         source = ctx.triggered[0]["prop_id"] if ctx.triggered else ""
         if source.endswith("clickData"):
-            points = (post.click or Click()).points
-            rows = [one.customdata for one in points if one.customdata is not None]
-            row = rows[0] if rows else -1
-            if not 0 <= row < len(timeline.spans):
+            points = [] if click is None else click.points
+            clicked = [bar.customdata for bar in points if bar.customdata is not None]
+            span = clicked[0] if clicked else -1
+            if not 0 <= span < len(timeline.spans):
                 raise PreventUpdate
-            facts = describe_span(timeline, row)
-            mark_selected(marks, timeline, row, rows=(view.order, blocks), arrows=facts.arrows)
+            facts = describe_span(timeline, span)
+            mark_selected(marks, timeline, span, rows=rows, arrows=facts.arrows)
             slack = _slack(find_replay(timeline), facts)
             return [_span_card(view, facts, slack, base_path)], marks
         if source.endswith("selectedData"):
-            box = None if post.box is None else post.box.range
-            if box is None:
+            if box is None or box.range is None:
                 raise PreventUpdate
-            return [_box_card(timeline, blocks, box)], marks
-        if not post.text:
+            return [_box_card(timeline, rows, box.range)], marks
+        if not text:
             return [], marks
-        return [_found_card(view, timeline, blocks, post.text, base_path)], marks
+        return [_matches_card(view, timeline, rows, text, base_path)], marks
 
 
 def _slack(replayed: Replayed, facts: SpanFacts) -> str:
     """Return the slack of a span in words, or why it is unknown."""
-    if replayed.found is None:
+    if replayed.replay is None:
         return "n/a: the step is being replayed" if replayed.is_pending else "n/a"
     kind = KINDS.index(SpanKind(facts.kind))
     end_ns = facts.begin_ns + facts.duration_ns
-    slack_ns = replayed.found.slack_of(
+    slack_ns = replayed.replay.slack_of(
         rank=facts.rank, kind=kind, begin_ns=facts.begin_ns, end_ns=end_ns
     )
     if slack_ns is None:
@@ -253,14 +232,9 @@ def _span_card(view: View, facts: SpanFacts, slack: str, base_path: str) -> Comp
     ]
     if facts.members:
         late = facts.members[::-1][:_MAX_ROWS]
-        cells = [
-            dmc.TableTr(
-                [
-                    dmc.TableTd(rank_link(view.run, one.rank, base_path), className="number"),
-                    dmc.TableTd(f"+ {format_duration(one.after_ns)}", className="number"),
-                ]
-            )
-            for one in late
+        cells: list[list[Component | str]] = [
+            [rank_link(view.run, member.rank, base_path), f"+ {format_duration(member.after_ns)}"]
+            for member in late
         ]
         head = {"member": "number", "arrived after the first": "number"}
         parts.append(table("members by arrival, the last first", head, cells))
@@ -270,49 +244,46 @@ def _span_card(view: View, facts: SpanFacts, slack: str, base_path: str) -> Comp
     return _panel(parts, facts.begin_ns, facts.begin_ns + facts.duration_ns)
 
 
-def _found_card(
-    view: View, timeline: StepTimeline, blocks: RankBlocks, text: str, base_path: str
+def _matches_card(
+    view: View, timeline: StepTimeline, rows: RowLayout, text: str, base_path: str
 ) -> Component:
-    rows, num_found = find_spans(timeline, text, most=_MAX_ROWS)
+    longest, num_matches = find_spans(timeline, text, most=_MAX_ROWS)
     spans = timeline.spans
-    place = {rank: number for number, rank in enumerate(itertools.chain(*blocks))}
-    cells = []
-    for row in rows.tolist():
-        rank, begin_ns = int(spans.rank[row]), int(spans.start_ns[row]) - timeline.begin_ns
-        duration_ns = int(spans.duration_ns[row])
-        first = 0 if view.viewport is None else view.viewport.first_row
+    place = {rank: at for at, rank in enumerate(rows.ranks, start=rows.first_place)}
+    cells: list[list[Component | str]] = []
+    for span in longest.tolist():
+        rank, begin_ns = int(spans.rank[span]), int(spans.start_ns[span]) - timeline.begin_ns
+        duration_ns = int(spans.duration_ns[span])
         around = Viewport(
             begin_ns=max(begin_ns - duration_ns, 0),
             end_ns=begin_ns + 2 * duration_ns + 1,
-            first_row=max(first + place.get(rank, 0) - _ROWS_AROUND, 0),
-            end_row=first + place.get(rank, 0) + _ROWS_AROUND + 1,
+            first_row=max(place[rank] - _ROWS_AROUND, 0),
+            end_row=place[rank] + _ROWS_AROUND + 1,
         )
         href = write_address(replace(view, viewport=around, ranks=(rank,)), base_path=base_path)
-        name = spans.names[int(spans.name[row])]
+        name = spans.names[int(spans.name[span])]
         cells.append(
-            dmc.TableTr(
-                [
-                    dmc.TableTd(dcc.Link(escape(name), href=href)),
-                    dmc.TableTd(KINDS[int(spans.kind[row])].value),
-                    dmc.TableTd(rank_link(view.run, rank, base_path), className="number"),
-                    dmc.TableTd(format_place(begin_ns), className="number"),
-                    dmc.TableTd(format_duration(duration_ns), className="number"),
-                ]
-            )
+            [
+                dcc.Link(escape(name), href=href),
+                KINDS[int(spans.kind[span])].value,
+                rank_link(view.run, rank, base_path),
+                format_place(begin_ns),
+                format_duration(duration_ns),
+            ]
         )
     head = {"span": "", "kind": "", "rank": "number", "begin": "number", "duration": "number"}
-    title = f"{format_count(num_found, 'span')} match “{escape(text)}”"
-    about = f"The {len(rows)} longest." if num_found > len(rows) else ""
-    found = [table("spans that match", head, cells)] if cells else []
-    return _foldable([html.H2(title), html.P(about, className="about"), *found])
+    title = f"{format_count(num_matches, 'span')} match “{escape(text)}”"
+    about = f"The {len(longest)} longest." if num_matches > len(longest) else ""
+    matches = [table("spans that match", head, cells)] if cells else []
+    return _foldable([html.H2(title), html.P(about, className="about"), *matches])
 
 
-def _box_card(timeline: StepTimeline, blocks: RankBlocks, box: Range) -> Component:
+def _box_card(timeline: StepTimeline, rows: RowLayout, box: Range) -> Component:
     begin_ns, end_ns = (round(at * NS_PER_MS) for at in sorted(box.x))
     top, bottom = sorted(box.y)
     inside_ranks = [
         rank
-        for row, block in enumerate(blocks)
+        for row, block in enumerate(rows.blocks)
         if top - 0.5 <= row <= bottom + 0.5
         for rank in block
     ]
@@ -323,27 +294,23 @@ def _box_card(timeline: StepTimeline, blocks: RankBlocks, box: Range) -> Compone
     num = int(np.count_nonzero(inside))
     head = f"{format_duration(end_ns - begin_ns)} between the two ends"
     about = f"{format_count(num, 'span')} of {format_count(len(inside_ranks), 'rank')}."
-    found = compare_box(timeline, inside)
+    shared = compare_box(timeline, inside)
     parts: list[Component] = [html.H2(head), html.P(about, className="about")]
-    if found:
+    if shared:
         columns = {"in common": "", "": "", "here": "number", "elsewhere": "number"}
-        rows = map(_property_row, found[:_MAX_ROWS])
-        parts.append(table("what the box has more of than the rest", columns, rows))
+        cells = [
+            [
+                trait.name,
+                escape(trait.value),
+                format_percent(trait.inside_ratio),
+                format_percent(trait.outside_ratio),
+            ]
+            for trait in shared[:_MAX_ROWS]
+        ]
+        parts.append(table("what the box has more of than the rest", columns, cells))
     else:
         parts.append(html.P("These spans are like the rest.", className="quiet"))
     return _panel(parts, begin_ns, end_ns)
-
-
-def _property_row(one: Property) -> Component:
-    row: Component = dmc.TableTr(
-        [
-            dmc.TableTd(one.name),
-            dmc.TableTd(escape(one.value)),
-            dmc.TableTd(format_percent(one.inside_ratio), className="number"),
-            dmc.TableTd(format_percent(one.outside_ratio), className="number"),
-        ]
-    )
-    return row
 
 
 def _foldable(parts: list[Component]) -> Component:

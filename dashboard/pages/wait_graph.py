@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
-from pydantic import Field
 
 from rankscope.analysis.breakdown.starved import MIN_WAIT_RATIO
 from rankscope.analysis.breakdown.wait_graph import (
@@ -26,12 +24,13 @@ from rankscope.analysis.report.text import (
     format_steps,
 )
 
-from ..address import GRAPH, MAX_DIGITS, RANK, View, write_address
-from ..callback_checks import Post, takes
+from ..address import GRAPH, RANK, View, write_address
+from ..callback_checks import Click, checked
 from ..figures.wait_graph import least_width, wait_graph_figure
 from .components import card, graph, rank_links, table
 from .placeholders import no_data
-from .report_page import Shown, choices, page_head, report_page
+from .refresh import Shown
+from .report_page import choices, page_head, report_page
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -51,25 +50,6 @@ LEAST = format_percent(MIN_WAIT_RATIO)
 
 MAX_CULPRITS = 8
 MAX_ROWS = 40
-
-
-class Node(Post, extra="ignore"):
-    """A clicked node; arrows and labels have no rank."""
-
-    customdata: Annotated[int, Field(ge=0, lt=10**MAX_DIGITS)] | None = None
-
-
-class Click(Post, extra="ignore"):
-    """A click on the figure."""
-
-    points: Annotated[list[Node], Field(min_length=1)] | None = None
-
-
-class ClickPost(Post):
-    """The values that `open_rank` takes."""
-
-    click: Click | None
-    shown: Shown | None
 
 
 def show_graph(
@@ -127,17 +107,15 @@ def _register(app: Dash, _provider: ReportProvider, *, base_path: str) -> None:
     @app.callback(
         Output("url", "href", allow_duplicate=True),
         Input("graph-figure", "clickData"),
-        State("graph-shown", "data"),
+        State("page-shown", "data"),
         prevent_initial_call=True,
     )
-    @takes(ClickPost)
-    def open_rank(post: ClickPost) -> str:
-        rank = post.click.points[0].customdata if post.click and post.click.points else None
-        if rank is None or post.shown is None:
+    @checked
+    def open_rank(click: Click | None, shown: Shown | None) -> str:
+        rank = None if click is None else click.point.customdata  # arrows and labels have none
+        if rank is None or shown is None:
             raise PreventUpdate
-        return write_address(
-            View(page=RANK, run=post.shown.run, ranks=(rank,)), base_path=base_path
-        )
+        return write_address(View(page=RANK, run=shown.run, ranks=(rank,)), base_path=base_path)
 
 
 PAGE = report_page(GRAPH, "Graph", show_graph, register=_register)
@@ -253,13 +231,11 @@ def _edges(report: RunReport, found: WaitGraph, base_path: str) -> Component:
         return [*listed, " ", html.Span(f"(stage {node.stage})", className="unbroken")]
 
     rows = [
-        dmc.TableTr(
-            [
-                dmc.TableTd(names(edge.ranks, found.nodes[edge.node])),
-                dmc.TableTd(names(found.nodes[edge.on_node].ranks, found.nodes[edge.on_node])),
-                dmc.TableTd(format_percent(edge.ratio, digits=1), className="number"),
-            ]
-        )
+        [
+            names(edge.ranks, found.nodes[edge.node]),
+            names(found.nodes[edge.on_node].ranks, found.nodes[edge.on_node]),
+            format_percent(edge.ratio, digits=1),
+        ]
         for edge in longest
     ]
     head = {"rank": "", "waits for": "", "share of a step": "number"}

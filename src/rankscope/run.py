@@ -364,11 +364,11 @@ class Run:
         """
         import plotly.graph_objects as go
 
-        from rankscope.analysis.drawing.rows import RowOrder
+        from rankscope.analysis.drawing.rows import RowOrder, lay_out_ranks
         from rankscope.dashboard.figures.timeline import hover_texts, timeline_figure
 
         timeline = self.timeline(step, epoch=epoch)
-        figure, bars = timeline_figure(timeline, RowOrder.RANK)
+        figure, bars = timeline_figure(timeline, lay_out_ranks(timeline, RowOrder.RANK))
         texts = hover_texts(timeline)
         figure["layout"] |= {"barmode": "overlay", "hovermode": "closest"}
         return go.Figure([*(one.trace(texts) for one in bars), *figure["data"]], figure["layout"])

@@ -11,7 +11,10 @@ from playwright.sync_api import expect
 
 from rankscope.dashboard.pages import components
 from rankscope.dashboard.records.progress import Activity, AnalysisInProgress, Progress
+from rankscope.dashboard.records.rank_details import RankEvent
 from tests.browser.conftest import served
+from tests.dashboard.pages.test_rank import DETAILS
+from tests.support.dashboard.analysed import analysed_report
 from tests.support.dashboard.builders import FakeProvider, report
 from tests.support.dashboard.training_builder import training_provider
 
@@ -32,8 +35,8 @@ TIMEOUT_S = 120.0
 TIMEOUT_MS = 120_000
 
 
-PARTS = ("run-chooser", "overview-shown", "overview-liveness")
-"""Outputs of the overview's callbacks that poll."""
+PARTS = ("frame-changes", "page-content")
+"""Outputs of the callbacks that poll."""
 
 
 @dataclass
@@ -233,6 +236,44 @@ def test_a_live_run_refreshes_and_keeps_the_zoom(browser: Browser) -> None:
         assert seen.page.evaluate(f"{graph}.layout.xaxis.range") == zoomed
 
 
+def test_a_refresh_keeps_what_a_reader_has_typed_opened_and_zoomed(browser: Browser) -> None:
+    provider = FakeProvider(reports={"tiny": analysed_report()}, state="running")
+    event = RankEvent(at_ns=1, kind="stacks", text="hung", detail="a.py:3")
+    details = replace(DETAILS, rank=0, events=(event,), heartbeat=("training", 3, 10**9))
+    provider.details = {0: details}
+    with served(provider) as url, opened(browser, f"{url}/rank?run=tiny&rank=0") as seen:
+        page = seen.page
+        page.wait_for_selector("#rank-steps-figure .nsewdrag", state="attached")
+        graph = "document.querySelector('#rank-steps-figure .js-plotly-plot')"
+        whole = page.evaluate(f"{graph}.layout.xaxis.range")
+        until(
+            page,
+            lambda: page.evaluate(f"{graph}.layout.xaxis.range") != whole,
+            lambda: drag(page, "#rank-steps-figure .nsewdrag", (0.3, 0.5), (0.6, 0.5)),
+        )
+        zoomed = page.evaluate(f"{graph}.layout.xaxis.range")
+        values = f"JSON.stringify({graph}.data.map((trace) => trace.y))"
+        before = page.evaluate(values)
+        page.click("summary")
+        page.click("#rank-number")
+        page.keyboard.type("4")
+
+        # WHEN its heartbeat is older, and its samples are longer, THEN both show
+        (first, *others) = details.kinds
+        longer = replace(first, own_s=first.own_s * 2)
+        provider.details = {
+            0: replace(details, heartbeat=("training", 4, 2 * 10**9), kinds=(longer, *others))
+        }
+        page.wait_for_selector("text=training, step 4, 2 s ago")
+        until(page, lambda: page.evaluate(values) != before, lambda: None)
+
+        # AND all else is as it was
+        assert page.evaluate(f"{graph}.layout.xaxis.range") == zoomed
+        assert page.evaluate("document.querySelector('details').open")
+        assert page.evaluate("document.activeElement.id") == "rank-number"
+        assert page.input_value("#rank-number") == "4"
+
+
 def test_a_zoom_is_in_the_address_and_no_step_of_the_history(browser: Browser) -> None:
     with served(training_provider()) as url, opened(browser, url + TIMELINE) as seen:
         page = seen.page
@@ -361,7 +402,7 @@ def test_a_deleted_run_is_reported_on_its_open_page(browser: Browser) -> None:
         del provider.reports["demo-42"]
 
         seen.page.wait_for_selector("text=there is no run 'demo-42'")
-        assert not seen.page.is_visible("#overview-report")
+        assert not seen.page.is_visible("#overview-findings")
 
 
 def test_the_first_run_appears_without_a_reload(browser: Browser) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.analysis.drawing.rows import RowOrder
+from rankscope.analysis.drawing.rows import RowOrder, lay_out_ranks
 from rankscope.analysis.drawing.timeline import read_timeline
 from rankscope.dashboard.figures.timeline import timeline_figure
 from rankscope.dashboard.figures.timeline_canvas import SOLID
@@ -112,7 +112,7 @@ def test_each_pixel_has_the_colour_of_the_span_below_it(browser: Browser) -> Non
 def test_each_bar_has_the_colour_of_its_span(browser: Browser) -> None:
     source = SimulatedSource(preset_scenario("slow-compute", num_steps=4), run_id=RUN)
     step = read_timeline(source, RUN, epoch=0, step=STEP)
-    _, bars = timeline_figure(step, RowOrder.RANK)
+    _, bars = timeline_figure(step, lay_out_ranks(step, RowOrder.RANK))
     num_rows = len(set(step.spans.rank.tolist()))
     length_ms = (step.end_ns - step.begin_ns) / NS_PER_MS
     kinds = (SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.OPTIMIZER, SpanKind.DP_COMM)

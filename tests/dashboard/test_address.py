@@ -45,6 +45,11 @@ NAMES = st.text(st.characters(codec="utf-8"), min_size=1)
                 viewport=Viewport(begin_ns=5, end_ns=9, first_row=0, end_row=ALL_ROWS),
             ),
         ),
+        *(
+            ("/timeline", query, View(page=TIMELINE))  # an impossible part of a step
+            for query in ("?from=9&to=5&rows=0-1", "?from=1&to=5&rows=3-1", "?rows=0-1")
+        ),
+        ("/timeline", "?fold=0-2,7", View(page=TIMELINE, folded=(0, 1, 2, 7))),
         ("/rank", "?steps=4", View(page=RANK, steps=(4, 4))),
         ("/rank", "?steps=7-3", View(page=RANK)),
         ("/run", "", View(page=UNKNOWN)),
@@ -70,12 +75,30 @@ def test_an_unknown_grouping_is_the_default() -> None:
     step=st.none() | st.integers(0, 10**9),
     order=st.sampled_from(RowOrder),
     ranks=st.sets(st.integers(0, 12_287)),
+    folded=st.sets(st.integers(0, 300)),
+    end_ns=st.none() | st.integers(6, 10**12),
 )
 def test_every_view_of_the_timeline_has_an_address(
-    run: str, epoch: int | None, step: int | None, order: RowOrder, ranks: set[int]
+    run: str,
+    epoch: int | None,
+    step: int | None,
+    order: RowOrder,
+    ranks: set[int],
+    folded: set[int],
+    end_ns: int | None,
 ) -> None:
+    viewport = None
+    if end_ns is not None:
+        viewport = Viewport(begin_ns=5, end_ns=end_ns, first_row=0, end_row=12_288)
     view = View(
-        page=TIMELINE, run=run, epoch=epoch, step=step, order=order, ranks=tuple(sorted(ranks))
+        page=TIMELINE,
+        run=run,
+        epoch=epoch,
+        step=step,
+        order=order,
+        ranks=tuple(sorted(ranks)),
+        folded=tuple(sorted(folded)),
+        viewport=viewport,
     )
 
     path, _, query = write_address(view, base_path="/").partition("?")

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import psutil
@@ -37,6 +37,7 @@ from tests.faults.edge_values import EDGES
 from tests.faults.many_commands import commands
 from tests.integration.programs import COMMAND
 from tests.integration.test_serve import Job
+from tests.support.dashboard.posts import ask_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -195,7 +196,7 @@ class OddRuns(WholePath):
             if answer.status_code != OK:
                 self.problems.append(f"{path}: {answer.status_code} {answer.text[:200]}")
         for page in COMMON_PAGES:
-            answer = client.post(UPDATE, json=_page_post(f"/{page}", ""))
+            answer = client.post(UPDATE, json=ask_page(f"/{page}"))
             if answer.status_code != OK:
                 self.problems.append(f"page of {page}: {answer.status_code}")
         down = [name for name, up in self._loops(client)["up"].items() if not up]
@@ -320,7 +321,7 @@ class OddRuns(WholePath):
         """Check that the status of each page and file of a run is below a limit."""
         search = f"?run={run_id}&with=after"
         for path in (f"/run/{run_id}", *(f"/{page}" for page in pages)):
-            answer = client.post(UPDATE, json=_page_post(path, search))
+            answer = client.post(UPDATE, json=ask_page(f"{path}{search}"))
             if answer.status_code >= below:
                 self.problems.append(f"page {path}{search} {about}: {answer.status_code}")
         for name in RUN_FILES:
@@ -333,17 +334,6 @@ class OddRuns(WholePath):
         for figure, loop, value in LOOP.findall(client.get("/metrics").text):
             found[figure][loop] = float(value)
         return found
-
-
-def _page_post(path: str, search: str) -> dict[str, Any]:
-    """Return the post with which a browser asks for a page."""
-    return {
-        "output": "page.children",
-        "outputs": {"id": "page", "property": "children"},
-        "inputs": [{"id": "url", "property": "pathname", "value": path}],
-        "state": [{"id": "url", "property": "search", "value": search}],
-        "changedPropIds": ["url.pathname"],
-    }
 
 
 def _family_bytes(pid: int) -> int:

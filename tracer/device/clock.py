@@ -214,7 +214,10 @@ class DeviceClock:
         return anchor
 
     def _make_anchor(self, bracket: Bracket, mark: Mark) -> Anchor:
-        """Return the anchor; its bracket is narrowed by that of the previous one, extrapolated."""
+        """Return the anchor.
+
+        Its bracket is narrowed by that of the previous one, extrapolated, if they intersect.
+        """
         previous = self.anchors[-1] if self.anchors else None
         device_ns = 0
         if previous is not None:
@@ -223,26 +226,15 @@ class DeviceClock:
         self._points.append(Point(device_ns, bracket))
         self.drift = fit_drift(list(self._points))
         if previous is not None:
-            bracket = _intersect(bracket, _extrapolate(previous, device_ns, self.drift))
+            passed_ns = device_ns - previous.device_ns
+            drift_error_ns = passed_ns * self.drift.error_ratio + EVENT_RESOLUTION_NS
+            shift_ns = passed_ns * (1 + self.drift.ratio)
+            before = previous.bracket
+            lower_ns = max(bracket.lower_ns, before.lower_ns + round(shift_ns - drift_error_ns))
+            upper_ns = min(bracket.upper_ns, before.upper_ns + round(shift_ns + drift_error_ns))
+            if lower_ns <= upper_ns:
+                bracket = Bracket(lower_ns, upper_ns)
         return Anchor(mark, device_ns, bracket, self.drift)
-
-
-def _extrapolate(anchor: Anchor, device_ns: int, drift: Drift) -> Bracket:
-    """Return an anchor's bracket at a later time of the device."""
-    passed_ns = device_ns - anchor.device_ns
-    drift_error_ns = passed_ns * drift.error_ratio + EVENT_RESOLUTION_NS
-    shift_ns = passed_ns * (1 + drift.ratio)
-    return Bracket(
-        anchor.bracket.lower_ns + round(shift_ns - drift_error_ns),
-        anchor.bracket.upper_ns + round(shift_ns + drift_error_ns),
-    )
-
-
-def _intersect(fresh: Bracket, extrapolated: Bracket) -> Bracket:
-    """Return the intersection of two brackets; the new one if they do not intersect."""
-    lower_ns = max(fresh.lower_ns, extrapolated.lower_ns)
-    upper_ns = min(fresh.upper_ns, extrapolated.upper_ns)
-    return Bracket(lower_ns, upper_ns) if lower_ns <= upper_ns else fresh
 
 
 class Bracket(NamedTuple):

@@ -90,17 +90,14 @@ class CudaBackend:
 
 def cuda_device_of(objects: Iterable[object]) -> int | None:
     """Return the CUDA device of the first tensor or device among ``objects``; else None."""
-    device = next(filter(None, map(_device, objects)), None)
-    if device is None or device.type != "cuda":
-        return None
-    index: int | None = device.index
-    return torch.cuda.current_device() if index is None else index
-
-
-def _device(thing: object) -> torch.device | None:
-    if isinstance(thing, torch.Tensor):
-        return thing.device
-    return thing if isinstance(thing, torch.device) else None
+    for thing in objects:
+        device = thing.device if isinstance(thing, torch.Tensor) else thing
+        if isinstance(device, torch.device):
+            if device.type != "cuda":
+                return None
+            index: int | None = device.index
+            return torch.cuda.current_device() if index is None else index
+    return None
 
 
 class Names(NamedTuple):

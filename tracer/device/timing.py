@@ -165,7 +165,9 @@ class DeviceTiming:
             try:
                 if self._resolve():
                     self._recorder.wake_within(BUSY_S)
-                self._recorder.resolver_lag_ns = self._lag_ns()
+                now_ns = self._clock()
+                ages_ns = (queue.age_ns(now_ns) for queue in list(self._queues.values()))
+                self._recorder.resolver_lag_ns = max(ages_ns, default=0)
             except Exception as problem:  # noqa: BLE001 - promise 1: harmless
                 # No signal handler runs on this thread: the error is the tracer's.
                 self._error = problem
@@ -259,12 +261,6 @@ class DeviceTiming:
                 "drift_error_ppb": round(anchor.drift.error_ratio * PPB),
             },
         )
-
-    def _lag_ns(self) -> int:
-        """Return the age of the oldest span that is not resolved, 0 if there is none."""
-        now_ns = self._clock()
-        ages = (queue.age_ns(now_ns) for queue in list(self._queues.values()))
-        return max(ages, default=0)
 
     def _num_pending(self) -> int:
         return sum(map(len, list(self._queues.values())))

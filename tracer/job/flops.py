@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..record.plain_values import plain_int, plain_text, type_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 WRAPPERS = ("_orig_mod", "module")
 """Attributes in which `torch.compile` and `DistributedDataParallel` keep the wrapped model."""
@@ -217,8 +214,15 @@ def _torchtitan_attention(model: Any) -> Attention | None:  # noqa: ANN401
 
 def _matmul_weights(model: Any, num_layers: int) -> int | None:  # noqa: ANN401
     """Return the number of weights that multiply a token; None if not all are here and trained."""
-    weights = list(_linear_weights(model))
-    if not weights or _num_blocks(model) != num_layers:
+    nn = sys.modules["torch"].nn
+    modules = list(model.modules())
+    lists = [module for module in modules if isinstance(module, (nn.ModuleList, nn.ModuleDict))]
+    weights = [
+        module.weight
+        for module in modules
+        if any(base.__name__ in LINEAR_TYPES for base in type(module).__mro__)
+    ]
+    if not weights or max(map(len, lists), default=0) != num_layers:
         return None
     if not all(weight.requires_grad and weight.dtype.is_floating_point for weight in weights):
         return None
@@ -228,16 +232,3 @@ def _matmul_weights(model: Any, num_layers: int) -> int | None:  # noqa: ANN401
         return None
     # The numel of a DTensor is that of the whole tensor, not of its local part.
     return sum(int(weight.numel()) for weight in weights)
-
-
-def _linear_weights(model: Any) -> Iterator[Any]:  # noqa: ANN401
-    for module in model.modules():
-        if any(base.__name__ in LINEAR_TYPES for base in type(module).__mro__):
-            yield module.weight
-
-
-def _num_blocks(model: Any) -> int:  # noqa: ANN401
-    """Return the length of the model's longest list of modules."""
-    torch = sys.modules["torch"]
-    kinds = torch.nn.ModuleList, torch.nn.ModuleDict
-    return max((len(module) for module in model.modules() if isinstance(module, kinds)), default=0)

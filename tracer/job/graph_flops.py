@@ -215,14 +215,11 @@ def _add_matrix(products: ProductSum, node: Any) -> None:  # noqa: ANN401
     """Add ``mm`` or ``addmm``, whose factors are the last two inputs."""
     (rows, inner), (_, columns) = _factors(node)
     factor = node.next_functions[-1]
-    is_weight = _is_weight(factor) or not _may_be_attention(products, rows, inner, columns)
+    num_lengths = sum(size in products._lengths for size in (rows, inner, columns))
+    is_weight = _is_weight(factor) or num_lengths <= 1  # else it may be an attention
     if is_weight and factor[0] is None:
         raise UnknownFlopsError  # frozen
     products.add((1, rows, inner, columns), is_weight=is_weight, times=TIMES_6)
-
-
-def _may_be_attention(products: ProductSum, *sizes: int) -> bool:
-    return sum(size in products._lengths for size in sizes) > 1
 
 
 def _add_batch(products: ProductSum, node: Any) -> None:  # noqa: ANN401

@@ -154,7 +154,11 @@ def _generate_run_id(rank: int, world_size: int, environ: Mapping[str, str]) -> 
     """Generate a name that all ranks share, through a store of the job or their parent process."""
     dist = distributed()
     if dist is not None and world_size > 1:
-        return _agree_through_store(dist, rank)
+        store = dist.distributed_c10d._get_default_store()
+        if rank == 0:
+            store.set(RUN_KEY, _name_run(os.getpid()))
+        store.wait([RUN_KEY], STORE_TIMEOUT)
+        return str(store.get(RUN_KEY).decode())
     if _has_other_hosts(world_size, environ):
         return _agree_through_agent(world_size, environ)
     return _name_run(_launcher_pid(world_size, environ))
@@ -202,14 +206,6 @@ def _open_agent_store(environ: Mapping[str, str], timeout: timedelta) -> Any:  #
 
     host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
     return TCPStore(host, port, is_master=False, timeout=timeout)
-
-
-def _agree_through_store(dist: Any, rank: int) -> str:  # noqa: ANN401
-    store = dist.distributed_c10d._get_default_store()
-    if rank == 0:
-        store.set(RUN_KEY, _name_run(os.getpid()))
-    store.wait([RUN_KEY], STORE_TIMEOUT)
-    return str(store.get(RUN_KEY).decode())
 
 
 def _has_other_hosts(world_size: int, environ: Mapping[str, str]) -> bool:

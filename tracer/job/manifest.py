@@ -190,12 +190,13 @@ def read_versions() -> dict[str, object]:
     touched.
     """
     torch = sys.modules.get("torch")
+    packages = {name: _installed(name) for name in PACKAGES}
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__) if torch is not None else _installed("torch"),
         "cuda": torch.version.cuda if torch is not None else None,
         "nccl": _nccl_version(torch),
-        "packages": _package_versions(),
+        "packages": {name: text for name, text in packages.items() if text is not None},
     }
 
 
@@ -233,11 +234,6 @@ def _nccl_version(torch: Any) -> str | None:  # noqa: ANN401
         if torch is not None and torch.distributed.is_nccl_available():
             return ".".join(map(str, torch.cuda.nccl.version()))
     return None
-
-
-def _package_versions() -> dict[str, str]:
-    found = {name: _installed(name) for name in PACKAGES}
-    return {name: version for name, version in found.items() if version is not None}
 
 
 def _installed(name: str) -> str | None:

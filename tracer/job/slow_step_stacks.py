@@ -129,13 +129,11 @@ class SlowStepWatch:
         if dumped >= MAX_DUMPS_A_STEP or now_ns - start_ns <= limit_ns << dumped:
             return False
         is_long = now_ns - start_ns > limit_ns << MAX_DUMPS_A_STEP  # a hang does not wait
-        if not (is_same or is_long or self._has_paused(now_ns)):
+        has_paused = self._last_dump_ns is None or now_ns - self._last_dump_ns >= PAUSE_NS
+        if not (is_same or is_long or has_paused):
             return False
         self._dumped_start_ns, self._dumps_of_step = start_ns, dumped + 1
         return True
-
-    def _has_paused(self, now_ns: int) -> bool:
-        return self._last_dump_ns is None or now_ns - self._last_dump_ns >= PAUSE_NS
 
 
 def median(numbers: Iterable[float]) -> float:

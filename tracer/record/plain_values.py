@@ -81,7 +81,11 @@ class _Copy:
             return self._text(text)
         if issubclass(type(value), int):
             number = plain_int(value)
-            return number if number is not None else _long_number(cast("int", value))
+            if number is not None:
+                return number
+            long = cast("int", value)
+            bits = int.bit_length(long)
+            return f"<int of {bits} bits>" if bits > MAX_BITS else int.__repr__(int.__index__(long))
         if issubclass(type(value), float):
             real = float.__float__(cast("float", value))
             return real if math.isfinite(real) else float.__repr__(real)
@@ -99,7 +103,7 @@ class _Copy:
             if kind is dict:
                 items = list(itertools.islice(value.items(), MAX_ITEMS))  # type: ignore[attr-defined]
                 return {
-                    self._key(key): self.of(item, depth + 1)
+                    self._text(plain_text(key) or f"<{type_name(key)}>"): self.of(item, depth + 1)
                     for key, item in items
                     if self._left > 0
                 }
@@ -107,14 +111,6 @@ class _Copy:
                 members = list(itertools.islice(value, MAX_ITEMS))  # type: ignore[call-overload]
                 return [self.of(member, depth + 1) for member in members if self._left > 0]
         return f"<{type_name(value)}>"
-
-    def _key(self, key: object) -> str:
-        return self._text(plain_text(key) or f"<{type_name(key)}>")
-
-
-def _long_number(number: int) -> str:
-    bits = int.bit_length(number)
-    return f"<int of {bits} bits>" if bits > MAX_BITS else int.__repr__(int.__index__(number))
 
 
 class Arguments:

@@ -16,10 +16,9 @@ from rankscope.analysis.drawing.raster import (
     Viewport,
     measure_areas,
     ranks_per_line,
-    split_ranks,
     stack_rasters,
 )
-from rankscope.analysis.drawing.rows import TILED, RowOrder, rank_order
+from rankscope.analysis.drawing.rows import TILED, RowOrder, rank_order, split_ranks
 from rankscope.analysis.drawing.tiles import (
     TileLines,
     cut_viewport,

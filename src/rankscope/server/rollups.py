@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from rankscope.analysis.breakdown.kind_times import sum_kind_times
-from rankscope.analysis.drawing.raster import split_ranks
+from rankscope.analysis.drawing.rows import split_ranks
 from rankscope.analysis.drawing.tiles import TilePlan, plan_tiles
 from rankscope.analysis.drawing.timeline import make_timeline, records_groups
 from rankscope.analysis.trace.rows import select_rows

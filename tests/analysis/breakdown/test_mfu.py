@@ -20,6 +20,8 @@ from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo, StepTa
 from rankscope.tracer.topology import Coords, Layout
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rankscope.analysis.report.report import Mfu
 
 S = 1_000_000_000
@@ -174,32 +176,34 @@ def test_a_step_that_one_rank_has_not_ended_is_left_out() -> None:
     assert list(mfu.by_step) == [7]
 
 
-def test_a_step_without_the_tokens_of_a_data_position_is_left_out() -> None:
-    rows = [(step, rank, a, b, n if rank < 2 else -1) for step, rank, a, b, n in ONE_STEP]
-
-    assert mfu_of(run_info(*RANKS, layout=LAYOUT), step_table(*rows)) is None
+RUN = run_info(*RANKS, layout=LAYOUT)
 
 
-def test_unknown_flops_and_unknown_peaks_give_no_mfu() -> None:
-    steps = step_table(*ONE_STEP)
-    nameless = replace(RANKS[3], peak_flops_per_s=None)
-
-    assert mfu_of(run_info(*RANKS, layout=LAYOUT, flops_per_token=None), steps) is None
-    assert mfu_of(run_info(*RANKS[:3], nameless, layout=LAYOUT), steps) is None
-    assert mfu_of(run_info(*RANKS, layout=LAYOUT), step_table()) is None
-    assert mfu_of(run_info(layout=LAYOUT), steps) is None
-
-
-def test_a_data_axis_that_no_rank_shows_gives_no_mfu() -> None:
-    run = run_info(*RANKS, layout=Layout(dp=2, tp=2, dsp=2))
-
-    assert mfu_of(run, step_table(*ONE_STEP)) is None
-
-
-def test_a_rank_outside_the_layout_makes_the_tokens_of_its_steps_unknown() -> None:
-    # A job restarted with fewer replicas: some of its earlier ranks are outside the layout.
-    smaller = replace(LAYOUT, dp=1)
-    assert mfu_of(run_info(*RANKS, layout=smaller), step_table(*ONE_STEP)) is None
+@pytest.mark.parametrize(
+    ("run", "rows"),
+    [
+        (replace(RUN, flops_per_token=None), ONE_STEP),
+        (
+            run_info(*RANKS[:3], replace(RANKS[3], peak_flops_per_s=None), layout=LAYOUT),
+            ONE_STEP,
+        ),
+        (RUN, ()),
+        (run_info(layout=LAYOUT), ONE_STEP),
+        (replace(RUN, layout=Layout(dp=2, tp=2, dsp=2)), ONE_STEP),
+        # A job restarted with fewer replicas: some of its earlier ranks are outside the layout.
+        (run_info(*RANKS, layout=replace(LAYOUT, dp=1)), ONE_STEP),
+        (replace(RUN, layout=Layout()), ONE_STEP),
+        (RUN, [(*row[:4], row[4] if row[1] < 2 else -1) for row in ONE_STEP]),
+    ],
+    ids=[
+        "no FLOPs", "a rank without peak", "no steps", "no ranks", "a data axis that no rank shows",
+        "ranks outside the layout", "unknown layout", "a data position without tokens",
+    ],
+)  # fmt: skip
+def test_what_is_unknown_gives_no_mfu(
+    run: RunInfo, rows: Sequence[tuple[int, int, int, int, int]]
+) -> None:
+    assert mfu_of(run, step_table(*rows)) is None
 
 
 def test_the_peaks_of_different_devices_are_summed() -> None:
@@ -223,12 +227,6 @@ def test_untraced_ranks_have_the_peak_of_the_traced_ones_if_these_are_equal() ->
     assert mfu is not None
     assert mfu.by_step == {7: pytest.approx(240 / 480)}
     assert mfu_of(run_info(*mixed, layout=LAYOUT), steps) is None
-
-
-def test_a_job_of_unknown_layout_has_no_mfu() -> None:
-    run = replace(run_info(*RANKS, layout=LAYOUT), layout=Layout())
-
-    assert mfu_of(run, step_table(*ONE_STEP)) is None
 
 
 def test_a_repeated_step_has_the_mfu_of_the_later_epoch() -> None:

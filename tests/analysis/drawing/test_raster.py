@@ -12,10 +12,10 @@ from rankscope.analysis.drawing.raster import (
     bin_edges,
     draw_picture,
     draw_raster,
-    fold_picture,
+    fold_raster,
     measure_areas,
 )
-from rankscope.analysis.drawing.rows import RowOrder
+from rankscope.analysis.drawing.rows import RowOrder, lay_out_ranks, order_ranks
 from rankscope.analysis.drawing.timeline import StepTimeline, make_timeline
 from rankscope.analysis.trace.rows import select_rows
 from rankscope.tracer.span import KIND_CODES, SpanFlag, SpanKind
@@ -23,6 +23,7 @@ from tests.support.dashboard.step_builder import comm, compute, source_of, step_
 
 if TYPE_CHECKING:
     from rankscope.analysis.drawing.raster import StepAreas
+    from rankscope.tracer.span import Span
 
 FORWARD = KIND_CODES[SpanKind.FORWARD]
 BACKWARD = KIND_CODES[SpanKind.BACKWARD]
@@ -70,14 +71,6 @@ def test_a_span_shorter_than_a_pixel_still_shows() -> None:
     assert raster.compute.filled_ratio[0].tolist() == [np.float32(0.04), 0.0, 0.0, 0.0]
 
 
-def test_a_blocked_thread_takes_its_time_from_the_span_around_it() -> None:
-    timeline = step_of(compute(0, 0, 40), compute(0, 12, 30, SpanKind.WAIT), depths=(0, 1))
-
-    raster = draw_raster(timeline, (0,), max_lines=1, num_bins=4)
-
-    assert raster.compute.kind.tolist() == [[FORWARD, WAIT, WAIT, FORWARD]]
-
-
 @pytest.mark.parametrize("depth", [1, 2, 7, 100])
 def test_a_rank_that_waits_inside_its_compute_is_not_drawn_as_computing(depth: int) -> None:
     # forward > layers > all_reduce > wait, as the tracer nests a tensor-parallel all-reduce.
@@ -98,23 +91,20 @@ def test_a_rank_that_waits_inside_its_compute_is_not_drawn_as_computing(depth: i
     assert raster.comm.kind.tolist() == [[-1, WAIT, TP_COMM, -1], [-1, -1, TP_COMM, -1]]
 
 
-def test_a_wait_of_another_thread_blocks_the_rank() -> None:
-    # The backward of autograd's thread waits, while the main thread is inside its own span.
-    blocked = replace(compute(0, 10, 30, SpanKind.WAIT), track="autograd")
-    timeline = step_of(compute(0, 0, 40, SpanKind.BACKWARD), blocked)
-
-    raster = draw_raster(timeline, (0,), max_lines=1, num_bins=4)
-
-    assert raster.compute.kind.tolist() == [[BACKWARD, WAIT, WAIT, BACKWARD]]
+# The backward of autograd's thread waits, while the main thread is inside its own span.
+ELSEWHERE = replace(compute(0, 10, 30, SpanKind.WAIT), track="autograd")
+LAUNCHED = replace(comm(0, 10, 30), flags=SpanFlag.ASYNC)
 
 
-def test_an_asynchronous_communication_takes_no_time_from_compute() -> None:
-    launched = replace(comm(0, 10, 30), flags=SpanFlag.ASYNC)
-    timeline = step_of(compute(0, 0, 40), launched, depths=(0, 1))
+@pytest.mark.parametrize(
+    ("span", "depth", "kinds"),
+    [(ELSEWHERE, 0, [FORWARD, WAIT, WAIT, FORWARD]), (LAUNCHED, 1, [FORWARD] * 4)],
+    ids=["a wait of another thread", "an asynchronous communication"],
+)
+def test_only_a_wait_takes_time_from_compute(span: Span, depth: int, kinds: list[int]) -> None:
+    timeline = step_of(compute(0, 0, 40), span, depths=(0, depth))
 
-    raster = draw_raster(timeline, (0,), max_lines=1, num_bins=4)
-
-    assert raster.compute.kind.tolist() == [[FORWARD] * 4]
+    assert draw_raster(timeline, (0,), max_lines=1, num_bins=4).compute.kind.tolist() == [kinds]
 
 
 def test_communication_shows_when_it_waits_and_when_it_moves_bytes() -> None:
@@ -277,17 +267,16 @@ def test_one_long_span_among_many_ranks_stays_visible_at_every_zoom() -> None:
 def test_a_folded_group_of_a_picture_shows_what_most_of_its_ranks_do() -> None:
     # PP 0 has the ranks 0 to 3, of which 3 go backward; PP 1 the ranks 4 to 7.
     kinds = [SpanKind.FORWARD, *[SpanKind.BACKWARD] * 3, *[SpanKind.FORWARD] * 4]
-    picture = draw_picture(
-        step_of(*(compute(rank, 0, 9_000, kind) for rank, kind in enumerate(kinds))), RowOrder.PP
-    )
+    timeline = step_of(*(compute(rank, 0, 9_000, kind) for rank, kind in enumerate(kinds)))
+    unfolded = draw_picture(timeline, order_ranks(timeline, RowOrder.PP)).raster
 
-    raster = fold_picture(picture, RowOrder.PP, (0,)).raster
+    raster = fold_raster(unfolded, lay_out_ranks(timeline, RowOrder.PP, folded=(0,)))
 
     assert raster.rank_blocks == ((0, 1, 2, 3), (4,), (5,), (6,), (7,))
     assert np.unique(raster.compute.kind[0]).tolist() == [BACKWARD]
     assert np.unique(raster.compute.filled_ratio[0]).tolist() == [1.0]
     assert np.unique(raster.compute.kind[1:]).tolist() == [FORWARD]
-    assert fold_picture(picture, RowOrder.PP, ()) is picture
+    assert fold_raster(unfolded, lay_out_ranks(timeline, RowOrder.PP)) is unfolded
 
 
 def test_a_cell_is_filled_as_much_as_its_ranks_are_on_average() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from rankscope.analysis.breakdown.goodput import StepMark, summarize_history
 from rankscope.dashboard.figures.run_axis import run_axis_figure
-from rankscope.dashboard.figures.timeline import left_margin
+from rankscope.dashboard.figures.timeline_axes import left_margin
 from rankscope.dashboard.figures.timeline_canvas import PALE
 from rankscope.tracer.span import NS_PER_S
 from tests.support.dashboard.builders import report

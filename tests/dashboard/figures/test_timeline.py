@@ -2,19 +2,15 @@ from __future__ import annotations
 
 from base64 import b64decode
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import plotly.graph_objects as go
 
-from rankscope.analysis.drawing.rows import Group, RowOrder
+from rankscope.analysis.drawing.rows import Group, RowOrder, lay_out_ranks
 from rankscope.analysis.drawing.timeline import read_timeline
-from rankscope.dashboard.figures.timeline import (
-    hover_texts,
-    short_name,
-    time_axis,
-    timeline_figure,
-)
+from rankscope.dashboard.figures.timeline import hover_texts, timeline_figure
+from rankscope.dashboard.figures.timeline_axes import short_name, time_axis
 from rankscope.dashboard.figures.timeline_canvas import HATCHED, SOLID, Bars
 from rankscope.dashboard.theme import KIND_COLORS
 from rankscope.tracer.span import SpanFlag, SpanKind
@@ -26,14 +22,16 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.timeline import StepTimeline
 
 
-def drawn(*step: Any, **shown: Any) -> tuple[go.Figure, list[Bars]]:  # noqa: ANN401
-    figure, bars = timeline_figure(*step, **shown)
+def drawn(
+    timeline: StepTimeline, order: RowOrder = RowOrder.PP, folded: tuple[int, ...] = ()
+) -> tuple[go.Figure, list[Bars]]:
+    figure, bars = timeline_figure(timeline, lay_out_ranks(timeline, order, folded))
     return go.Figure(figure), bars
 
 
 def bars_of(timeline: StepTimeline, kind: SpanKind, look: str = SOLID) -> list[tuple[float, float]]:
     """Return begin and length of the bars of a kind and look, in ms."""
-    _, bars = drawn(timeline, RowOrder.PP)
+    _, bars = drawn(timeline)
     (found,) = (one for one in bars if (one.kind, one.look) == (kind, look))
     return list(zip(found.begin_ms.tolist(), found.length_ms.tolist(), strict=True))
 
@@ -57,7 +55,7 @@ def test_a_span_of_unknown_wait_is_drawn_whole() -> None:
 def test_every_span_is_a_bar_and_every_kind_an_entry_of_the_legend() -> None:
     timeline = read_timeline(training_provider(), "demo-42", epoch=0, step=3)
 
-    figure, bars = drawn(timeline, RowOrder.PP)
+    figure, bars = drawn(timeline)
 
     # Waits of tp-comm and dp-comm: rank 4 waits before 16 all-reduces, ranks 6 and 7 before one
     # reduce-scatter.
@@ -71,7 +69,7 @@ def test_every_span_is_a_bar_and_every_kind_an_entry_of_the_legend() -> None:
 
 
 def test_a_document_of_bars_has_their_arrays() -> None:
-    (bars,) = timeline_figure(step_of(compute(0, 0, 2_000_000)), RowOrder.PP)[1]
+    _, (bars,) = drawn(step_of(compute(0, 0, 2_000_000)))
 
     found = bars.document()
 
@@ -130,7 +128,7 @@ def test_a_hover_text_escapes_the_name_of_the_span() -> None:
 def test_a_folded_group_is_one_row_of_cells_and_its_spans_are_not_drawn() -> None:
     timeline = step_of(*(compute(rank, 0, 9_000_000) for rank in range(8)))
 
-    figure, (single, cells) = drawn(timeline, RowOrder.PP, folded=(0,))
+    figure, (single, cells) = drawn(timeline, folded=(0,))
 
     assert np.rint(np.sort(single.center)).tolist() == [1, 2, 3, 4]
     assert [one.tolist() for one in (cells.center, cells.begin_ms, cells.length_ms)] == [

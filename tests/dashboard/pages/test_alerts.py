@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from rankscope.dashboard.address import View
 from rankscope.dashboard.app import create_app
-from rankscope.dashboard.pages.alerts import alerts_page
+from rankscope.dashboard.pages import alerts
 from rankscope.dashboard.records.alert_list import AlertList, AlertState, ShownAlert, ShownSilence
 from tests.support.dashboard.builders import FakeProvider
-from tests.support.dashboard.page_text import find_part, words
-from tests.support.dashboard.posts import page_post, post
+from tests.support.dashboard.page_text import find_part, rendered, words
+from tests.support.dashboard.posts import UPDATE_PATH, page_post, post
 
 OPEN = ShownAlert(
     name="1a2b3c4d",
@@ -35,7 +35,7 @@ LIST = AlertList(alerts=(OPEN, OVER), silences=(SILENCE,), may_change=True)
 
 
 def page(found: AlertList) -> str:
-    return words(alerts_page(FakeProvider(alert_list=found), View(page="alerts"), base_path="/"))
+    return words(rendered(alerts.PAGE, FakeProvider(alert_list=found), View(page="alerts")))
 
 
 def test_the_page_shows_active_alerts_with_cost_action_and_the_view_that_proves_them() -> None:
@@ -48,7 +48,7 @@ def test_the_page_shows_active_alerts_with_cost_action_and_the_view_that_proves_
     assert "1 open, 0 acknowledged, 0 silenced, 1 resolved" in shown
     assert "job: over" not in shown
     assert "run job" in shown
-    built = str(alerts_page(FakeProvider(alert_list=LIST), View(page="alerts"), base_path="/"))
+    built = str(rendered(alerts.PAGE, FakeProvider(alert_list=LIST), View(page="alerts")))
     assert "/timeline?run=job&step=3&rank=4-6" in built
 
 
@@ -64,7 +64,7 @@ def test_an_action_has_its_commands_as_code_and_its_ranks_as_links() -> None:
     action = "rank 5: look at its ports (`ibstat`, `rdma statistic`), see docs/agent.md"
     found = replace(LIST, alerts=(replace(OPEN, action=action),))
 
-    built = str(alerts_page(FakeProvider(alert_list=found), View(page="alerts"), base_path="/"))
+    built = str(rendered(alerts.PAGE, FakeProvider(alert_list=found), View(page="alerts")))
 
     assert [text for text in re.findall(r"Code\('(.*?)'\)", built) if "alerts" not in text] == [
         "ibstat",
@@ -87,11 +87,8 @@ def test_who_may_only_read_gets_no_buttons() -> None:
 
 def test_two_alerts_about_one_cause_differ_in_the_choice() -> None:
     drop = replace(OPEN, name="2b3c4d5e", rule="mfu-drop")
-    made = alerts_page(
-        FakeProvider(alert_list=replace(LIST, alerts=(OPEN, drop))),
-        View(page="alerts"),
-        base_path="/",
-    )
+    provider = FakeProvider(alert_list=replace(LIST, alerts=(OPEN, drop)))
+    made = rendered(alerts.PAGE, provider, View(page="alerts"))
 
     assert [each["label"] for each in find_part(made, "alerts-choice")["data"]] == [
         "job: slow-compute on 4-6 (1a2b3c4d)",
@@ -101,18 +98,11 @@ def test_two_alerts_about_one_cause_differ_in_the_choice() -> None:
 
 def test_the_filter_and_the_changes_are_answered() -> None:
     client = create_app(FakeProvider(alert_list=LIST)).server.test_client()
-    refresh = {
-        "alerts-timer.n_intervals": 1,
-        "fallback-timer.n_intervals": 1,
-        "alerts-filter.value": "resolved",
-        "alerts-run.value": "",
-        "alerts-acknowledged.children": None,
-        "alerts-silenced.children": None,
-    }
     silence = {"alerts-silence.n_clicks": 1, "alerts-choice.value": "1a2b3c4d"}
 
-    assert post(client, page_post(client, refresh)) == 200
-    assert post(client, page_post(client, {**refresh, "alerts-filter.value": "x"})) == 400
+    chosen = page_post(client, {"alerts-filter.value": "resolved", "alerts-run.value": ""})
+    address = client.post(UPDATE_PATH, json=chosen).get_json()["response"]["url"]["search"]
+    assert address == "?show=resolved"
     acknowledge = {"alerts-acknowledge.n_clicks": 1, "alerts-choice.value": "1a2b3c4d"}
     assert post(client, page_post(client, acknowledge)) == 200
     for hours, status in (("8", 200), ("9999", 400)):

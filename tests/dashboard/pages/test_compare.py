@@ -5,11 +5,11 @@ from dataclasses import replace
 from rankscope.analysis.report.report import Severity
 from rankscope.dashboard.address import View
 from rankscope.dashboard.app import create_app
-from rankscope.dashboard.pages.compare import compare_page
+from rankscope.dashboard.pages import compare
 from rankscope.dashboard.records.page_results import ComparedNumber, RunComparison
 from rankscope.tracer.topology import Layout
 from tests.support.dashboard.builders import FakeProvider, report
-from tests.support.dashboard.page_text import find_part, words
+from tests.support.dashboard.page_text import find_part, rendered, words
 from tests.support.dashboard.posts import page_post
 
 
@@ -23,7 +23,10 @@ def comparison() -> RunComparison:
             ComparedNumber(name="step time, s", first=0.4, second=0.6, ratio=1.5),
             ComparedNumber(name="MFU", first=0.5, second=None, ratio=None),
         ),
-        parts_s=(ComparedNumber(name="time.waiting, s", first=0.01, second=0.2, ratio=20.0),),
+        parts_s=(
+            ComparedNumber(name="time.waiting, s", first=0.01, second=0.2, ratio=20.0),
+            ComparedNumber(name="time.gc, s", first=None, second=0.2, ratio=None),
+        ),
         appeared=slow.findings[:1],
         disappeared=healthy.findings,
         remained=(),
@@ -33,14 +36,16 @@ def comparison() -> RunComparison:
 def test_settings_come_first_then_numbers_then_what_appeared_and_disappeared() -> None:
     provider = FakeProvider(reports={"b": None, "a": None}, compared=comparison())
 
-    shown = words(compare_page(provider, View(page="compare", run="b"), base_path="/"))
+    shown = words(rendered(compare.PAGE, provider, View(page="compare", run="b")))
 
     order = [
         "A step takes 1.50x the time.",
         "env NCCL_ALGO | not set | <b>Ring</b>",
         "step time | 400 ms | 600 ms | 1.50x",
         "MFU | 50.0 % | n/a | n/a",
+        # 20 x of next to nothing: the difference is what the step became longer by
         "waiting | 10.0 ms | 200 ms | +190 ms",
+        "gc | n/a | 200 ms | n/a",
         "New | cause",
         "Gone | cause",
         "In both: none.",
@@ -53,7 +58,7 @@ def test_settings_come_first_then_numbers_then_what_appeared_and_disappeared() -
 def verdict(found: RunComparison) -> tuple[str, str]:
     """Return the classes and the words of the headline."""
     provider = FakeProvider(reports={"b": None, "a": None}, compared=found)
-    page = compare_page(provider, View(page="compare", run="b"), base_path="/")
+    page = rendered(compare.PAGE, provider, View(page="compare", run="b"))
     headline = find_part(page, "compare-content")["children"][0]
     return headline["props"]["className"], words(headline)
 
@@ -75,7 +80,7 @@ def test_many_settings_have_the_width_of_the_page() -> None:
     def num_parts(num_settings: int) -> int:
         found = replace(comparison(), settings=(("env A", None, "1"),) * num_settings)
         provider = FakeProvider(reports={"b": None, "a": None}, compared=found)
-        page = compare_page(provider, View(page="compare", run="b"), base_path="/")
+        page = rendered(compare.PAGE, provider, View(page="compare", run="b"))
         return len(find_part(page, "compare-content")["children"])
 
     assert (num_parts(3), num_parts(4)) == (4, 5)
@@ -96,7 +101,7 @@ def test_steps_of_one_run_that_are_the_same_are_not_compared() -> None:
     provider = FakeProvider(reports={"b": None}, compared=same)
     view = View(page="compare", run="b", with_run="b", steps=(0, 99))
 
-    assert "Both are the same" in words(compare_page(provider, view, base_path="/"))
+    assert "Both are the same" in words(rendered(compare.PAGE, provider, view))
 
 
 def test_a_new_critical_finding_is_in_the_headline_although_steps_take_equally_long() -> None:
@@ -118,11 +123,11 @@ def test_a_new_critical_finding_is_in_the_headline_although_steps_take_equally_l
 def test_one_run_alone_is_not_compared_with_itself() -> None:
     provider = FakeProvider(reports={"a": None}, compared=comparison())
 
-    alone = words(compare_page(provider, View(page="compare"), base_path="/"))
+    alone = words(rendered(compare.PAGE, provider, View(page="compare")))
     ranges = View(page="compare", run="a", with_run="a", steps=(0, 9))
 
     assert "Both are the same | Choose another run, or other steps." in alone
-    assert "A step takes" in words(compare_page(provider, ranges, base_path="/"))
+    assert "A step takes" in words(rendered(compare.PAGE, provider, ranges))
 
 
 def test_the_page_waits_for_the_analysis_and_the_address_holds_the_choice() -> None:
@@ -130,7 +135,7 @@ def test_the_page_waits_for_the_analysis_and_the_address_holds_the_choice() -> N
     client = create_app(provider).server.test_client()
     view = View(page="compare", run="a", steps=(10, 19), with_steps=(0, 9))
 
-    assert "Both runs are being analysed" in words(compare_page(provider, view, base_path="/"))
+    assert "Both runs are being analysed" in words(rendered(compare.PAGE, provider, view))
     body = page_post(
         client,
         {

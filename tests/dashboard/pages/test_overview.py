@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.dashboard.address import View
-from rankscope.dashboard.app import create_app
-from rankscope.dashboard.pages.overview import overview_page
+from rankscope.dashboard.pages import overview
 from rankscope.dashboard.records.progress import AnalysisFailed
 from rankscope.tracer.topology import Layout
 from tests.support.dashboard.builders import FakeProvider, mean_kind_times, report, traces
-from tests.support.dashboard.page_text import words
-from tests.support.dashboard.posts import UPDATE_PATH, page_post
+from tests.support.dashboard.page_text import rendered, words
 from tests.support.dashboard.training_builder import training_provider
 
 if TYPE_CHECKING:
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def overview_text(provider: FakeProvider, run: str = "demo-42") -> str:
-    return words(overview_page(provider, View(run=run), base_path="/"))
+    return words(rendered(overview.PAGE, provider, View(run=run)))
 
 
 def test_the_overview_shows_verdict_findings_waits_and_quality() -> None:
@@ -104,38 +102,13 @@ def test_times_by_kind_need_no_report() -> None:
     provider = training_provider()
     provider.times = mean_kind_times()
     view = View(run="demo-42")
-    with_report = overview_page(provider, view, base_path="/")
+    with_report = rendered(overview.PAGE, provider, view)
     (known,) = (run for run in provider.runs() if run.run_id == "demo-42")
     provider.unfinished["demo-42"] = AnalysisFailed(run=known, reason="out of memory", steps=None)
-    without = overview_page(provider, view, base_path="/")
+    without = rendered(overview.PAGE, provider, view)
 
     for page in (with_report, without):
         assert [line.name for line in traces(page["overview-kinds"].figure)] == [
             "forward",
             "dp-comm",
         ]
-
-
-@pytest.mark.parametrize(("open_step", "is_drawn"), [(5, True), (6, False)])
-def test_a_drawn_step_that_never_ends_is_named_without_a_reload(
-    open_step: int, *, is_drawn: bool
-) -> None:
-    provider = FakeProvider(reports={"demo-42": report()}, times=mean_kind_times())
-    client = create_app(provider).server.test_client()
-    values = {
-        "liveness-timer.n_intervals": 1,
-        "fallback-timer.n_intervals": 1,
-        "overview-shown.data": {
-            "run": "demo-42",
-            "revision": 7,
-            "is_silent": False,
-            "open_step": open_step,
-        },
-        "overview-kinds-shown.data": "1 None",
-    }
-
-    answer = client.post(UPDATE_PATH, json=page_post(client, values)).get_json()["response"]
-
-    about = answer["overview-kinds-about"]["children"]
-    assert (f"Step {open_step} never ended" in about) is is_drawn
-    assert answer["overview-kinds-shown"]["data"] == f"1 {open_step}"

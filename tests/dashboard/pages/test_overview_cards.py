@@ -7,10 +7,10 @@ import pytest
 from rankscope.analysis.report.liveness import RankLiveness, SilentRank, StepSilence, find_silence
 from rankscope.analysis.report.text import format_age
 from rankscope.dashboard.address import View
-from rankscope.dashboard.pages.overview import overview_page
+from rankscope.dashboard.pages import overview
 from rankscope.dashboard.pages.overview_cards import findings_table, liveness_card
 from tests.support.dashboard.builders import FakeProvider, report
-from tests.support.dashboard.page_text import words
+from tests.support.dashboard.page_text import rendered, words
 
 SECOND_NS = 1_000_000_000
 
@@ -99,7 +99,7 @@ def test_liveness_is_shown_of_runs_that_train_or_were_lost(
         live=liveness(num_ranks=8, num_recent=8, num_silent=0),
     )
 
-    page = words(overview_page(provider, View(run=run), base_path="/"))
+    page = words(rendered(overview.PAGE, provider, View(run=run)))
 
     assert ("8 of 8 ranks sent a heartbeat within 5 s" in page) == is_shown
 
@@ -160,7 +160,7 @@ def test_a_run_that_ends_no_step_is_never_shown_as_healthy(
         reports={"demo-42": healthy}, sentence="All ranks are alike.", state=state, silent=silence
     )
 
-    page = overview_page(provider, View(run="demo-42"), base_path="/")
+    page = rendered(overview.PAGE, provider, View(run="demo-42"))
 
     (card,) = page["overview-verdict"].children
     assert card.className == style

@@ -7,7 +7,7 @@ import pytest
 from rankscope.analysis.report.report import Mfu
 from rankscope.analysis.trace.tables import RunSummary
 from rankscope.dashboard.address import TIMELINE, View
-from rankscope.dashboard.pages.overview import overview_page
+from rankscope.dashboard.pages import overview
 from rankscope.dashboard.pages.timeline import timeline_page
 from rankscope.dashboard.records.progress import (
     Activity,
@@ -18,7 +18,7 @@ from rankscope.dashboard.records.progress import (
 )
 from rankscope.tracer.topology import Layout
 from tests.support.dashboard.builders import FakeProvider, report
-from tests.support.dashboard.page_text import words
+from tests.support.dashboard.page_text import rendered, words
 from tests.support.dashboard.training_builder import training_provider
 
 RUN = RunSummary(
@@ -65,7 +65,7 @@ def test_the_overview_shows_the_progress_of_the_analysis(
 ) -> None:
     provider = FakeProvider(reports={"demo-42": None}, unfinished={"demo-42": found})
 
-    shown = words(overview_page(provider, View(run="demo-42"), base_path="/"))
+    shown = words(rendered(overview.PAGE, provider, View(run="demo-42")))
 
     assert f"analysis in progress | {said}" in shown
     assert "12,288 ranks | DP 192 x TP 8 x PP 8 | 4 steps | 18,087,936 spans | ended" in shown
@@ -76,7 +76,7 @@ def test_figures_that_need_no_analysis_are_shown_during_it() -> None:
     found = under_way(Activity.READING, steps=SEEN)
     provider = FakeProvider(reports={"demo-42": None}, unfinished={"demo-42": found})
 
-    shown = words(overview_page(provider, View(run="demo-42"), base_path="/"))
+    shown = words(rendered(overview.PAGE, provider, View(run="demo-42")))
 
     assert "step time | 2.00 s | mean, as marked by the ranks" in shown
     assert "MFU | 32.4 % | mean of 2 steps" in shown
@@ -87,7 +87,7 @@ def test_earlier_findings_are_shown_during_the_analysis() -> None:
     found = replace(under_way(Activity.READING), earlier_findings=(top,))
     provider = FakeProvider(reports={"demo-42": None}, unfinished={"demo-42": found})
 
-    shown = words(overview_page(provider, View(run="demo-42"), base_path="/"))
+    shown = words(rendered(overview.PAGE, provider, View(run="demo-42")))
 
     assert (
         "Found before this analysis:  | slow-compute |  on ranks 6144 to 6151, steps 2 to 3."
@@ -99,7 +99,7 @@ def test_a_failed_analysis_shows_the_reason() -> None:
     found = AnalysisFailed(run=RUN, reason="the store cannot lock", steps=SEEN)
     provider = FakeProvider(reports={"demo-42": None}, unfinished={"demo-42": found})
 
-    shown = words(overview_page(provider, View(run="demo-42"), base_path="/"))
+    shown = words(rendered(overview.PAGE, provider, View(run="demo-42")))
 
     assert "No verdict: this run could not be analysed. | the store cannot lock" in shown
     assert "step time | 2.00 s" in shown
@@ -137,9 +137,9 @@ def test_a_step_that_is_being_drawn_has_a_placeholder() -> None:
 def test_a_run_without_a_step_says_whether_one_may_follow(state: str, said: str) -> None:
     provider = FakeProvider(reports={"demo-42": None}, state=state)
 
-    overview = words(overview_page(provider, View(run="demo-42"), base_path="/"))
+    verdict = words(rendered(overview.PAGE, provider, View(run="demo-42")))
     timeline = words(timeline_page(provider, View(page=TIMELINE), base_path="/"))
 
-    for shown in (overview, timeline):
+    for shown in (verdict, timeline):
         assert f"No data because {said}" in shown
         assert ("If it stays empty while the job trains" in shown) is (state == "running")

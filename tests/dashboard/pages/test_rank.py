@@ -33,7 +33,7 @@ from rankscope.tracer.span import SpanKind
 from tests.support.dashboard.analysed import SLOW_RANK, analysed_report
 from tests.support.dashboard.builders import FakeProvider, traces
 from tests.support.dashboard.page_text import words
-from tests.support.dashboard.posts import UPDATE_PATH, page_post
+from tests.support.dashboard.posts import UPDATE_PATH, page_post, shown_state
 
 if TYPE_CHECKING:
     from rankscope.analysis.report.report import RunReport
@@ -301,6 +301,10 @@ def test_the_grid_lights_the_rank_and_its_peers() -> None:
             {"rank-steps.value": "3-5", "rank-drawn.data": {"quantity": "wait", "steps": "0-7"}},
             "/rank?run=tiny&steps=3-5&show=wait",
         ),
+        (
+            {"rank-steps.value": "9 - 3", "rank-drawn.data": {"quantity": "wait", "steps": "0-7"}},
+            "/rank?run=tiny&steps=3-9&show=wait",
+        ),
         ({"rank-heat.clickData": {"points": [{"customdata": -1}]}}, None),
         ({"rank-number.value": "x"}, None),
         (
@@ -313,9 +317,7 @@ def test_clicks_and_inputs_open_a_view(
     provider: FakeProvider, values: dict[str, object], href: str | None
 ) -> None:
     client = create_app(provider).server.test_client()
-    shown = {"run": "tiny", "search": None, "revision": 0}
-
-    body = page_post(client, values | {"rank-shown.data": shown})
+    body = page_post(client, values | {"page-shown.data": shown_state("tiny")})
     answer = client.post(UPDATE_PATH, json=body)
 
     found = answer.get_json()["response"]["url"]["href"] if answer.status_code == 200 else None

@@ -8,15 +8,16 @@ import pytest
 from rankscope.analysis.report.liveness import StepSilence
 from rankscope.dashboard.address import View
 from rankscope.dashboard.app import create_app
+from rankscope.dashboard.pages import runs
 from rankscope.dashboard.pages.overview_cards import cause_style
-from rankscope.dashboard.pages.runs import MAX_RUNS, runs_page
+from rankscope.dashboard.pages.runs import MAX_RUNS
 from tests.support.dashboard.builders import FakeProvider, report
-from tests.support.dashboard.page_text import find_part, words
+from tests.support.dashboard.page_text import find_part, rendered, words
 from tests.support.dashboard.posts import page_post, post
 
 
 def rows_of(provider: FakeProvider) -> list[dict[str, Any]]:
-    page = runs_page(provider, View(page="runs"), base_path="/")
+    page = rendered(runs.PAGE, provider, View(page="runs"))
     rows: list[dict[str, Any]] = find_part(page, "runs-grid")["rowData"]
     return rows
 
@@ -34,7 +35,7 @@ def test_each_run_has_its_verdict_and_a_link_and_nothing_is_analysed() -> None:
 
 
 def test_on_a_small_laptop_the_numbers_of_a_run_are_within_the_table() -> None:
-    page = runs_page(FakeProvider(reports={"a": report()}), View(page="runs"), base_path="/")
+    page = rendered(runs.PAGE, FakeProvider(reports={"a": report()}), View(page="runs"))
     grid = find_part(page, "runs-grid")
     columns = grid["columnDefs"]
     widths = [column.get("width", column.get("minWidth")) for column in columns]
@@ -53,8 +54,8 @@ def test_a_running_job_without_a_new_step_is_not_shown_as_live() -> None:
 
     assert (live["state"], live["live"], live["silent"]) == ("running", True, False)
     assert (stopped["state"], stopped["live"], stopped["silent"]) == ("no new step", False, True)
-    assert "1 run; 1 live. All" in words(runs_page(going, View(page="runs"), base_path="/"))
-    about = words(runs_page(silent, View(page="runs"), base_path="/"))
+    assert "1 run; 1 live. All" in words(rendered(runs.PAGE, going, View(page="runs")))
+    about = words(rendered(runs.PAGE, silent, View(page="runs")))
     assert "1 run; 0 live, 1 without a new step. All" in about
 
 
@@ -74,7 +75,7 @@ def test_only_what_needs_no_action_is_green(cause: str, severity: str, style: st
 
 
 def test_a_store_without_runs_says_how_to_make_one_and_a_full_one_lists_the_newest() -> None:
-    empty = words(runs_page(FakeProvider(), View(page="runs"), base_path="/"))
+    empty = words(rendered(runs.PAGE, FakeProvider(), View(page="runs")))
     full = FakeProvider(reports=dict.fromkeys(map(str, range(MAX_RUNS + 1))))
 
     assert "0 runs; 0 live" in empty

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 from rankscope.dashboard.address import View
 from rankscope.dashboard.figures.start_up import start_up_figure
-from rankscope.dashboard.pages.start_up import start_up_page
+from rankscope.dashboard.pages import start_up
 from rankscope.dashboard.records.page_results import RankStartup, Startup, StartupPart, StartupSpan
 from rankscope.dashboard.theme import KIND_COLORS
 from rankscope.tracer.span import SpanKind
 from tests.support.dashboard.builders import FakeProvider
-from tests.support.dashboard.page_text import words
+from tests.support.dashboard.page_text import rendered, words
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -41,7 +41,7 @@ def test_the_slowest_rank_is_named_with_its_host_and_each_part_has_its_slowest()
     )  # fmt: skip
     provider = FakeProvider(reports={"a": None}, started=found)
 
-    page = start_up_page(provider, View(page="start-up"), base_path="/")
+    page = rendered(start_up.PAGE, provider, View(page="start-up"))
 
     shown = words(page)
     assert "Rank 1 on node-7 took longest to start: 62.0 s." in shown
@@ -87,7 +87,7 @@ def test_a_part_has_the_colour_of_its_kind_or_one_of_its_own_and_the_others_are_
 def test_a_rank_alone_is_not_compared_and_what_took_no_time_is_not_drawn() -> None:
     def page(found: Startup) -> Component:
         provider = FakeProvider(reports={"a": None}, started=found)
-        return start_up_page(provider, View(page="start-up"), base_path="/")
+        return rendered(start_up.PAGE, provider, View(page="start-up"))
 
     assert "Rank 0 on vm took 1.00 s to start." in words(page(one_rank("build")))
     assert "Start-up by rank" in words(page(one_rank("build")))
@@ -97,6 +97,6 @@ def test_a_rank_alone_is_not_compared_and_what_took_no_time_is_not_drawn() -> No
 def test_a_run_without_such_spans_says_what_they_are() -> None:
     provider = FakeProvider(reports={"a": None})
 
-    assert "imports" in words(start_up_page(provider, View(run="a"), base_path="/"))
-    assert "no run" in words(start_up_page(provider, View(run="b"), base_path="/")).lower()
-    assert "No data because" in words(start_up_page(FakeProvider(), View(), base_path="/"))
+    assert "imports" in words(rendered(start_up.PAGE, provider, View(run="a")))
+    assert "no run" in words(rendered(start_up.PAGE, provider, View(run="b"))).lower()
+    assert "No data because" in words(rendered(start_up.PAGE, FakeProvider(), View()))

@@ -19,7 +19,7 @@ from rankscope.dashboard.pages.wait_graph import BY_GROUP, show_graph
 from tests.support.dashboard.analysed import SLOW_RANK, analysed_report
 from tests.support.dashboard.builders import FakeProvider, traces
 from tests.support.dashboard.page_text import words
-from tests.support.dashboard.posts import UPDATE_PATH, page_post
+from tests.support.dashboard.posts import UPDATE_PATH, page_post, shown_state
 
 if TYPE_CHECKING:
     from rankscope.analysis.report.report import RunReport
@@ -170,11 +170,9 @@ def test_up_to_three_layers_fit_on_a_phone() -> None:
 def test_a_click_opens_the_rank() -> None:
     provider = FakeProvider(reports={"tiny": analysed_report()})
     client = create_app(provider).server.test_client()
-    shown = {"run": "tiny", "search": None, "revision": 0}
-
     values = {
         "graph-figure.clickData": {"points": [{"customdata": 4}]},
-        "graph-shown.data": shown,
+        "page-shown.data": shown_state("tiny"),
     }
     answer = client.post(UPDATE_PATH, json=page_post(client, values))
 

@@ -14,14 +14,14 @@ from rankscope.collector.store.writer import StoreWriter
 from rankscope.commands.runs import delete_stored
 from rankscope.commands.simulate import simulate_run
 from rankscope.dashboard.address import TIMELINE, View
-from rankscope.dashboard.pages.overview import overview_page
+from rankscope.dashboard.pages import overview
 from rankscope.dashboard.pages.timeline import timeline_page
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
 from rankscope.simulation import SimulateOptions
 from rankscope.sources.store_source import StoreSource
 from tests.integration.test_serve import Job
-from tests.support.dashboard.page_text import words
+from tests.support.dashboard.page_text import rendered, words
 from tests.support.receiver import TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def test_pages_of_a_run_that_is_deleted_say_so(tmp_path: Path) -> None:
         reports = Reports(source)
         provider = StoreProvider(source, reports, timeout_s=TIMEOUT_S)
         view = View(page=TIMELINE, run="job", epoch=0, step=1)
-        assert "deleted" not in words(overview_page(provider, View(run="job"), base_path="/"))
+        assert "deleted" not in words(rendered(overview.PAGE, provider, View(run="job")))
         assert "deleted" not in words(timeline_page(provider, view, base_path="/"))
         seen = provider.revision("job")
 
@@ -109,7 +109,7 @@ def test_pages_of_a_run_that_is_deleted_say_so(tmp_path: Path) -> None:
         gone = provider.revision("job")
         assert gone != seen
         for page in (
-            overview_page(provider, View(run="job"), base_path="/"),
+            rendered(overview.PAGE, provider, View(run="job")),
             timeline_page(provider, view, base_path="/"),
         ):
             assert "No data because run 'job' was deleted" in words(page)

@@ -18,13 +18,13 @@ from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.analysis.trace.rows import select_rows
 from rankscope.analysis.trace.tables import RunSummary
 from rankscope.dashboard.address import TIMELINE, View
-from rankscope.dashboard.pages.overview import overview_page
+from rankscope.dashboard.pages import overview
 from rankscope.dashboard.pages.timeline import timeline_page
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
 from rankscope.tracer.topology import Layout
 from tests.support.analysis.cluster import Source, gpt_cluster, source_of
-from tests.support.dashboard.page_text import words
+from tests.support.dashboard.page_text import rendered, words
 from tests.support.receiver import TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def dataset(request: pytest.FixtureRequest) -> tuple[StoreProvider, str, str]:
 def make_page(provider: StoreProvider, view: View) -> Component:
     if view.page == TIMELINE:
         return timeline_page(provider, view, base_path="/")
-    return overview_page(provider, view, base_path="/")
+    return rendered(overview.PAGE, provider, view)
 
 
 def expected(view: View, overview: str, timeline: str) -> str:

@@ -16,7 +16,7 @@ from rankscope.analysis.drawing.raster import (
     draw_raster,
     redraw_viewport,
 )
-from rankscope.analysis.drawing.rows import TILED, RowOrder, row_order
+from rankscope.analysis.drawing.rows import TILED, RowOrder, order_ranks
 from rankscope.analysis.drawing.tiles import Level, finest_zooms
 from rankscope.analysis.drawing.timeline import StepTimeline, read_timeline
 from rankscope.analysis.trace.errors import EmptyRunError
@@ -31,7 +31,7 @@ from rankscope.collector.read.pictures import (
 from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.retention.retention import DAY_NS, Retention
 from rankscope.dashboard.address import TIMELINE, View
-from rankscope.dashboard.figures.timeline_raster import raster_figure
+from rankscope.dashboard.figures.timeline_raster import raster_figure, raster_rows
 from rankscope.dashboard.pages.timeline import timeline_page
 from rankscope.server import provider as provider_module
 from rankscope.server.background_jobs import BackgroundJobs
@@ -106,7 +106,7 @@ def assert_tiles_equal_spans(store: Store, run_id: str) -> list[PictureLevel]:
     key = StepRevision(step_id=step_zero(run_id), revision=kept.revision)
     compared = []
     for by in TILED:
-        ranks = row_order(timeline, by)
+        ranks = order_ranks(timeline, by)
         zooms = finest_zooms(num_spans=kept.num_spans, num_ranks=kept.num_ranks)
         for line_ranks, max_zoom in zooms.items():
             num_lines = -(-len(ranks) // line_ranks)
@@ -204,10 +204,12 @@ def test_the_figure_of_tiles_equals_the_figure_of_spans(
     kept = picture_in(store, run_id, by)
 
     assert kept is not None
-    fresh = draw_picture(timeline, by)
+    fresh = draw_picture(timeline, order_ranks(timeline, by))
     assert kept.raster.edges_ns.tolist() == fresh.raster.edges_ns.tolist()
     assert (kept.num_spans, kept.num_ranks) == (fresh.num_spans, fresh.num_ranks)
-    assert raster_figure(kept, by) == raster_figure(fresh, by)
+    rows = raster_rows(fresh, by)
+    assert raster_rows(kept, by) == rows
+    assert raster_figure(kept, rows) == raster_figure(fresh, rows)
 
 
 def test_a_viewport_is_cut_out_of_a_finer_level(store: Store) -> None:
@@ -372,7 +374,7 @@ def test_a_picture_drawn_in_portions_equals_one_drawn_from_all_spans(
 ) -> None:
     source = StoreSource(store)
     timeline = read_timeline(source, wide, epoch=0, step=0)
-    whole = draw_picture(timeline, by)
+    whole = draw_picture(timeline, order_ranks(timeline, by))
 
     drawn = draw_in_portions(
         store, source.run_info(wide), step_zero(wide), order=by, portion_spans=portion_spans

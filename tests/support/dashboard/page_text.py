@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dash import html
 from plotly.utils import PlotlyJSONEncoder
+
+from rankscope.dashboard.pages.refresh import page_children
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+    from rankscope.dashboard.address import View
+    from rankscope.dashboard.pages.page import Page
+    from rankscope.dashboard.provider import ReportProvider
+
+
+def rendered(page: Page, provider: ReportProvider, view: View) -> Component:
+    """Return a page of a view, with its problem first."""
+    return html.Div(page_children(page.render(provider, view, base_path="/")))
 
 
 def words(part: object) -> str:

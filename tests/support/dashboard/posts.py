@@ -11,6 +11,12 @@ if TYPE_CHECKING:
 UPDATE_PATH = "/_dash-update-component"
 
 
+def shown_state(run: str) -> dict[str, Any]:
+    """Return what an open page of a run keeps in the browser."""
+    chosen = {"run": run, "epoch": None, "step": None, "revision": None}
+    return {"asked": "/", **chosen, "digests": {}}
+
+
 def post(client: FlaskClient, body: object) -> int:
     """Send a post; return the status of the response."""
     response = client.post(UPDATE_PATH, data=json.dumps(body), content_type="application/json")
@@ -29,10 +35,7 @@ def page_post(client: FlaskClient, values: dict[str, Any], *, output: str = "") 
     for callback in client.get("/_dash-dependencies").get_json():
         taken = [f"{one['id']}.{one['property']}" for one in callback["inputs"] + callback["state"]]
         if taken == names and output in callback["output"]:
-            outputs = [
-                dict(zip(("id", "property"), one.partition("@")[0].split("."), strict=True))
-                for one in callback["output"].strip(".").split("...")
-            ]
+            outputs = [_property(part) for part in callback["output"].strip(".").split("...")]
             return {
                 "output": callback["output"],
                 "outputs": outputs if callback["output"].startswith("..") else outputs[0],
@@ -41,6 +44,47 @@ def page_post(client: FlaskClient, values: dict[str, Any], *, output: str = "") 
                 "changedPropIds": names[:1],
             }
     raise AssertionError(f"no callback takes {names}")
+
+
+def ask_page(address: str, shown: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the post with which a browser asks for a page.
+
+    Args:
+        address: Path and query.
+        shown: The shown state that the last answer gave; None: the page has just been opened.
+    """
+    path, mark, query = address.partition("?")
+    outputs = ("page-content.children", "page-changes.data", "page-shown.data",
+               "page-timer.interval", "page-timer.max_intervals")  # fmt: skip
+    inputs = {
+        "page-asked.data": address,
+        "page-again.data": None,
+        "page-timer.n_intervals": 1,
+        "fallback-timer.n_intervals": 0,
+    }
+    states = {"url.pathname": path, "url.search": mark + query, "page-shown.data": shown}
+    return {
+        "output": f"..{'...'.join(outputs)}..",
+        "outputs": [_property(name) for name in outputs],
+        "inputs": [_property(name) | {"value": value} for name, value in inputs.items()],
+        "state": [_property(name) | {"value": value} for name, value in states.items()],
+        "changedPropIds": ["page-asked.data"],
+    }
+
+
+def refreshed(
+    client: FlaskClient, address: str, *, shown: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the answer to a page that asks for what an address shows, as of `ask_page`."""
+    answer = client.post(UPDATE_PATH, json=ask_page(address, shown))
+    assert answer.status_code == 200, answer.text
+    parts: dict[str, Any] = answer.get_json()["response"]
+    assert parts["page-timer"]["max_intervals"] == 2
+    return parts
+
+
+def _property(name: str) -> dict[str, Any]:
+    return dict(zip(("id", "property"), name.partition("@")[0].split("."), strict=True))
 
 
 def _filled(properties: list[dict[str, Any]], values: dict[str, Any]) -> list[dict[str, Any]]:

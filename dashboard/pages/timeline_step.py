@@ -1,0 +1,287 @@
+"""The step that the timeline shows: read for a view, with its rows laid out, and its replay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankscope.analysis.diagnose import ends_run
+from rankscope.analysis.drawing.raster import MAX_BARS, draw_picture, redraw_viewport
+from rankscope.analysis.drawing.rows import (
+    RowOrder,
+    lay_out_rows,
+    order_ranks,
+    rank_by_excess,
+    split_ranks,
+)
+from rankscope.analysis.drawing.selection import (
+    choose_finding,
+    find_proof,
+    find_stop,
+    frame_stop,
+)
+from rankscope.analysis.drawing.timeline import StepTimeline, cut_timeline
+from rankscope.analysis.report.report import RunReport
+from rankscope.analysis.report.text import format_count, format_duration
+from rankscope.analysis.trace.errors import AnalysisError
+
+from ..address import TIMELINE, WHOLE, read_address, view_finding
+from ..figures.excess import shown_excess
+from ..figures.timeline_raster import raster_rows
+
+if TYPE_CHECKING:
+    from rankscope.analysis.drawing.raster import StepPicture, Stretches
+    from rankscope.analysis.drawing.rows import RowLayout
+    from rankscope.analysis.drawing.step_replay import StepReplay
+    from rankscope.analysis.report.report import Finding
+    from rankscope.dashboard.records.progress import AnalysisFailed, AnalysisInProgress
+
+    from ..address import View
+    from ..provider import ReportProvider
+    from .timeline_controls import Shown
+
+    Analysed = RunReport | AnalysisInProgress | AnalysisFailed | None
+
+MAX_STOPPED = 64
+"""Ranks of a large step that are read for when it came to a stop."""
+
+MAX_SLOWEST = 64
+"""Ranks of a large step that are read when the slowest ones are on top."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownStep:
+    """The part of a step that is drawn, and its rows."""
+
+    view: View
+    """With the part of the step that fills the figure."""
+
+    step: StepTimeline | StepPicture
+    """Spans are drawn as bars, a picture as pixels."""
+
+    rows: RowLayout
+    is_whole: bool
+    """Whether all spans of the step are drawn, so that a zoom needs no others."""
+
+    @property
+    def spans(self) -> StepTimeline | None:
+        """The spans that are drawn as bars; None: pixels are drawn."""
+        return self.step if isinstance(self.step, StepTimeline) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReading:
+    """A step as it was read for a view."""
+
+    shown: ShownStep
+    recorded: StepTimeline | StepPicture
+    """The step, or a part of its picture."""
+
+    timeline: StepTimeline | None
+    """All spans, or those of a picture's slowest ranks; None: it is shown as its picture."""
+
+    notes: tuple[str, ...]
+    """What is shown of it, and why."""
+
+    is_pending: bool = False
+    """Whether spans that are to be shown are still being read."""
+
+
+def read_step(provider: ReportProvider, view: View, report: Analysed) -> StepReading | None:
+    """Read the step of a view that names run, epoch and step; None while it is being read.
+
+    It is shown until it came to a stop, unless the address names a part or the whole of it.
+    """
+    run_id = str(view.run)
+    step: Any = {"epoch": view.epoch or 0, "step": view.step or 0}
+    picture = provider.picture(run_id, **step, order=view.order, viewport=view.viewport)
+    ranking = _rank_slowest(report, view)
+    timeline = None
+    if picture is None:
+        timeline = provider.timeline(run_id, **step)
+    elif view.order is RowOrder.EXCESS:
+        timeline = provider.rank_spans(picture, ranking[:MAX_SLOWEST])
+    sample = timeline
+    if sample is None and picture is not None and _ends_in(report, view):
+        every = len(picture.ranks) // MAX_STOPPED + 1
+        sample = provider.rank_spans(picture, picture.ranks[::every])
+    notes = []
+    if picture is not None and timeline is not None:
+        num_shown = format(len(np.unique(timeline.spans.rank)), ",")
+        num_ranks = format_count(picture.num_ranks, "rank")
+        notes.append(f"The {num_shown} slowest of {num_ranks}, the slowest one on top.")
+    stop_ns = None if sample is None else find_stop(sample)
+    if sample is not None and stop_ns is not None:
+        when = format_duration(stop_ns)
+        notes.append(f"No operation began after {when}, and some that ran then did not end.")
+        frame, length_ns = frame_stop(stop_ns), sample.end_ns - sample.begin_ns
+        is_asked = view.show == WHOLE or view.viewport is not None
+        if not is_asked and frame.end_ns < length_ns:
+            notes.append(f'"Whole step" shows all {format_duration(length_ns)} of it.')
+            view = replace(view, viewport=frame)
+            if picture is not None and timeline is None:
+                picture = provider.picture(run_id, **step, order=view.order, viewport=frame)
+    if timeline is not None:
+        timeline = replace(timeline, ranking=ranking)
+        return StepReading(
+            shown=show_timeline(view, timeline),
+            recorded=picture or timeline,
+            timeline=timeline,
+            notes=tuple(notes),
+        )
+    if picture is None:
+        return None
+    part = provider.viewport_spans(picture)
+    return StepReading(
+        shown=_show_tiles(view, picture, part.found),
+        recorded=picture,
+        timeline=None,
+        notes=tuple(notes),
+        is_pending=part.is_pending,
+    )
+
+
+def _ends_in(report: Analysed, view: View) -> bool:
+    """Return whether the job ended in a view's step."""
+    findings = report.findings if isinstance(report, RunReport) else ()
+    return any(
+        ends_run(finding) and finding.steps and finding.steps[1] == view.step
+        for finding in findings
+    )
+
+
+def _rank_slowest(report: Analysed, view: View) -> tuple[int, ...]:
+    """Return the ranks by their excess in a view's step; empty if unknown or of no use.
+
+    The rank of a framed proof is the first, then the marked ones.
+    """
+    if not isinstance(report, RunReport) or view.order is not RowOrder.EXCESS:
+        return ()
+    framed = find_framed(report, view)
+    first = framed.proof.rank if framed is not None and framed.proof is not None else None
+    marked, ranks = set(view.ranks), rank_by_excess(shown_excess(report), view.step or 0)
+    return tuple(sorted(ranks, key=lambda rank: (rank != first, rank not in marked)))
+
+
+def find_framed(report: Analysed, view: View) -> Finding | None:
+    """Return the finding of a view's marked ranks whose proof is in its step."""
+    findings = report.findings if isinstance(report, RunReport) else ()
+    return find_proof(findings, epoch=view.epoch or 0, step=view.step or 0, ranks=view.ranks)
+
+
+def go_to_proof(view: View, report: Analysed) -> View:
+    """Return the view at the proof of the finding that an address names, if it is known."""
+    if not isinstance(report, RunReport) or view.show is None or view.viewport is not None:
+        return view
+    finding = choose_finding(report.findings, view.show, view.ranks)
+    return view if finding is None else view_finding(view, finding)
+
+
+def show_timeline(view: View, timeline: StepTimeline) -> ShownStep:
+    """Show a step of which all spans were read: as bars, or as pixels if they are too many."""
+    ranks = order_ranks(timeline, view.order)
+    rows = lay_out_rows(timeline, view.order, split_ranks(ranks, 1), view.folded)
+    viewport = view.viewport
+    if viewport is not None:
+        viewport = viewport.clip(timeline.end_ns - timeline.begin_ns, len(ranks))
+        view = replace(view, viewport=viewport)
+    if _fits_bars(timeline, rows):
+        return ShownStep(view=view, step=timeline, rows=rows, is_whole=True)
+    if viewport is not None:
+        shown_ranks = ranks[viewport.first_row : viewport.end_row]
+        part = cut_timeline(timeline, viewport, shown_ranks)
+        rows = lay_out_rows(
+            timeline,
+            view.order,
+            split_ranks(shown_ranks, 1),
+            view.folded,
+            num_ranks=len(ranks),
+            first_place=viewport.first_row,
+        )
+        if len(part.spans) and _fits_bars(part, rows):
+            return ShownStep(view=view, step=part, rows=rows, is_whole=False)
+    picture = draw_picture(timeline, ranks, viewport)
+    return _show_pixels(replace(view, viewport=picture.viewport), picture)
+
+
+def _show_tiles(view: View, picture: StepPicture, part: StepTimeline | None) -> ShownStep:
+    """Show a picture from tiles, or the spans of its viewport if they are read."""
+    if part is None:
+        return _show_pixels(view if picture.viewport else replace(view, viewport=None), picture)
+    rows = lay_out_rows(
+        part,
+        view.order,
+        split_ranks(picture.ranks, 1),
+        view.folded,
+        num_ranks=picture.num_ranks,
+        first_place=picture.first_row,
+    )
+    if _fits_bars(part, rows):
+        view = replace(view, viewport=picture.viewport)
+        return ShownStep(view=view, step=part, rows=rows, is_whole=False)
+    return _show_pixels(view, redraw_viewport(picture, part))
+
+
+def _show_pixels(view: View, picture: StepPicture) -> ShownStep:
+    rows = raster_rows(picture, view.order, view.folded)
+    return ShownStep(view=view, step=picture, rows=rows, is_whole=False)
+
+
+def _fits_bars(timeline: StepTimeline, rows: RowLayout) -> bool:
+    """Return whether spans are few enough for bars: those of folded groups are not drawn."""
+    num_bars = len(timeline.spans)
+    if rows.folded and num_bars > MAX_BARS:
+        num_bars = int(np.count_nonzero(np.isin(timeline.spans.rank, rows.single_ranks)))
+    return num_bars <= MAX_BARS
+
+
+def read_shown(provider: ReportProvider, search: str | None, shown: Shown) -> ShownStep | None:
+    """Return what a page shows; None if it shows no step.
+
+    Args:
+        provider: The source.
+        search: The page's query.
+        shown: The page's state.
+    """
+    if shown.run is None or shown.step is None or shown.scale is None:
+        return None
+    view = replace(
+        read_address(TIMELINE, search or ""),
+        run=shown.run,
+        epoch=shown.epoch or 0,
+        step=shown.step,
+    )
+    report = provider.report(shown.run)
+    reading = read_step(provider, go_to_proof(view, report), report)
+    return None if reading is None else reading.shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """The replay of a step, or why there is none."""
+
+    replay: StepReplay | None = None
+    reason: str = ""
+    """From outside, in part."""
+
+    is_pending: bool = False
+
+    def path_of(self, layers: tuple[str, ...]) -> Stretches | None:
+        """Return the critical path, if it is known and among the layers that are drawn."""
+        return self.replay.path if self.replay is not None and "path" in layers else None
+
+
+NO_REPLAY = Replayed()
+
+
+def find_replay(provider: ReportProvider, recorded: StepTimeline | StepPicture) -> Replayed:
+    """Return the replay of a step as the provider has it now."""
+    try:
+        replay = provider.step_replay(recorded)
+    except AnalysisError as error:
+        return Replayed(reason=str(error))
+    if replay is None:
+        return Replayed(reason="the step is being replayed", is_pending=True)
+    return Replayed(replay=replay)
