@@ -45,7 +45,7 @@ def test_settings_come_first_then_numbers_then_what_appeared_and_disappeared() -
         "MFU | 50.0 % | n/a | n/a",
         # 20 x of next to nothing: the difference is what the step became longer by
         "waiting | 10.0 ms | 200 ms | +190 ms",
-        "gc | n/a | 200 ms | n/a",
+        "garbage collection | n/a | 200 ms | n/a",
         "New | cause",
         "Gone | cause",
         "In both: none.",
