@@ -166,7 +166,7 @@ def page_children(content: Content) -> list[Component]:
     """Return the components of a page in its frame; each outermost one becomes a part."""
     for number, part in enumerate(content.children):
         if getattr(part, "id", None) is None:
-            part.id = f"page-part-{number}"
+            setattr(part, "id", f"page-part-{number}")  # noqa: B010  # Dash declares no id
     return [
         html.Div(content.problem, id="page-problem"),
         html.Div(content.children, id="page-content"),
