@@ -320,7 +320,7 @@ def _changes(found: AlertList) -> Component:
 def _silences(silences: Sequence[ShownSilence]) -> list[Component]:
     if not silences:
         return []
-    rows = [
+    rows: list[list[Cell]] = [
         [
             html.Code(each.name),
             escape(each.covers),

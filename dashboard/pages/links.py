@@ -137,7 +137,7 @@ def _totals_by_place(
 
 def _totals_table(label: str, first: str, totals: list[LinkTotal]) -> Component:
     head = dict.fromkeys((first, "links", "slow", "transfers", "bandwidth", "excess"), "number")
-    rows = [
+    rows: list[list[Cell]] = [
         [
             escape(one.name),
             f"{one.num_links:,}",

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     )
     from rankscope.dashboard.records.progress import AnalysisFailed
 
+    from .components import Cell
+
 _STYLE_BY_CAUSE = {"healthy": "calm", "insufficient-evidence": "unsure"}
 _CAUSE = re.compile(r"(\([a-z]+(?:-[a-z]+)+\)\.?)")
 """A cause in a verdict, with its parentheses and the full stop behind them."""
@@ -243,7 +245,7 @@ def _rank_liveness(
     )
     if liveness.num_silent > len(liveness.silent):
         sentence += f" The {len(liveness.silent)} longest silences:"
-    rows = [
+    rows: list[list[Cell]] = [
         [
             rank_link(run, silent.rank, base_path),
             escape(silent.host),

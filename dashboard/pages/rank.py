@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from rankscope.dashboard.records.rank_details import RankDetails, RankEvent, RankValues
 
     from ..provider import ReportProvider
+    from .components import Cell
 
 MAX_LISTED = 8
 LEAST_RATIO = 0.005
@@ -252,9 +253,13 @@ def _most(report: RunReport, values: RankValues, base_path: str) -> Component:
     rows = []
     for rank in ordered[:MAX_SLOWEST]:
         host, switch = values.hosts.get(rank, ("", ""))
-        cells = [rank_link(report.run, rank, base_path), escape(host), escape(switch)]
-        seconds = format_seconds(values.seconds[rank])
-        rows.append([*(cell or UNKNOWN for cell in cells), seconds])
+        row: list[Cell] = [
+            rank_link(report.run, rank, base_path),
+            escape(host) or UNKNOWN,
+            escape(switch) or UNKNOWN,
+            format_seconds(values.seconds[rank]),
+        ]
+        rows.append(row)
     head = {"rank": "number", "host": "", "switch": "", "per step": "number"}
     title = "By rank, the longest first"
     if len(rows) < len(ordered):
@@ -516,7 +521,7 @@ def _host(details: RankDetails, base_path: str) -> Component:
     if not details.host_findings:
         text = "No stored finding of any run names a rank on it."
         return card(html.H2(title), html.P(text, className="quiet"))
-    rows = [
+    rows: list[list[Cell]] = [
         [
             _time(one.opened_ns),
             dcc.Link(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate, UnsupportedRelativePath
-from plotly.io.json import to_json_plotly
+from plotly.io.json import to_json_plotly  # type: ignore[import-untyped]
 
 from ..address import UNKNOWN, View, read_address
 from ..callback_checks import Number, Posted, Ticks, checked
@@ -166,7 +166,7 @@ def page_children(content: Content) -> list[Component]:
     """Return the components of a page in its frame; each outermost one becomes a part."""
     for number, part in enumerate(content.children):
         if getattr(part, "id", None) is None:
-            part.id = f"page-part-{number}"
+            setattr(part, "id", f"page-part-{number}")  # noqa: B010  # Dash declares no id
     return [
         html.Div(content.problem, id="page-problem"),
         html.Div(content.children, id="page-content"),
@@ -213,7 +213,7 @@ def render_parts(children: Sequence[Component]) -> RenderedParts:
             return [outline(child, parent) for child in node]
         if not isinstance(node, Component):
             return node
-        document = node.to_plotly_json()
+        document = node.to_plotly_json()  # type: ignore[no-untyped-call]
         own = dict(document["props"])
         part = own.pop("id", None)
         if part is not None:

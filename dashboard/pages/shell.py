@@ -176,30 +176,33 @@ def register(app: Dash, provider: ReportProvider, pages: Sequence[Page], *, base
 def _title(run_id: str, strip: RunStrip | None, page: str) -> str:
     """Return the title of the browser's tab: the run, its verdict, the page."""
     verdict = ""
-    if strip is not None and strip.cause:
-        ranks = format_ranges(strip.ranks, max_ranges=2) if strip.ranks else ""
-        verdict = f": {strip.cause} {ranks}".rstrip()
-    run = escape(run_id)
-    return " - ".join(part for part in (f"{run}{verdict}", page, "rankscope") if part)
+    if strip is not None and strip.report is not None:
+        top = strip.report.top_finding
+        ranks = format_ranges(top.ranks, max_ranges=2) if top.ranks else ""
+        verdict = f": {top.cause} {ranks}".rstrip()
+    return " - ".join(part for part in (f"{escape(run_id)}{verdict}", page, "rankscope") if part)
 
 
 def _strip(strip: RunStrip | None) -> list[Component]:
     """Return the state of the run in a few short parts."""
     if strip is None:
         return []
-    is_live = strip.state == RUNNING and not strip.is_silent
-    state = "live" if is_live else NO_NEW_STEP if strip.is_silent else strip.state
+    run, report = strip.run, strip.report
+    is_live = run.state == RUNNING and not strip.is_silent
+    state = "live" if is_live else NO_NEW_STEP if strip.is_silent else run.state
     parts: list[tuple[str, bool]] = [(state, strip.is_silent)]
-    if strip.last_step is not None:
+    if report is not None and report.steps:
         age = "" if strip.age_ns is None else f", {format_age(strip.age_ns)} old"
-        parts.append((f"step {strip.last_step:,}{age}", False))
+        parts.append((f"step {report.steps[-1]:,}{age}", False))
     if strip.num_recent is not None:
-        some = strip.num_recent < strip.num_ranks
-        parts.append((f"{strip.num_recent:,} of {strip.num_ranks:,} ranks send heartbeats", some))
-    if strip.num_dropped is not None:
-        parts.append((f"{strip.num_dropped:,} records lost", strip.num_dropped > 0))
-    if strip.clock_error_ns is not None:
-        parts.append((f"clocks within {format_duration(strip.clock_error_ns)}", False))
+        some = strip.num_recent < run.world_size
+        parts.append((f"{strip.num_recent:,} of {run.world_size:,} ranks send heartbeats", some))
+    if report is not None:
+        num_dropped = report.quality.account.num_dropped
+        parts.append((f"{num_dropped:,} records lost", num_dropped > 0))
+        if report.quality.clock_error_ns is not None:
+            error = format_duration(report.quality.clock_error_ns)
+            parts.append((f"clocks within {error}", False))
     mark = [html.Span(className="live-mark", **decorative())] if is_live else []
     return [
         *mark,

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.report.report import RunReport
 
     from ..provider import ReportProvider
+    from .components import Cell
 
 BY_RANK, BY_GROUP = "ranks", "groups"
 MAX_SINGLE = 32
@@ -230,7 +231,7 @@ def _edges(report: RunReport, found: WaitGraph, base_path: str) -> Component:
         listed = rank_links(report.run, ranks, base_path, max_ranges=3)
         return [*listed, " ", html.Span(f"(stage {node.stage})", className="unbroken")]
 
-    rows = [
+    rows: list[list[Cell]] = [
         [
             names(edge.ranks, found.nodes[edge.node]),
             names(found.nodes[edge.on_node].ranks, found.nodes[edge.on_node]),

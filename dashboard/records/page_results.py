@@ -57,28 +57,18 @@ class RunLine:
 class RunStrip:
     """The state of a run in one line, below the header of each page."""
 
-    state: str
-    cause: str
-    """Of the verdict; "" before the first report."""
+    run: RunSummary
+    report: RunReport | None
+    """Its last report."""
 
-    ranks: tuple[int, ...]
-    """Ranks at fault."""
-
-    last_step: int | None
     age_ns: int | None
     """Time since the end of the last step of a live run."""
 
     is_silent: bool
     """Whether that is longer than the next step can take."""
 
-    num_ranks: int
     num_recent: int | None
     """Ranks with a recent heartbeat, of a live run that sends them."""
-
-    num_dropped: int | None
-    """Lost records; None before the first report."""
-
-    clock_error_ns: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

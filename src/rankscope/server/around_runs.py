@@ -64,19 +64,12 @@ def read_strip(
     bounds = None
     if is_live and last_step is not None:
         bounds = read_step_bounds(store, run.run_id, first=last_step)
-    quality = None if report is None else report.quality
-    top = None if report is None else report.top_finding
     return RunStrip(
-        state=run.state,
-        cause="" if top is None else top.cause,
-        ranks=() if top is None else top.ranks,
-        last_step=last_step,
+        run=run,
+        report=report,
         age_ns=None if bounds is None else max(0, time.time_ns() - bounds[1]),
         is_silent=silence is not None,
-        num_ranks=run.world_size,
         num_recent=None if liveness is None or not is_live else liveness.num_recent,
-        num_dropped=None if quality is None else quality.account.num_dropped,
-        clock_error_ns=None if quality is None else quality.clock_error_ns,
     )
 
 

@@ -31,26 +31,25 @@ def test_cells_hold_milliseconds_by_rank_and_step() -> None:
     assert (cells.zmin, cells.zmax) == pytest.approx((-19.62, 19.62))
 
 
-def test_noise_stays_pale_beside_the_step_time() -> None:
+@pytest.mark.parametrize(
+    ("excess_ns", "unit", "highest"),
+    [
+        (1e6, "excess (ms)", 100.0),  # noise stays pale: 5 % of the step time
+        (26e9, "excess (s)", 26.0),
+    ],
+)
+def test_the_scale_and_its_unit_suit_the_longest_time(
+    excess_ns: float, unit: str, highest: float
+) -> None:
     made = replace(
         report(),
         step_time_s=StepTimes(actual=2.0, replayed=None, ideal=None),
-        excess=RankStepExcess(ranks=(0,), steps=(0,), excess_ns=np.array([[1e6]])),
-    )
-
-    assert traces(excess_figure(made))[0].zmax == pytest.approx(100.0)
-
-
-def test_long_steps_are_drawn_in_seconds() -> None:
-    made = replace(
-        report(),
-        excess=RankStepExcess(ranks=(0,), steps=(0,), excess_ns=np.array([[26e9]])),
+        excess=RankStepExcess(ranks=(0,), steps=(0,), excess_ns=np.array([[excess_ns]])),
     )
 
     (cells,) = traces(excess_figure(made))
 
-    assert np.asarray(cells.z).tolist() == [[26.0]]
-    assert cells.colorbar.title.text == "excess (s)"
+    assert (cells.zmax, cells.colorbar.title.text) == (pytest.approx(highest), unit)
 
 
 def test_too_many_ranks_share_rows_and_a_note_says_so() -> None:
@@ -64,9 +63,6 @@ def test_too_many_ranks_share_rows_and_a_note_says_so() -> None:
     assert excess_note(made.excess) == (
         "12,288 ranks in 768 rows. Each cell shows its largest excess."
     )
-
-
-def test_ranks_that_fit_need_no_note() -> None:
     assert excess_note(report().excess) == ""
 
 
@@ -101,11 +97,3 @@ def test_a_block_has_its_largest_excess_and_is_unknown_if_all_are() -> None:
 
     assert blocks.rank_blocks == ((0, 1), (2, 2))
     assert np.array_equal(blocks.excess_ns, [[9.0, nan, 5.0], [nan, nan, 2.0]], equal_nan=True)
-
-
-def test_without_ranks_and_steps_there_are_no_blocks() -> None:
-    nothing = RankStepExcess(ranks=(), steps=(), excess_ns=np.zeros((0, 0)))
-
-    blocks = join_neighbours(nothing, max_rows=5, max_columns=5)
-
-    assert (blocks.rank_blocks, blocks.step_blocks, blocks.excess_ns.size) == ((), (), 0)

@@ -19,6 +19,12 @@ def test_a_line_breaks_at_missing_steps() -> None:
     assert list(line.y) == [400, 500, None, 600]
     assert list(line.customdata) == ["400 ms", "500 ms", "n/a", "600 ms"]
     assert list(figure.layout.xaxis.categoryarray) == ["3", "4", "(5-8)", "9"]
+    # AND at steps of which only the other quantity is known
+    made = report()
+    assert made.mfu is not None
+    mfu = replace(made.mfu, by_step={0: 0.4, 1: 0.3, 2: 0.4})
+    partly = replace(made, actual_s_by_step={0: 1.0, 2: 3.0}, ideal_s_by_step={}, mfu=mfu)
+    assert list(traces(step_time_figure(partly))[0].y) == [1.0, None, 3.0]
 
 
 def test_steps_are_in_order_if_only_the_last_were_analysed() -> None:
@@ -48,16 +54,12 @@ def test_steps_are_in_order_if_only_the_last_were_analysed() -> None:
     assert {(shape.x0, shape.x1) for shape in figure.layout.shapes} == {(3.5, 5.5)}
 
 
-def test_a_line_breaks_at_steps_of_which_only_the_other_quantity_is_known() -> None:
-    made = report()
-    assert made.mfu is not None
-    mfu = replace(made.mfu, by_step={0: 0.4, 1: 0.3, 2: 0.4})
-    partly = replace(made, actual_s_by_step={0: 1.0, 2: 3.0}, ideal_s_by_step={}, mfu=mfu)
+def test_a_line_of_one_step_is_a_point_and_an_unknown_mfu_has_no_line() -> None:
+    made = replace(report(mfu=False), actual_s_by_step={3: 1.8}, ideal_s_by_step={3: 1.3})
 
-    actual, _share = traces(step_time_figure(partly))
+    lines = {trace.name: trace.mode for trace in traces(step_time_figure(made))}
 
-    assert list(actual.x) == ["0", "1", "2"]
-    assert list(actual.y) == [1.0, None, 3.0]
+    assert lines == {"ideal": "lines+markers", "step time": "lines+markers"}
 
 
 def test_points_of_warm_up_steps_are_hollow_and_no_value_is_smoothed() -> None:
@@ -80,41 +82,19 @@ def test_the_shading_covers_the_steps_of_the_finding_on_an_axis_with_missing_ste
 
     # Places: step 3 is 0, missing 1, step 12 is 2, step 13 is 3, missing 4, step 29 is 5.
     assert {(shape.x0, shape.x1) for shape in shaded} == {(1.5, 5.5)}
-
-
-def test_mfu_has_its_own_axis_over_the_same_steps_and_none_if_unknown() -> None:
-    known, unknown = step_time_figure(report()), step_time_figure(report(mfu=False))
-
-    assert [trace.name for trace in traces(known)] == ["ideal", "step time", "MFU"]
-    assert traces(known)[2].yaxis == "y2"
-    assert known.layout.xaxis.matches == "x2"
-    assert [trace.name for trace in traces(unknown)] == ["ideal", "step time"]
-
-
-def test_the_steps_of_the_top_finding_are_shaded_and_none_of_a_healthy_run() -> None:
-    shaded = step_time_figure(report(onset=10, num_steps=30)).layout.shapes
-
-    assert {(shape.x0, shape.x1) for shape in shaded} == {(9.5, 29.5)}
-    assert len(step_time_figure(report(slow_rank=None)).layout.shapes) == 0
+    assert not step_time_figure(report(slow_rank=None)).layout.shapes
 
 
 def test_every_axis_names_its_unit() -> None:
     layout = step_time_figure(report()).layout
 
     assert layout.xaxis2.title.text == "step"
+    assert layout.xaxis.matches == "x2"
     assert layout.yaxis.title.text == "step time (ms)"
     assert layout.yaxis2.title.text == "MFU (%)"
     # AND both panels have the style of figures, with titles beside the labels
     assert layout.yaxis2.gridcolor == layout.yaxis.gridcolor
     assert layout.yaxis2.title.standoff == layout.yaxis.title.standoff > 0
-
-
-def test_the_ideal_of_a_single_step_is_a_point() -> None:
-    made = replace(report(mfu=False), actual_s_by_step={3: 1.8}, ideal_s_by_step={3: 1.3})
-
-    ideal, actual = traces(step_time_figure(made))
-
-    assert (ideal.mode, actual.mode) == ("lines+markers", "lines+markers")
 
 
 def test_times_by_kind_show_exposed_communication_and_leave_out_nesting_kinds() -> None:
@@ -163,6 +143,9 @@ def test_times_by_kind_fit_the_steps_that_ended_and_mark_the_one_that_never_did(
     assert dp_open.customdata == ("60.0 s",)
     assert (forward_open.y, forward_open.marker.symbol) == ((245.0,), ("circle-open",))
     assert (figure.layout.shapes[0].x0, figure.layout.shapes[0].x1) == (1.5, 2.5)
+    # AND are as they are if no step ever ended
+    figure = kind_times_figure("demo-42", mean_kind_times(), open_step=3)
+    assert [list(line.y) for line in traces(figure)] == [[240, 250, 245], [30, 10, 12]]
 
 
 def test_marks_of_kinds_beyond_the_axis_do_not_hide_each_other() -> None:
@@ -180,9 +163,3 @@ def test_marks_of_kinds_beyond_the_axis_do_not_hide_each_other() -> None:
     figure = kind_times_figure("demo-42", hung, open_step=5)
     marks = [line.y[0] for line in traces(figure) if line.mode == "markers"]
     assert marks == [260.0, 270.0, 280.0, 290.0, 300.0]
-
-
-def test_a_run_that_never_ended_a_step_has_its_times_as_they_are() -> None:
-    figure = kind_times_figure("demo-42", mean_kind_times(), open_step=3)
-
-    assert [list(line.y) for line in traces(figure)] == [[240, 250, 245], [30, 10, 12]]

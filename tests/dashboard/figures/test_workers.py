@@ -42,6 +42,9 @@ def test_the_scale_is_neutral_at_one_and_wide_enough_for_noise() -> None:
 
     assert (pale.zmin, pale.zmax) == pytest.approx((0.9, 1.1))
     assert (strong.zmin, strong.zmax) == pytest.approx((0.6, 1.4))
+    # AND there is nothing to draw without workers
+    empty = replace(report(), slowdown_by_worker={}, exact_slowdown_by_worker={})
+    assert np.size(traces(worker_figure(empty))[0].z) == 0
 
 
 def test_of_a_slow_link_the_transfers_are_drawn_and_no_worker() -> None:
@@ -60,13 +63,6 @@ def test_of_a_slow_link_the_transfers_are_drawn_and_no_worker() -> None:
     assert list(bars.x) == [20.0, 2.0]
 
 
-def test_many_workers_are_not_labelled() -> None:
-    many = traces(worker_figure(report(layout=Layout(dp=64, pp=8), slow_rank=7)))[0]
-
-    assert many.text is None
-    assert np.shape(many.z) == (8, 64)
-
-
 def test_of_more_positions_than_fit_neighbours_share_a_cell_with_the_slowest() -> None:
     slowdowns = dict.fromkeys(((dp, stage) for dp in range(192) for stage in range(2)), 1.0)
     slow = replace(
@@ -78,6 +74,7 @@ def test_of_more_positions_than_fit_neighbours_share_a_cell_with_the_slowest() -
     cells = traces(worker_figure(slow))[0]
 
     assert np.shape(cells.z) == (2, 64)
+    assert cells.text is None
     assert cells.x[33] == "99-101"
     assert cells.z[1][33] == 1.3
     assert cells.customdata[1][33] == "1.20x"
@@ -85,12 +82,6 @@ def test_of_more_positions_than_fit_neighbours_share_a_cell_with_the_slowest() -
     assert worker_title(slow)[1].endswith(
         " 192 DP positions in 64 columns: each cell shows its slowest."
     )
-
-
-def test_without_workers_the_heat_map_is_empty() -> None:
-    empty = replace(report(), slowdown_by_worker={}, exact_slowdown_by_worker={})
-
-    assert np.size(traces(worker_figure(empty))[0].z) == 0
 
 
 def test_each_rank_of_an_unknown_layout_is_a_column() -> None:

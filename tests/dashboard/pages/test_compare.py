@@ -23,10 +23,7 @@ def comparison() -> RunComparison:
             ComparedNumber(name="step time, s", first=0.4, second=0.6, ratio=1.5),
             ComparedNumber(name="MFU", first=0.5, second=None, ratio=None),
         ),
-        parts_s=(
-            ComparedNumber(name="time.waiting, s", first=0.01, second=0.2, ratio=20.0),
-            ComparedNumber(name="time.gc, s", first=None, second=0.2, ratio=None),
-        ),
+        parts_s=(ComparedNumber(name="time.waiting, s", first=0.01, second=0.2, ratio=20.0),),
         appeared=slow.findings[:1],
         disappeared=healthy.findings,
         remained=(),
@@ -43,9 +40,7 @@ def test_settings_come_first_then_numbers_then_what_appeared_and_disappeared() -
         "env NCCL_ALGO | not set | <b>Ring</b>",
         "step time | 400 ms | 600 ms | 1.50x",
         "MFU | 50.0 % | n/a | n/a",
-        # 20 x of next to nothing: the difference is what the step became longer by
         "waiting | 10.0 ms | 200 ms | +190 ms",
-        "gc | n/a | 200 ms | n/a",
         "New | cause",
         "Gone | cause",
         "In both: none.",

@@ -72,27 +72,17 @@ def test_the_overview_shows_the_progress_of_the_analysis(
     assert "12 s so far" in shown
 
 
-def test_figures_that_need_no_analysis_are_shown_during_it() -> None:
-    found = under_way(Activity.READING, steps=SEEN)
+def test_what_needs_no_analysis_is_shown_during_it() -> None:
+    top = replace(report().findings[0], ranks=tuple(range(6_144, 6_152)), steps=(2, 3))
+    found = replace(under_way(Activity.READING, steps=SEEN), earlier_findings=(top,))
     provider = FakeProvider(reports={"demo-42": None}, unfinished={"demo-42": found})
 
     shown = words(rendered(overview.PAGE, provider, View(run="demo-42")))
 
     assert "step time | 2.00 s | mean, as marked by the ranks" in shown
     assert "MFU | 32.4 % | mean of 2 steps" in shown
-
-
-def test_earlier_findings_are_shown_during_the_analysis() -> None:
-    top = replace(report().findings[0], ranks=tuple(range(6_144, 6_152)), steps=(2, 3))
-    found = replace(under_way(Activity.READING), earlier_findings=(top,))
-    provider = FakeProvider(reports={"demo-42": None}, unfinished={"demo-42": found})
-
-    shown = words(rendered(overview.PAGE, provider, View(run="demo-42")))
-
-    assert (
-        "Found before this analysis:  | slow-compute |  on ranks 6144 to 6151, steps 2 to 3."
-        in (shown)
-    )
+    earlier = "Found before this analysis:  | slow-compute |  on ranks 6144 to 6151, steps 2 to 3."
+    assert earlier in shown
 
 
 def test_a_failed_analysis_shows_the_reason() -> None:

@@ -14,7 +14,7 @@ from rankscope.dashboard.records.progress import Activity, AnalysisInProgress, P
 from tests.support.dashboard.analysed import analysed_report
 from tests.support.dashboard.builders import FakeProvider, mean_kind_times, report
 from tests.support.dashboard.page_text import words
-from tests.support.dashboard.posts import refreshed
+from tests.support.dashboard.posts import UPDATE_PATH, page_post, refreshed
 
 if TYPE_CHECKING:
     from flask.testing import FlaskClient
@@ -146,3 +146,27 @@ def test_an_address_of_no_page_says_so(client: FlaskClient) -> None:
 
     problem = answer["page-changes"]["data"]["page-problem"]["children"]
     assert "There is no page at '/nowhere'" in words(problem)
+
+
+def test_the_frame_has_the_state_of_the_run_and_the_title_its_verdict() -> None:
+    provider = FakeProvider(reports={"demo-42": report()}, state="running")
+    client = create_app(provider).server.test_client()
+    values = {
+        "frame-place.data": "/mfu demo-42",
+        "frame-timer.n_intervals": 0,
+        "fallback-timer.n_intervals": 0,
+        "url.pathname": "/mfu",
+        "url.search": "?run=demo-42",
+        "frame-shown.data": None,
+    }
+
+    answer = client.post(UPDATE_PATH, json=page_post(client, values)).get_json()["response"]
+    parts = answer["frame-changes"]["data"]
+    strip = words(parts["strip"]["children"])
+    again = values | {"frame-shown.data": answer["frame-shown"]["data"]}
+
+    assert strip == "live | step 29 | 0 records lost | clocks within 1.80 us"
+    assert parts["frame-title"]["data"] == "demo-42: slow-compute 5 - MFU - rankscope"
+    # AND nothing is sent again as long as it is the same
+    same = client.post(UPDATE_PATH, json=page_post(client, again)).get_json()["response"]
+    assert "frame-changes" not in same

@@ -33,7 +33,7 @@ from rankscope.analysis.trace.tables import (
     StepTable,
 )
 from rankscope.dashboard.records.alert_list import AlertList
-from rankscope.dashboard.records.page_results import RunLine
+from rankscope.dashboard.records.page_results import RunLine, RunStrip
 from rankscope.dashboard.records.progress import MeanKindTimes
 from rankscope.tracer.span import KIND_CODES, Span, SpanKind
 from rankscope.tracer.topology import Coords, Layout
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.drawing.step_replay import StepReplay
     from rankscope.analysis.report.liveness import RankLiveness, StepSilence
-    from rankscope.dashboard.records.page_results import Health, RunComparison, RunStrip, Startup
+    from rankscope.dashboard.records.page_results import Health, RunComparison, Startup
     from rankscope.dashboard.records.progress import (
         AnalysisFailed,
         AnalysisInProgress,
@@ -105,7 +105,6 @@ class FakeProvider:
     unfinished: dict[str, AnalysisInProgress | AnalysisFailed] = field(default_factory=dict)
     """Runs whose diagnosis is not finished."""
 
-    strips: dict[str, RunStrip] = field(default_factory=dict)
     compared: RunComparison | AnalysisFailed | None = None
     started: Startup | None = None
     state_of_server: Health | None = None
@@ -186,7 +185,16 @@ class FakeProvider:
         )
 
     def strip(self, run_id: str) -> RunStrip | None:
-        return self.strips.get(run_id)
+        found = [run for run in self.runs() if run.run_id == run_id]
+        if not found:
+            return None
+        return RunStrip(
+            run=found[0],
+            report=self.reports[run_id],
+            age_ns=None,
+            is_silent=self.silent is not None,
+            num_recent=None if self.live is None else self.live.num_recent,
+        )
 
     def comparison(
         self,
