@@ -70,7 +70,7 @@ K = TypeVar("K")
 
 MAX_OVERRUN_RATIO = 0.05
 """Share of paced compute that may overrun its target; beyond it a paced run proves nothing.
-Source: design.md section 6."""
+Source: choice."""
 
 
 def analyze_run(

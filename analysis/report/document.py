@@ -1,4 +1,4 @@
-"""The JSON document of a report; its keys are fixed by design.md, section 6."""
+"""The JSON document of a report: its keys are a contract with the scripts that read it."""
 
 from __future__ import annotations
 
