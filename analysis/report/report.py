@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby
-from typing import TYPE_CHECKING
 
+from rankscope.tracer.topology import Coords, Layout
+
+from ..trace.account import RecordAccount
 from ..trace.tables import is_layout_known
+from .fields import FloatArray, IntArray, Pair
+from .network import CommonPause, DirectWaits, LinkSummary
 from .text import MAX_NAMES, format_names
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from rankscope.tracer.topology import Coords, Layout
-
-    from ..trace.account import RecordAccount
-    from .network import CommonPause, DirectWaits, LinkSummary
-
-
 GRACE_STEPS = 3
-"""A finding is open while one of this many newest steps shows it. Source: design.md section 5, a
-verdict is due within 3 steps of the onset."""
+"""A finding is open while one of this many newest steps shows it. Source: a verdict is
+due within 3 steps of the onset."""
 
 GRACE_SHARE = 0.1
 """Share of a finding's own steps for which it is open as well: a fault of 200 steps is not over
@@ -64,7 +57,7 @@ class Finding:
     """One diagnosed cause. Findings come sorted by ``recoverable_ratio``, the largest first."""
 
     cause: str
-    """``slow-compute``, ``stage-imbalance``, ``healthy``, ...: design.md section 5."""
+    """``slow-compute``, ``stage-imbalance``, ``healthy``, ...: a name of `analysis.causes`."""
 
     ranks: tuple[int, ...] = ()
     """Global ranks at fault, of those in the trace; empty for ``healthy`` and the like."""
@@ -227,7 +220,7 @@ class Quality:
     account: RecordAccount
     """Account of all records: spans, and those of steps and micro-batches."""
 
-    account_by_rank: Mapping[tuple[int, int], RecordAccount]
+    account_by_rank: Mapping[Pair, RecordAccount]
     """By (epoch, rank); rank -1 is for records of several ranks that were stored together."""
 
     clock_error_ns: int | None
@@ -274,7 +267,7 @@ class RankStepExcess:
     steps: tuple[int, ...]
     """Columns."""
 
-    excess_ns: NDArray[np.float64]
+    excess_ns: FloatArray
     """Shape (ranks, steps): time above the baseline; NaN if unknown."""
 
     quantity: str = "compute time"
@@ -320,11 +313,11 @@ class WaterfallSummary:
     """None without a pipeline."""
 
     ranks: tuple[int, ...]
-    by_rank_ns: NDArray[np.int64]
+    by_rank_ns: IntArray
     """Shape (ranks, parts): over all steps."""
 
     steps: tuple[int, ...]
-    by_step_ns: NDArray[np.int64]
+    by_step_ns: IntArray
     """Shape (steps, parts): over all ranks."""
 
 
@@ -426,10 +419,10 @@ class RunReport:
     slowdown_by_kind: dict[str, float | None] = field(default_factory=dict)
     slowdown_by_dp: dict[int, float | None] = field(default_factory=dict)
     slowdown_by_stage: dict[int, float | None] = field(default_factory=dict)
-    slowdown_by_worker: dict[tuple[int, int], float | None] = field(default_factory=dict)
+    slowdown_by_worker: dict[Pair, float | None] = field(default_factory=dict)
     """By (dp, stage): the smaller of S by dp and S by stage, the shortcut of arXiv 2505.05713."""
 
-    exact_slowdown_by_worker: dict[tuple[int, int], float | None] = field(default_factory=dict)
+    exact_slowdown_by_worker: dict[Pair, float | None] = field(default_factory=dict)
     """By (dp, stage): replayed with the recorded times of that worker alone."""
 
     slowdown_by_step: dict[int, float | None] = field(default_factory=dict)
