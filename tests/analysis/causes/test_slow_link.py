@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 from rankscope.analysis.causes.slow_link import Culprit, find_culprits
 from rankscope.analysis.statistics.phases import Phase
-from rankscope.analysis.trace.tables import RankInfo
-from rankscope.tracer.topology import Coords
 from tests.support.analysis.link_builders import group, pair, profile
 
 if TYPE_CHECKING:
@@ -20,11 +18,8 @@ def slow(link: int, excess: float = 1.0) -> Phase:
     return Phase(row=link, first=0, last=5, excess_ratio=excess, deviation=0.01, threshold=0.1)
 
 
-def culprits_of(
-    found: list[Phase], links: list[Link], infos: dict[int, RankInfo] | None = None
-) -> tuple[Culprit, ...]:
-    """Return the culprits, at unknown locations if none are given."""
-    return find_culprits(profile(dict.fromkeys(links, [10.0] * 6), infos=infos), found)
+def culprits_of(phases: list[Phase], links: list[Link]) -> tuple[Culprit, ...]:
+    return find_culprits(profile(dict.fromkeys(links, [10.0] * 6)), phases)
 
 
 def ranks_of(found: tuple[Culprit, ...]) -> list[tuple[int, ...]]:
@@ -84,16 +79,3 @@ def test_two_pairs_without_a_common_rank_are_two_culprits() -> None:
     links = [pair(0, 4), pair(1, 5)]
 
     assert sorted(ranks_of(culprits_of([slow(0), slow(1)], links))) == [(0, 4), (1, 5)]
-
-
-def test_two_pairs_behind_one_switch_are_merged() -> None:
-    places = {0: ("a", "s1"), 1: ("b", "s1"), 4: ("c", "s2"), 5: ("d", "s3")}
-    ranks = {
-        rank: RankInfo(rank=rank, coords=Coords(), host=host, switch=switch)
-        for rank, (host, switch) in places.items()
-    }
-
-    (culprit,) = culprits_of([slow(0), slow(1)], [pair(0, 4), pair(1, 5)], ranks)
-
-    assert culprit.ranks == (0, 1)
-    assert culprit.location == "the links of switch s1"
