@@ -80,24 +80,14 @@ def test_declared_lengths_are_taken_out_and_a_slow_rank_stays_slow(share: float)
     assert (np.ptp(forward, axis=1) / forward.mean(axis=1) < 1e-3).all()
 
 
-def test_compute_that_does_not_follow_declared_lengths_is_left_as_it_is() -> None:
-    items = one_step()
-    shuffled = replace(items, self_ns=np.random.default_rng(7).permutation(items.self_ns))
-
-    assert equalize_declared_lengths(shuffled, LENGTHS) is None
+ONE_UNKNOWN = declared(np.where(np.arange(128) == 3, -1, LENGTHS.sum_squared_lengths))
+ALL_EQUAL = declared(np.full(NUM_RANKS * NUM_MICROBATCHES, 10**6))
+SHUFFLED = declared(np.random.default_rng(7).permutation(LENGTHS.sum_squared_lengths))
 
 
-def test_one_unknown_length_leaves_all_compute_as_it_is() -> None:
-    squares = LENGTHS.sum_squared_lengths.copy()
-    squares[3] = -1
-
-    assert equalize_declared_lengths(one_step(), declared(squares)) is None
-
-
-def test_lengths_that_are_equal_explain_nothing() -> None:
-    equal = declared(np.full(NUM_RANKS * NUM_MICROBATCHES, 10**6))
-
-    assert equalize_declared_lengths(one_step(), equal) is None
+@pytest.mark.parametrize("lengths", [ONE_UNKNOWN, ALL_EQUAL, SHUFFLED])
+def test_lengths_that_do_not_explain_compute_leave_it_as_it_is(lengths: MicrobatchTable) -> None:
+    assert equalize_declared_lengths(one_step(), lengths) is None
 
 
 def test_ranks_with_few_micro_batches_are_equalized_too() -> None:
