@@ -165,7 +165,9 @@ class RunWindow:
         self._update_mfu(steps)
         self._steps_read.update(np.unique(steps.step).tolist())
         if first is None:
-            first = self._first_affordable(steps, last)
+            num_spans = len(self._source.spans(self._run_id, first=last, last=last))
+            num = min(self._max_steps, self._max_spans // max(num_spans, 1))
+            first = int(np.unique(steps.step)[-max(num, 1) :][0])
             steps = select_rows(steps, steps.step >= first)
         spans = self._source.spans(self._run_id, first=first, last=last)
         pairs = np.unique(_pairs(steps.epoch, steps.step))
@@ -177,16 +179,17 @@ class RunWindow:
             begin_ns = int(steps.start_ns.min())
             steps = concatenate(select_rows(old.steps, old.steps.step < first), steps)
             spans = concatenate(select_rows(old.spans, old.spans.step < first), spans)
-            context = _join_contexts(old.context, context, first=first, begin_ns=begin_ns)
+            before = select_rows(
+                old.context.microbatches, old.context.microbatches.step < first
+            )
+            earlier = select_rows(old.context.samples, old.context.samples.at_ns < begin_ns)
+            context = replace(
+                context,
+                microbatches=concatenate(before, context.microbatches),
+                samples=sort_samples(concatenate(earlier, context.samples)),
+            )
         self.last, self._unfinished = last, None
         self._contents = self._trim(_Contents(run=run, steps=steps, spans=spans, context=context))
-
-    def _first_affordable(self, steps: StepTable, last: int) -> int:
-        """Return the first step of a first window, from the number of spans in its last step."""
-        numbers = np.unique(steps.step)
-        num_spans = len(self._source.spans(self._run_id, first=last, last=last))
-        num = min(self._max_steps, self._max_spans // max(num_spans, 1))
-        return int(numbers[-max(num, 1) :][0])
 
     def _trim(self, contents: _Contents) -> _Contents:
         """Return the contents within the limits, without the oldest steps."""
@@ -296,17 +299,6 @@ def last_complete_step(info: RunInfo, steps: StepTable) -> int | None:
         if count >= num_ranks.get(epoch, 1)
     ]
     return max(complete, default=None)
-
-
-def _join_contexts(old: RunContext, new: RunContext, *, first: int, begin_ns: int) -> RunContext:
-    """Return the new context, with the old one's micro-batches and samples of earlier steps."""
-    before = select_rows(old.microbatches, old.microbatches.step < first)
-    earlier = select_rows(old.samples, old.samples.at_ns < begin_ns)
-    return replace(
-        new,
-        microbatches=concatenate(before, new.microbatches),
-        samples=sort_samples(concatenate(earlier, new.samples)),
-    )
 
 
 def _pairs(epoch: NDArray[np.int32], step: NDArray[np.int32]) -> NDArray[np.int64]:

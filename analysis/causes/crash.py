@@ -160,7 +160,7 @@ def find_crashes(
     Args:
         hung: Epochs in which a hang ended the processes.
     """
-    found: list[tuple[int, tuple[Failure, ...], tuple[Failure, ...]]] = []
+    crashes: list[tuple[int, tuple[Failure, ...], tuple[Failure, ...]]] = []
     for epoch in run.epochs:
         failures = find_failures(epoch, context, steps)
         own = own_failures(failures)
@@ -168,13 +168,13 @@ def find_crashes(
             first = _first(own, run.clock_error_ns)
             if len(own) == len(failures):
                 first += tuple(each for each in _ended_together(own, first[0]) if each not in first)
-            found.append((epoch.epoch, first, failures))
+            crashes.append((epoch.epoch, first, failures))
     merged: dict[tuple[tuple[int, ...], ExitClass], list[int]] = {}
-    for place, (_, first, _) in enumerate(found):
-        merged.setdefault((_ranks(first), first[0].reason), []).append(place)
+    for index, (_, first, _) in enumerate(crashes):
+        merged.setdefault((_ranks(first), first[0].reason), []).append(index)
     return tuple(
-        _finding([found[place][0] for place in places], *found[places[-1]][1:])
-        for places in merged.values()
+        _finding([crashes[index][0] for index in indices], *crashes[indices[-1]][1:])
+        for indices in merged.values()
     )
 
 
@@ -193,9 +193,10 @@ def find_failures(epoch: EpochInfo, context: RunContext, steps: StepTable) -> tu
             events[event.rank].append(event)
     died = [ended for ended in exits if ended.state in DIED]
     of_type = Counter(ended.origin.partition(":")[0] for ended in died)
-    opened = [each.data.get("open") for of in events.values() for each in of if each.kind == "lost"]
-    entries = (entry for each in opened if isinstance(each, list) for entry in each)
-    is_saving = any(isinstance(one, dict) and one.get("kind") == CHECKPOINT for one in entries)
+    lost = (event for of in events.values() for event in of if event.kind == "lost")
+    opened = [event.data.get("open") for event in lost]
+    entries = (entry for spans in opened if isinstance(spans, list) for entry in spans)
+    is_saving = any(isinstance(span, dict) and span.get("kind") == CHECKPOINT for span in entries)
     was_silent = not is_saving and _was_silent(died, epoch, steps)
     failures = []
     for ended in died:
@@ -206,8 +207,8 @@ def find_failures(epoch: EpochInfo, context: RunContext, steps: StepTable) -> tu
         is_own = 0 < of_type[kind] <= THRESHOLDS.majority_share * len(exits)
         if kind and is_own and reason in FOLLOW_UPS:
             earlier = replace(ended, exception=kind, message=text.strip(), origin="")
-            if (found := classify_exit(earlier)) not in FOLLOW_UPS:
-                reason, message = found, format_exit(earlier)
+            if (origin := classify_exit(earlier)) not in FOLLOW_UPS:
+                reason, message = origin, format_exit(earlier)
         failures.append(
             Failure(ended=ended, reason=reason, message=message, host=hosts.get(ended.rank, ""))
         )
@@ -377,7 +378,16 @@ def classify_exit(ended: RankExit, events: Iterable[EventRecord] = ()) -> ExitCl
         for reason, words in OWN_FAULTS:
             if words.search(whole):
                 return reason
-    return ExitClass.LOST if ended.state == "lost" else _follow_up(ended.exception.lower(), text)
+    if ended.state == "lost":
+        return ExitClass.LOST
+    if STOPPED.search(text):
+        return ExitClass.STOPPED
+    of_job = OF_THE_JOB.search(text) is not None
+    if ended.exception.lower().rpartition(".")[2] in NETWORK_EXCEPTIONS and not of_job:
+        return ExitClass.EXCEPTION
+    if of_job and TIMEOUT.search(text):
+        return ExitClass.TIMEOUT
+    return ExitClass.CONNECTION if CONNECTION.search(text) else ExitClass.EXCEPTION
 
 
 def format_exit(ended: RankExit) -> str:
@@ -389,15 +399,3 @@ def format_exit(ended: RankExit) -> str:
     message = (cause if text else f"{ended.exception}: {cause}").split("\n")[0].strip()
     text = message if ended.message.strip() else ended.exception
     return text if len(text) <= MAX_LINE else f"{text[: MAX_LINE - 3]}..."
-
-
-def _follow_up(exception: str, text: str) -> ExitClass:
-    """Return the reason of an exception that is no fault of its own device or host."""
-    if STOPPED.search(text):
-        return ExitClass.STOPPED
-    of_job = OF_THE_JOB.search(text) is not None
-    if exception.rpartition(".")[2] in NETWORK_EXCEPTIONS and not of_job:
-        return ExitClass.EXCEPTION
-    if of_job and TIMEOUT.search(text):
-        return ExitClass.TIMEOUT
-    return ExitClass.CONNECTION if CONNECTION.search(text) else ExitClass.EXCEPTION

@@ -331,7 +331,14 @@ def _unlike(job: _Job) -> Finding | None:
     one = min(unlike, key=lambda each: (each.steps or (NONE, NONE), each.instance))
     sides = one.sides
     right = sides[0][1] if len(sides[0][1]) > THRESHOLDS.majority_share * len(one.entered) else ()
-    alike = {(each.name, each.num_bytes) for each in _read_alike(job, one)}
+    same_number = {
+        Instance(group.group_id, one.instance.seq)
+        for group in job.epoch.groups
+        if len(group.members) == len(one.members) and not set(group.members) & set(one.members)
+        if any(group.kind == each.kind for each in one.inside) and not one.inside[0].is_p2p
+    }
+    entered = _read_entered(job.epoch.epoch, job.spans, same_number)
+    alike = {(each.name, each.num_bytes) for each in entered}
     if not right and len(alike) == 1:
         agree = (each for each in one.entered if (each.name, each.num_bytes) in alike)
         right = tuple(each.rank for each in agree)
@@ -345,17 +352,6 @@ def _unlike(job: _Job) -> Finding | None:
     return job.finding(
         odd, text + ("" if odd else "; which of them is wrong is unknown"), steps=one.steps
     )
-
-
-def _read_alike(job: _Job, one: _Stuck) -> Iterable[Entry]:
-    """Return what ranks of other groups of the same kind and size entered under the same number."""
-    alike = {
-        Instance(group.group_id, one.instance.seq)
-        for group in job.epoch.groups
-        if len(group.members) == len(one.members) and not set(group.members) & set(one.members)
-        if any(group.kind == each.kind for each in one.inside) and not one.inside[0].is_p2p
-    }
-    return _read_entered(job.epoch.epoch, job.spans, alike) if alike else ()
 
 
 def _not_entered(job: _Job) -> Finding | None:
@@ -589,12 +585,12 @@ def _find_blocked(
 ) -> Iterable[Entry]:
     """Return each communication that a rank has entered and not left, by spans and events."""
     unfinished = _entries(epoch.epoch, spans, (spans.flags & UNFINISHED) != 0)
-    found = {(one.rank, one.instance): one for one in unfinished}
+    blocked = {(entry.rank, entry.instance): entry for entry in unfinished}
     members = {group.group_id: group.members for group in epoch.groups}
     for rank, entries in opened.items():
-        for one in _read_open(rank, entries, members):
-            found.setdefault((rank, one.instance), one)
-    return found.values()
+        for entry in _read_open(rank, entries, members):
+            blocked.setdefault((rank, entry.instance), entry)
+    return blocked.values()
 
 
 def _last_entries(

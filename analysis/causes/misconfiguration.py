@@ -94,16 +94,17 @@ def find_misconfigurations(run: RunInfo, context: RunContext) -> tuple[Finding, 
     The confidence is not calibrated: the share of ranks that agree, `undecided_certainty`
     without a majority, `previous_confidence` for a change since the previous run.
     """
-    found: dict[tuple[int, ...], dict[str, Difference]] = defaultdict(dict)
+    differences_of: dict[tuple[int, ...], dict[str, Difference]] = defaultdict(dict)
     shares: dict[tuple[int, ...], float] = {}
     for epoch in run.epochs:
-        settings = {one.rank: one.settings for one in context.manifests if one.epoch == epoch.epoch}
+        manifests = (each for each in context.manifests if each.epoch == epoch.epoch)
+        settings = {manifest.rank: manifest.settings for manifest in manifests}
         for ranks, difference, share in _disagreements(epoch, settings, has_layout=run.has_layout):
-            found[ranks].setdefault(difference.name, difference)
+            differences_of[ranks].setdefault(difference.name, difference)
             shares[ranks] = min(share, shares.get(ranks, 1.0))
     findings = [
         _finding(ranks, tuple(differences.values()), share=shares[ranks], num=run.world_size)
-        for ranks, differences in found.items()
+        for ranks, differences in differences_of.items()
     ]
     findings += _since_previous(context)
     return tuple(sorted(findings, key=lambda finding: (-finding.confidence, finding.ranks)))
@@ -138,8 +139,16 @@ def _disagreements(
             by_value[settings.get(name)] += ranks
         if len(by_value) == 1 or _follows_position(name, by_value, positions):
             continue
-        if name not in PART_SETTINGS or not _follows_part(by_value, part_of):
-            yield _judge(name, by_value)
+        pairs = {(part_of.get(rank), value) for value, ranks in by_value.items() for rank in ranks}
+        if name in PART_SETTINGS and len(pairs) == len({part for part, _ in pairs}):
+            continue
+        sizes = Counter({value: len(ranks) for value, ranks in by_value.items()})
+        (usual, num_usual), (other, _) = sizes.most_common(2)
+        has_majority = num_usual > THRESHOLDS.majority_share * sizes.total()
+        named = {value for value in by_value if not (has_majority and value == usual)}
+        ranks = tuple(sorted(rank for value in named for rank in by_value[value]))
+        difference = Difference(name=name, usual=usual, other=other, num_values=len(by_value))
+        yield ranks, difference, num_usual / sizes.total()
 
 
 def _group_alike(
@@ -177,27 +186,6 @@ def _follows_position(
         if len(pairs) == len(places) < num:
             return len(places) == len(by_value)
     return False
-
-
-def _follows_part(
-    by_value: Mapping[str | None, Sequence[int]], part_of: Mapping[int, tuple[int, int, int]]
-) -> bool:
-    """Return whether all ranks that hold the same part of the model have the same value."""
-    pairs = {(part_of.get(rank), value) for value, ranks in by_value.items() for rank in ranks}
-    return len(pairs) == len({part for part, _ in pairs})
-
-
-def _judge(
-    name: str, by_value: Mapping[str | None, Sequence[int]]
-) -> tuple[tuple[int, ...], Difference, float]:
-    sizes = Counter({value: len(ranks) for value, ranks in by_value.items()})
-    (usual, num_usual), (other, _) = sizes.most_common(2)
-    total = sizes.total()
-    has_majority = num_usual > THRESHOLDS.majority_share * total
-    named = {value for value in by_value if not (has_majority and value == usual)}
-    ranks = [rank for value in named for rank in by_value[value]]
-    difference = Difference(name=name, usual=usual, other=other, num_values=len(by_value))
-    return tuple(sorted(ranks)), difference, num_usual / total
 
 
 def _finding(

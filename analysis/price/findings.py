@@ -233,14 +233,22 @@ def _fixes(
 ) -> list[Fix]:
     parts = _own_parts([_recorded_part(each, model) for each in candidates], model)
     fixes = []
-    for each, part in zip(candidates, parts, strict=True):
-        own = ideal.at(part)
-        if is_of_device(each):
-            of_stage = np.where(
-                model.on_device[part], stage_ratio[model.kind[part], model.stage[part]], 1
-            )
-            own = Times(own.duration_ns * of_stage, own.gap_ns)
-        fixes.append(Fix(each, part, _fixed_times(each, part, own, model)))
+    for candidate, rows in zip(candidates, parts, strict=True):
+        duration_ns, gap_ns = ideal.at(rows)
+        on_device = model.on_device[rows]
+        if is_of_device(candidate):
+            of_stage = stage_ratio[model.kind[rows], model.stage[rows]]
+            duration_ns = duration_ns * np.where(on_device, of_stage, 1)
+        if not candidate.on_host:
+            # Fixing a device makes no gap longer. The ideal of gaps that only checkpoints leave
+            # would.
+            shorter = np.minimum(duration_ns, model.operations.duration_ns[rows])
+            duration_ns = np.where(on_device, duration_ns, shorter)
+        if candidate.fixed_ns is not None:
+            fixed_ns = candidate.fixed_ns[rows]
+            duration_ns = np.where(np.isnan(fixed_ns), duration_ns, fixed_ns)
+        gap_ns = np.zeros_like(gap_ns) if candidate.is_everywhere else gap_ns
+        fixes.append(Fix(candidate, rows, Times(duration_ns, gap_ns)))
     return fixes
 
 
@@ -299,21 +307,6 @@ def _own_parts(
         part[~others[part]] if computes else part
         for part, computes in zip(parts, has_compute, strict=True)
     )
-
-
-def _fixed_times(
-    candidate: Candidate, rows: NDArray[np.int64], ideal: Times, model: ReplayModel
-) -> Times:
-    """Return the times of a candidate's operations, given their ideals, without its cause."""
-    duration_ns, gap_ns = ideal
-    if not candidate.on_host:
-        # Fixing a device makes no gap longer. The ideal of gaps that only checkpoints leave would.
-        shorter = np.minimum(duration_ns, model.operations.duration_ns[rows])
-        duration_ns = np.where(model.on_device[rows], duration_ns, shorter)
-    if candidate.fixed_ns is not None:
-        own_ns = candidate.fixed_ns[rows]
-        duration_ns = np.where(np.isnan(own_ns), duration_ns, own_ns)
-    return Times(duration_ns, np.zeros_like(gap_ns) if candidate.is_everywhere else gap_ns)
 
 
 def _fix_all(
@@ -386,43 +379,39 @@ def _take_out(
 
 
 def _ideal_run(fixes: Sequence[Fix], ideal: Times, model: ReplayModel) -> Times:
-    """Make the ideal run that of the candidates' own fixed times, if they give any; return it."""
-    times = Times(ideal.duration_ns, ideal.gap_ns.copy())
-    for fix in fixes:
-        if fix.candidate.fixed_ns is not None or fix.candidate.on_host:
-            for column, own in zip(times, fix.fixed, strict=True):
-                column[fix.rows] = own
-            _shorten_alike_gaps(times, fix.rows, model)
-    return times
+    """Make the ideal run that of the candidates' own fixed times, if they give any; return it.
 
-
-def _shorten_alike_gaps(ideal: Times, part: NDArray[np.int64], model: ReplayModel) -> None:
-    """Make host gaps outside a part no longer than recorded.
-
-    If alike gaps exist only because of a fault, their ideal (their median) is the fault itself.
+    Host gaps like those of such a candidate become no longer than recorded: if they exist only
+    because of a fault, their ideal (their median) is the fault itself.
     """
-    rows = np.flatnonzero(~model.on_device)
-    label, mine = model.operations.label, part[~model.on_device[part]]
-    alike = rows[np.isin(label[rows], sorted_unique(label[mine]))]
-    alike = alike[~np.isin(alike, mine)]
-    shorter = np.minimum(ideal.duration_ns[alike], model.operations.duration_ns[alike])
-    ideal.duration_ns[alike] = shorter
+    times = Times(ideal.duration_ns, ideal.gap_ns.copy())
+    on_host, label = np.flatnonzero(~model.on_device), model.operations.label
+    for fix in fixes:
+        if fix.candidate.fixed_ns is None and not fix.candidate.on_host:
+            continue
+        for column, fixed in zip(times, fix.fixed, strict=True):
+            column[fix.rows] = fixed
+        gaps = fix.rows[~model.on_device[fix.rows]]
+        alike = on_host[np.isin(label[on_host], sorted_unique(label[gaps]))]
+        alike = alike[~np.isin(alike, gaps)]
+        shorter = np.minimum(times.duration_ns[alike], model.operations.duration_ns[alike])
+        times.duration_ns[alike] = shorter
+    return times
 
 
 def _finding(fix: Fix, *, saved_s: float | None = None) -> Finding:
     """Return a candidate as a finding. One that is planned says what it costs."""
-    found = fix.candidate
-    is_cost = (
-        saved_s is not None and not found.cause.is_alarm and found.cause.name not in NO_PROBLEM
-    )
+    candidate, evidence = fix.candidate, fix.candidate.evidence
+    cause = candidate.cause
+    if saved_s is not None and not cause.is_alarm and cause.name not in NO_PROBLEM:
+        evidence += f"; it costs {format_seconds(saved_s)} per step"
     return Finding(
-        cause=found.cause.name,
-        ranks=found.ranks,
-        steps=found.steps,
+        cause=cause.name,
+        ranks=candidate.ranks,
+        steps=candidate.steps,
         saved_s=saved_s,
-        confidence=confidence(found.excess_ratio, found.threshold) * found.certainty,
-        evidence=found.evidence
-        + (f"; it costs {format_seconds(saved_s)} per step" if is_cost else ""),
+        confidence=confidence(candidate.excess_ratio, candidate.threshold) * candidate.certainty,
+        evidence=evidence,
     )
 
 

@@ -133,13 +133,6 @@ def _with_kind(wanted: str, _run: RunInfo, reading: Reading) -> NDArray[np.bool_
     return found
 
 
-def _with_step(wanted: int, _run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
-    operations = reading.model.operations
-    numbers = np.array(operations.steps, dtype=np.int64)
-    found: NDArray[np.bool_] = numbers[operations.step] == wanted
-    return found
-
-
 def _with_link(wanted: tuple[int, int], _run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
     transfers = reading.transfers
     is_wanted = [each.is_pair and each.members == wanted for each in transfers.links]
@@ -157,7 +150,9 @@ _CONDITIONS: dict[str, Callable[..., NDArray[np.bool_]]] = {
     ),
     "rank": lambda wanted, _run, reading: reading.model.rank == wanted,
     "host": lambda host, run, reading: _on_ranks(run, reading, lambda info: info.host == host),
-    "step": _with_step,
+    "step": lambda wanted, _run, reading: (
+        np.array(reading.model.operations.steps)[reading.model.operations.step] == wanted
+    ),
     "link": _with_link,
 }
 
@@ -172,13 +167,7 @@ def _by_span(
         rows = np.flatnonzero(has_name[spans.name]) if len(spans) else np.zeros(0, np.int64)
     else:
         rows = np.flatnonzero(spans.group_id == np.uint64(wanted))
-    return _operations_of_spans(model, spans, rows)
-
-
-def _operations_of_spans(
-    model: ReplayModel, spans: SpanTable, rows: NDArray[np.int64]
-) -> NDArray[np.bool_]:
-    """Return the operations that have the rank, kind, start and end of one of these spans."""
+    # An operation is one of these spans if it has its rank, kind, start and end.
     operations = model.operations
     start = spans.start_ns[rows]
     theirs = np.stack(
@@ -186,10 +175,10 @@ def _operations_of_spans(
     )
     ours = np.stack((model.rank, model.kind, operations.start_ns, operations.end_ns))
     number, num = factorize(*np.concatenate((theirs, ours), axis=1).astype(np.int64))
-    wanted = np.zeros(num, dtype=np.bool_)
-    wanted[number[: len(rows)]] = True
-    found: NDArray[np.bool_] = wanted[number[len(rows) :]]
-    return found
+    is_chosen = np.zeros(num, dtype=np.bool_)
+    is_chosen[number[: len(rows)]] = True
+    chosen: NDArray[np.bool_] = is_chosen[number[len(rows) :]]
+    return chosen
 
 
 def _kind_codes(model: ReplayModel, spans: SpanTable) -> NDArray[np.int64]:

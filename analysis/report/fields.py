@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """How an array of one type is written: its shape, and its bytes in base64."""
+    """Codec of an array of one type: its shape, and its bytes in base64."""
 
     dtype: str
 

@@ -113,11 +113,11 @@ class FindingTracker:
                 changes.append((change, now))
                 self._tracked[now.number] = now
         present = set(self._numbers.values())
-        changes += [
-            (Change.CLOSED, self._close(one, at_ns))
-            for one in self.open_findings
-            if one.number not in present and (is_over or _is_gone(one, report))
-        ]
+        for tracked in self.open_findings:
+            if tracked.number not in present and (is_over or _is_gone(tracked, report)):
+                closed = replace(tracked, updated_ns=at_ns, closed_ns=at_ns)
+                self._tracked[tracked.number] = closed
+                changes.append((Change.CLOSED, closed))
         return tuple(changes)
 
     def merged(self, report: RunReport) -> RunReport:
@@ -188,12 +188,6 @@ class FindingTracker:
             finding=finding,
             checked_step=checked,
         )
-
-    def _close(self, one: TrackedFinding, at_ns: int) -> TrackedFinding:
-        closed = replace(one, updated_ns=at_ns, closed_ns=at_ns)
-        self._tracked[one.number] = closed
-        return closed
-
 
 def may_open(finding: Finding) -> bool:
     """Return whether a person would act on a finding, so that it is tracked from now on.
