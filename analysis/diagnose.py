@@ -56,10 +56,10 @@ def diagnose(case: Case, parts: tuple[Case, ...] = ()) -> tuple[Finding, ...]:
     """
     candidates: list[Candidate] = []
     for part in parts or (case,):
-        found: tuple[Candidate, ...] = ()
+        of_part: tuple[Candidate, ...] = ()
         for detector in FROM_REPLAY:
-            found = detector.detect(part, found)
-        candidates += [each for each in found if each.explained_by is None]
+            of_part = detector.detect(part, of_part)
+        candidates += [each for each in of_part if each.explained_by is None]
     alarms = [each for each in candidates if each.cause.is_alarm]
     if alarms:
         candidates = [each for each in candidates if each.cause is not INSUFFICIENT_EVIDENCE]

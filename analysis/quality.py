@@ -171,14 +171,14 @@ def find_overlapping(spans: SpanTable) -> NDArray[np.intp]:
     # One running maximum serves all tracks: of the place among all ends, track by track. The ends
     # themselves may be too large for it, if a clock was broken.
     by_end = stable_argsort(end)
-    place = np.empty(len(end), dtype=np.int64)
-    place[by_end] = np.arange(len(end))
-    last = np.maximum.accumulate(place + track * len(end))[:-1] - track[1:] * len(end)
+    order_of_end = np.empty(len(end), dtype=np.int64)
+    order_of_end[by_end] = np.arange(len(end))
+    last = np.maximum.accumulate(order_of_end + track * len(end))[:-1] - track[1:] * len(end)
     latest = end[by_end[np.maximum(last, 0)]]
     overlap = np.minimum(latest, end[1:]) - start[1:]
     partly = (track[1:] == track[:-1]) & (latest < end[1:]) & (overlap > OVERLAP_SLACK_NS)
-    found: NDArray[np.intp] = rows[1:][partly]
-    return found
+    overlapping: NDArray[np.intp] = rows[1:][partly]
+    return overlapping
 
 
 def find_unidentified(spans: SpanTable) -> NDArray[np.intp]:

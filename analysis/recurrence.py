@@ -103,12 +103,12 @@ def find_placements(
         known.epoch: {info.rank: (info.host, info.local_rank) for info in known.ranks}
         for known in run.epochs
     }
-    found: list[RankPlacements] = []
+    placements: list[RankPlacements] = []
     for epoch, own in groupby(numbers, key=lambda step: epoch_of.get(step, NONE)):
         now = RankPlacements(epochs=(epoch,), steps=tuple(own), of_rank=of_epoch.get(epoch, {}))
-        before = found[-1] if found else now
+        before = placements[-1] if placements else now
         if any(before.of_rank.get(rank, place) != place for rank, place in now.of_rank.items()):
-            found.append(now)
+            placements.append(now)
         else:
             epochs = sorted({*before.epochs, epoch})
             merged = RankPlacements(
@@ -116,19 +116,19 @@ def find_placements(
                 steps=tuple(sorted({*before.steps, *now.steps})),
                 of_rank=before.of_rank | now.of_rank,
             )
-            found[-1:] = [merged]
-    return tuple(found)
+            placements[-1:] = [merged]
+    return tuple(placements)
 
 
 def name_hosts(finding: Finding, placements: tuple[RankPlacements, ...]) -> Finding:
     """Return a finding with the hosts of its ranks in its last step, also in its evidence."""
     of_rank = placements_of(finding, placements).of_rank if placements else {}
-    known = dict.fromkeys(of_rank[rank][0] for rank in finding.ranks if rank in of_rank)
-    found = replace(finding, hosts=tuple(host for host in known if host))
-    names = format_hosts(found, placements)
-    if not names or found.hosts[0] in finding.evidence:
-        return found
-    return replace(found, evidence=f"on {names}, {finding.evidence}")
+    hosts = dict.fromkeys(of_rank[rank][0] for rank in finding.ranks if rank in of_rank)
+    named = replace(finding, hosts=tuple(host for host in hosts if host))
+    names = format_hosts(named, placements)
+    if not names or named.hosts[0] in finding.evidence:
+        return named
+    return replace(named, evidence=f"on {names}, {finding.evidence}")
 
 
 def find_recurrence(
@@ -161,9 +161,9 @@ def find_recurrence(
     past = [one for one in history if _cause(one) == _cause(now) and _is_local(one)]
     past = [one for one in past if one.incarnation != now.incarnation and one.num_hosts > 1]
     past = [one for one in past if one.sizes == now.sizes]
-    known = [one for one in past if hosts & _hosts(one)]
-    host_now = {each.position: each.host for each in placements()} if known else {}
-    moved = {one: _moved_hosts(now, one, host_now, named) for one in known}
+    same_host = [one for one in past if hosts & _hosts(one)]
+    host_now = {each.position: each.host for each in placements()} if same_host else {}
+    moved = {one: _moved_hosts(now, one, host_now, named) for one in same_host}
     moved = {one: hosts for one, hosts in moved.items() if hosts}
     stayed = {one: _same_positions(now, one, named) for one in past}
     stayed = {one: positions for one, positions in stayed.items() if positions}
@@ -177,10 +177,10 @@ def find_recurrence(
         return Recurrence(what=Follows.HOST, evidence=_host_evidence(now, moved))
     if stayed:
         return Recurrence(what=Follows.POSITION, evidence=_position_evidence(now, stayed))
-    if known:
-        same_hosts = sorted(_hosts(now).intersection(set[str]().union(*map(_hosts, known))))
+    if same_host:
+        same_hosts = sorted(_hosts(now).intersection(set[str]().union(*map(_hosts, same_host))))
         text = (
-            f"unknown: host {format_names(same_hosts)} was also named in {_format_runs(known)}, but"
+            f"unknown: host {format_names(same_hosts)} was also named in {_format_runs(same_host)}, but"
             " nothing has moved since, so host and position cannot be distinguished"
         )
         return Recurrence(what=None, evidence=text)
@@ -257,8 +257,8 @@ def _position_evidence(now: PlacedFinding, stayed: Mapping[PlacedFinding, set[Po
 def _format_runs(findings: Collection[PlacedFinding]) -> str:
     """Return runs and epochs: "run a (epoch 1)", "runs a (epoch 0), b (epoch 0) and 3 more"."""
     epochs: dict[str, set[int]] = {}
-    for one in findings:
-        epochs.setdefault(one.run_id, set()).add(one.epoch)
+    for finding in findings:
+        epochs.setdefault(finding.run_id, set()).add(finding.epoch)
     names = [f"{run} (epoch {', '.join(map(str, sorted(own)))})" for run, own in epochs.items()]
     return f"{'run' if len(names) == 1 else 'runs'} {format_names(names)}"
 

@@ -163,19 +163,31 @@ def find_crashes(
     crashes: list[tuple[int, tuple[Failure, ...], tuple[Failure, ...]]] = []
     for epoch in run.epochs:
         failures = find_failures(epoch, context, steps)
-        own = own_failures(failures)
-        if own and epoch.epoch not in hung:
-            first = _first(own, run.clock_error_ns)
-            if len(own) == len(failures):
-                first += tuple(each for each in _ended_together(own, first[0]) if each not in first)
+        independent = own_failures(failures)
+        if independent and epoch.epoch not in hung:
+            first = _first(independent, run.clock_error_ns)
+            if len(independent) == len(failures):
+                first += tuple(each for each in _ended_together(independent, first[0]) if each not in first)
             crashes.append((epoch.epoch, first, failures))
     merged: dict[tuple[tuple[int, ...], ExitClass], list[int]] = {}
     for index, (_, first, _) in enumerate(crashes):
         merged.setdefault((_ranks(first), first[0].reason), []).append(index)
-    return tuple(
-        _finding([crashes[index][0] for index in indices], *crashes[indices[-1]][1:])
-        for indices in merged.values()
-    )
+    findings = []
+    for (ranks, _), indices in merged.items():
+        _, first, failures = crashes[indices[-1]]
+        epochs = [crashes[index][0] for index in indices]
+        steps = [failure.ended.step for failure in first if failure.ended.step is not None]
+        is_lost = all(failure.reason is ExitClass.LOST for failure in first)
+        doubt = THRESHOLDS.doubt_factor ** (is_lost + (len(ranks) > 1))
+        finding = Finding(
+            cause=CAUSE.name,
+            ranks=ranks,
+            steps=(min(steps), max(steps)) if steps else None,
+            confidence=THRESHOLDS.ended_confidence * doubt,
+            evidence=_evidence(epochs, first, failures),
+        )
+        findings.append(finding)
+    return tuple(findings)
 
 
 def find_failures(epoch: EpochInfo, context: RunContext, steps: StepTable) -> tuple[Failure, ...]:
@@ -308,22 +320,6 @@ def _at_ns(failure: Failure) -> int:
 
 def _ranks(failures: Iterable[Failure]) -> tuple[int, ...]:
     return tuple(sorted({failure.ended.rank for failure in failures}))
-
-
-def _finding(
-    epochs: list[int], first: tuple[Failure, ...], failures: tuple[Failure, ...]
-) -> Finding:
-    steps = [failure.ended.step for failure in first if failure.ended.step is not None]
-    is_lost = all(failure.reason is ExitClass.LOST for failure in first)
-    ranks = _ranks(first)
-    return Finding(
-        cause=CAUSE.name,
-        ranks=ranks,
-        steps=(min(steps), max(steps)) if steps else None,
-        confidence=THRESHOLDS.ended_confidence
-        * THRESHOLDS.doubt_factor ** (is_lost + (len(ranks) > 1)),
-        evidence=_evidence(epochs, first, failures),
-    )
 
 
 def _evidence(epochs: list[int], first: tuple[Failure, ...], failures: tuple[Failure, ...]) -> str:

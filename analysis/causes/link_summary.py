@@ -49,20 +49,20 @@ def summarize_links(profile: LinkProfile) -> LinkSummary | None:
     for each in sorted(profile.slow_links, key=lambda one: one.num_steps):
         slow_steps[each.row] = each.steps(profile.steps)
     sums = _sum_links(profile)
-    known = np.flatnonzero((sums[NUM] > 0) & (sums[EXPECTED_NS] > 0))
-    if not len(known):
+    compared = np.flatnonzero((sums[NUM] > 0) & (sums[EXPECTED_NS] > 0))
+    if not len(compared):
         return None
     is_slow = np.isin(np.arange(len(profile.links)), list(slow_steps))
-    order = known[np.lexsort((-_excess(sums[:, known]), ~is_slow[known]))]
+    order = compared[np.lexsort((-_excess(sums[:, compared]), ~is_slow[compared]))]
     return LinkSummary(
-        num_links=len(known),
-        num_slow=int(is_slow[known].sum()),
+        num_links=len(compared),
+        num_slow=int(is_slow[compared].sum()),
         links=tuple(
             _transfers(profile, sums[:, link], link, slow_steps.get(link))
             for link in order[:MAX_LINKS].tolist()
         ),
         totals=tuple(
-            total for group in LinkGroup for total in _totals(profile, sums, known, group, is_slow)
+            total for group in LinkGroup for total in _totals(profile, sums, compared, group, is_slow)
         ),
         matrix=_matrix(profile, sums, order),
     )
@@ -155,7 +155,7 @@ def _totals(
             mine[name].append(link)
     mine.pop("", None)
     whole = {name: sums[:, chosen].sum(axis=1) for name, chosen in mine.items()}
-    found = [
+    totals = [
         LinkTotal(
             group=group,
             name=name,
@@ -167,7 +167,7 @@ def _totals(
         )
         for name, chosen in mine.items()
     ]
-    return sorted(found, key=lambda one: (-one.excess_ratio, one.name))[:MAX_TOTALS]
+    return sorted(totals, key=lambda one: (-one.excess_ratio, one.name))[:MAX_TOTALS]
 
 
 def _matrix(

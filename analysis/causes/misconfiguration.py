@@ -146,9 +146,9 @@ def _disagreements(
         (usual, num_usual), (other, _) = sizes.most_common(2)
         has_majority = num_usual > THRESHOLDS.majority_share * sizes.total()
         named = {value for value in by_value if not (has_majority and value == usual)}
-        ranks = tuple(sorted(rank for value in named for rank in by_value[value]))
+        differing = tuple(sorted(rank for value in named for rank in by_value[value]))
         difference = Difference(name=name, usual=usual, other=other, num_values=len(by_value))
-        yield ranks, difference, num_usual / sizes.total()
+        yield differing, difference, num_usual / sizes.total()
 
 
 def _group_alike(
@@ -211,10 +211,10 @@ def _since_previous(context: RunContext) -> list[Finding]:
     """Return what changed since the previous run, by the value that most ranks of each have."""
     if not context.manifests or not context.previous_manifests:
         return []
-    newest = max(one.epoch for one in context.manifests)
-    last = max(one.epoch for one in context.previous_manifests)
-    now = common_settings([one for one in context.manifests if one.epoch == newest])
-    before = common_settings([one for one in context.previous_manifests if one.epoch == last])
+    newest = max(manifest.epoch for manifest in context.manifests)
+    last = max(manifest.epoch for manifest in context.previous_manifests)
+    now = common_settings([manifest for manifest in context.manifests if manifest.epoch == newest])
+    before = common_settings([manifest for manifest in context.previous_manifests if manifest.epoch == last])
     changed = tuple(
         Difference(name=name, usual=before.get(name), other=now.get(name), num_values=2)
         for name in sorted(now.keys() | before.keys())
@@ -224,7 +224,7 @@ def _since_previous(context: RunContext) -> list[Finding]:
     )
     if not changed:
         return []
-    ranks = tuple(sorted(one.rank for one in context.manifests if one.epoch == newest))
+    ranks = tuple(sorted(manifest.rank for manifest in context.manifests if manifest.epoch == newest))
     evidence = (
         f"{format_count(len(changed), 'setting')} changed since the previous run of this model and"
         f" world size, on most of {format_count(len(ranks), 'rank')}: "
@@ -243,7 +243,7 @@ def _since_previous(context: RunContext) -> list[Finding]:
 def common_settings(manifests: Sequence[RankManifest]) -> dict[str, str]:
     """Return the settings that have one value on more than half of the ranks."""
     counts: Counter[tuple[str, str]] = Counter()
-    for settings, ranks in _group_alike({one.rank: one.settings for one in manifests}):
+    for settings, ranks in _group_alike({manifest.rank: manifest.settings for manifest in manifests}):
         for item in settings.items():
             counts[item] += len(ranks)
     least = THRESHOLDS.majority_share * len(manifests)
@@ -252,8 +252,8 @@ def common_settings(manifests: Sequence[RankManifest]) -> dict[str, str]:
 
 def _list(differences: tuple[Difference, ...], here: str, there: str) -> str:
     parts = [
-        f"{one.name} is {_shown(one.other)} {here} and {_shown(one.usual)} {there}"
-        for one in differences[:MAX_SETTINGS_NAMED]
+        f"{difference.name} is {_shown(difference.other)} {here} and {_shown(difference.usual)} {there}"
+        for difference in differences[:MAX_SETTINGS_NAMED]
     ]
     more = len(differences) - MAX_SETTINGS_NAMED
     if more > 0:

@@ -244,17 +244,17 @@ def describe_sequence_effect(
     varies = f"varies by {format_percent(float(np.std(ratio[forward])))} on all ranks alike"
     squares = squared_lengths(items, lengths)[forward]
     if not np.isnan(squares).any() and squares.std() > 0:
-        found = correlation(ratio[forward], squares) or 0.0
-        why = f"{varies} and follows the sum of squared lengths (correlation {found:.2f})"
+        coefficient = correlation(ratio[forward], squares) or 0.0
+        why = f"{varies} and follows the sum of squared lengths (correlation {coefficient:.2f})"
         return why if is_explained else ""
-    found = correlation(ratio[forward], ratio[backward]) or 0.0
-    if is_routed or found < THRESHOLDS.min_correlation:
+    coefficient = correlation(ratio[forward], ratio[backward]) or 0.0
+    if is_routed or coefficient < THRESHOLDS.min_correlation:
         return ""
     # Lengths are random: they do not vary on one rank alone.
     varied = np.bincount(items.rank[forward], weights=(ratio[forward] - 1.0) ** 2)
     if varied.max() > THRESHOLDS.one_rank_share * varied.sum():
         return ""
-    return f"{varies}, in forward and backward together (correlation {found:.2f})"
+    return f"{varies}, in forward and backward together (correlation {coefficient:.2f})"
 
 
 def _pair_rows(items: ComputeItems) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -198,10 +198,10 @@ def is_of_device(candidate: Candidate) -> bool:
 
 def _count(rows: Sequence[NDArray[np.int64]], num: int) -> NDArray[np.int32]:
     """Return in how many sets of rows each operation is. Shape (num,)."""
-    found = np.zeros(num, dtype=np.int32)
+    counts = np.zeros(num, dtype=np.int32)
     for each in rows:
-        found[each] += 1
-    return found
+        counts[each] += 1
+    return counts
 
 
 def _mean_step_with_each(
@@ -261,24 +261,24 @@ def _stage_ratio(
     has that work. The ratio is 1 for all else than compute, and if the stage has no other compute
     of that kind.
     """
-    found = np.ones((len(model.kinds), int(model.stage.max(initial=0)) + 1))
+    ratios = np.ones((len(model.kinds), int(model.stage.max(initial=0)) + 1))
     slow = [each for each in candidates if is_of_device(each)]
     if not slow:
-        return found
+        return ratios
     compute = np.flatnonzero(has_kind(model, COMPUTE_KINDS) & model.on_device)
-    cell = model.kind[compute].astype(np.int64) * found.shape[1] + model.stage[compute]
+    cell = model.kind[compute].astype(np.int64) * ratios.shape[1] + model.stage[compute]
     inside = np.zeros(len(model.rank), dtype=np.bool_)
     for each in candidates:
         if each.part is not None and each.cause.subject is not Subject.STAGE:
             inside[_recorded_part(each, model)] = True
     healthy = ~inside[compute]
     took_ns, expected_ns = (
-        np.bincount(cell[healthy], weights=times[compute[healthy]], minlength=found.size)
+        np.bincount(cell[healthy], weights=times[compute[healthy]], minlength=ratios.size)
         for times in (unblamed.duration_ns, ideal.duration_ns)
     )
     is_known = (took_ns > 0) & (expected_ns > 0)
-    np.divide(took_ns, expected_ns, out=found.reshape(-1), where=is_known)
-    return found
+    np.divide(took_ns, expected_ns, out=ratios.reshape(-1), where=is_known)
+    return ratios
 
 
 def _recorded_part(candidate: Candidate, model: ReplayModel) -> NDArray[np.int64]:
@@ -316,9 +316,9 @@ def _fix_all(
     fixed = Times(*(each.copy() for each in unblamed))
     touched = np.zeros(len(unblamed.duration_ns), dtype=np.bool_)
     for fix in fixes:
-        for times, own in zip(fixed, fix.fixed, strict=True):
+        for times, fixed_times in zip(fixed, fix.fixed, strict=True):
             before = times[fix.rows]
-            times[fix.rows] = np.where(touched[fix.rows], np.minimum(own, before), own)
+            times[fix.rows] = np.where(touched[fix.rows], np.minimum(fixed_times, before), fixed_times)
         touched[fix.rows] = True
     for fix, both in zip(fixes, in_fixed_stage, strict=True):
         fixed.duration_ns[fix.rows[both]] = ideal.duration_ns[fix.rows[both]]
@@ -366,7 +366,7 @@ def _take_out(
     """
     rows = fix.rows
     is_shared = num_sharing[0][rows] > 1
-    found = []
+    columns = []
     for all_, before, after, own, without, num in zip(
         total, fixed, recorded, with_fault, fix.fixed, num_sharing, strict=True
     ):
@@ -374,8 +374,8 @@ def _take_out(
         mine = num[rows] == 1 if num is num_sharing[0] or fix.candidate.on_host else False
         times = np.where(mine, without, faulty)
         rest = all_[rows] + before[rows] - own
-        found.append(np.where(is_shared, np.minimum(times, rest), times))
-    return Times(*found)
+        columns.append(np.where(is_shared, np.minimum(times, rest), times))
+    return Times(*columns)
 
 
 def _ideal_run(fixes: Sequence[Fix], ideal: Times, model: ReplayModel) -> Times:
@@ -458,16 +458,16 @@ def _ratio_by_step(
     """Return the ratio of recorded to ideal compute in each step; 1 if no step is unusual."""
     rows = np.flatnonzero(others & (ideal_ns > 0))
     step = model.operations.step[rows]
-    found = np.ones(len(model.operations.steps))
+    ratios = np.ones(len(model.operations.steps))
     median = medians_by_key(duration_ns[rows], model.rank[rows], model.operations.label[rows])
     relative = np.divide(duration_ns[rows], median, out=np.ones(len(rows)), where=median > 0)
     is_common = common_step_ratio(relative, step) != 1.0
     if is_common.any():
-        took = np.bincount(step, weights=duration_ns[rows], minlength=len(found))
-        expected = np.bincount(step, weights=ideal_ns[rows], minlength=len(found))
+        took = np.bincount(step, weights=duration_ns[rows], minlength=len(ratios))
+        expected = np.bincount(step, weights=ideal_ns[rows], minlength=len(ratios))
         # Usual steps change as well: the unusual ones had raised the mean of all steps.
-        found = np.divide(took, expected, out=found, where=expected > 0)
-    return found
+        ratios = np.divide(took, expected, out=ratios, where=expected > 0)
+    return ratios
 
 
 def _medians_outside(
@@ -483,6 +483,6 @@ def _medians_outside(
     outside = ~inside[concerned]
     duration_ns = model.operations.duration_ns[concerned]
     median, _ = group_medians(duration_ns[outside], number[outside], num)
-    found = np.where(wanted[concerned], median[number], np.nan)
-    ideal_ns[concerned] = np.where(np.isnan(found), ideal_ns[concerned], found)
+    medians = np.where(wanted[concerned], median[number], np.nan)
+    ideal_ns[concerned] = np.where(np.isnan(medians), ideal_ns[concerned], medians)
     return ideal_ns

@@ -121,16 +121,16 @@ def _on_ranks(
     run: RunInfo, reading: Reading, condition: Callable[[RankInfo], bool]
 ) -> NDArray[np.bool_]:
     ranks = np.array(select_ranks(run, condition), dtype=np.int32)
-    found: NDArray[np.bool_] = np.isin(reading.model.rank, ranks)
-    return found
+    is_on: NDArray[np.bool_] = np.isin(reading.model.rank, ranks)
+    return is_on
 
 
 def _with_kind(wanted: str, _run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
     model = reading.model
     if wanted not in model.kinds:
         raise EmptyPartError(f"no kind {wanted!r} in this run; it has {', '.join(model.kinds)}")
-    found: NDArray[np.bool_] = model.kind == model.kinds.index(wanted)
-    return found
+    is_of_kind: NDArray[np.bool_] = model.kind == model.kinds.index(wanted)
+    return is_of_kind
 
 
 def _with_link(wanted: tuple[int, int], _run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
@@ -237,13 +237,13 @@ def slowdown_by_rank(run: RunInfo, replayer: Replayer) -> dict[int, float | None
     replicas: dict[tuple[int, ...], dict[int, int]] = {}
     for rank, at in run.coords.items():
         replicas.setdefault((at.tp, at.pp, at.cp, at.ep), {})[at.dp] = rank
-    found: dict[int, float | None] = {}
+    slowdowns: dict[int, float | None] = {}
     for rank_by_dp in replicas.values():
         mask = np.isin(replayer.model.rank, list(rank_by_dp.values()))
         for dp, times in replayer.put_back_by_dp(mask.astype(np.uint32), 1)[0].items():
             if dp in rank_by_dp:
-                found[rank_by_dp[dp]] = ratio(float(times.mean()), ideal)
-    return dict(sorted(found.items()))
+                slowdowns[rank_by_dp[dp]] = ratio(float(times.mean()), ideal)
+    return dict(sorted(slowdowns.items()))
 
 
 def _slowdown_by(replayer: Replayer, value_of_rank: Mapping[int, K]) -> dict[K, float | None]:

@@ -126,8 +126,8 @@ def placements_of(finding: Finding, placements: tuple[RankPlacements, ...]) -> R
         placements: Of the run, at least one.
     """
     last = None if finding.steps is None else finding.steps[1]
-    known = (each for each in placements if last is not None and last <= each.steps[-1])
-    return next(known, placements[-1])
+    later = (each for each in placements if last is not None and last <= each.steps[-1])
+    return next(later, placements[-1])
 
 
 def format_hosts(finding: Finding, placements: tuple[RankPlacements, ...]) -> str:
@@ -464,17 +464,17 @@ class RunReport:
         It is at most what a quarter of the steps with as much work took, by their ideals: a run
         that is slow in most steps has slow medians. The fastest step alone is luck.
         """
-        known = self.ideal_s_by_step.keys() & self.actual_s_by_step.keys()
-        found: dict[int, float] = {}
+        replayed = self.ideal_s_by_step.keys() & self.actual_s_by_step.keys()
+        reachable: dict[int, float] = {}
         at_least_as_much: list[float] = []
-        by_work = sorted(known, key=self.ideal_s_by_step.__getitem__, reverse=True)
+        by_work = sorted(replayed, key=self.ideal_s_by_step.__getitem__, reverse=True)
         for ideal_s, equal in groupby(by_work, key=self.ideal_s_by_step.__getitem__):
             steps = tuple(equal)
             for step in steps:
                 insort(at_least_as_much, self.actual_s_by_step[step])
             fast_s = at_least_as_much[len(at_least_as_much) // 4]
-            found |= dict.fromkeys(steps, min(ideal_s, fast_s))
-        return {step: found[step] for step in self.ideal_s_by_step if step in found}
+            reachable |= dict.fromkeys(steps, min(ideal_s, fast_s))
+        return {step: reachable[step] for step in self.ideal_s_by_step if step in reachable}
 
     @property
     def reachable_step_s(self) -> float | None:

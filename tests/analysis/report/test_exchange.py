@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,8 +51,9 @@ def test_a_report_reads_back_equal(report: RunReport) -> None:
 
 
 def test_numpy_scalars_infinities_and_absent_values_survive(report: RunReport) -> None:
+    num_spans: Any = np.int64(2**53 + 1)
     changed = replace(
-        report, num_spans=np.int64(2**53 + 1), m_w=math.nan, m_s=None, slowdown=np.float64("inf")
+        report, num_spans=num_spans, m_w=math.nan, m_s=None, slowdown=np.float64("inf")
     )
 
     found = read_report(write_report(changed))
