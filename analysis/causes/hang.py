@@ -344,7 +344,7 @@ def _unlike(job: _Job) -> Finding | None:
         right = tuple(each.rank for each in agree)
     odd = {each.rank for each in comm.entered} - set(right) if right else set()
     texts = [
-        f"{format_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} in {name}"
+        f"{_they_are(ranks)} in {name}"
         for name, ranks in reversed([*sides[:1], *sides[1:][-MAX_ODD:]])
     ]
     group = f"group {comm.group_name or f'{comm.instance.group_id:016x}'}"
@@ -352,6 +352,11 @@ def _unlike(job: _Job) -> Finding | None:
     return job.finding(
         odd, text + ("" if odd else "; which of them is wrong is unknown"), steps=comm.steps
     )
+
+
+def _they_are(ranks: tuple[int, ...]) -> str:
+    """Return "rank 5 is" or "ranks 1 and 2 are"."""
+    return f"{format_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'}"
 
 
 def _not_entered(job: _Job) -> Finding | None:
@@ -433,7 +438,7 @@ def _one_too_many(job: _Job, shown: _Stuck) -> Finding | None:
         return None
     inside = tuple(sorted(each.rank for each in shown.inside))
     did = "ended without an error" if shown.missing <= job.ended else "went on"
-    text = f"{format_ranks(inside)} {'is' if len(inside) == 1 else 'are'} blocked in {shown}, and"
+    text = f"{_they_are(inside)} blocked in {shown}, and"
     text += f" {format_ranks(tuple(sorted(shown.missing)))} {did} and never entered it: {TOO_MANY}"
     if len(job.blocked) == len(passed):
         text += " here or too few there; which of them is wrong is unknown"
@@ -464,7 +469,7 @@ def _entered_by_all(job: _Job, ends: Iterable[_Stuck]) -> Finding | None:
     inside = {each.rank for each in comm.inside}
     frozen = inside - reporting if reporting else set()
     named = tuple(sorted(frozen or (inside if len(inside) < len(comm.members) else ())))
-    names = f"{format_ranks(named)} {'is' if len(named) == 1 else 'are'}" if named else ""
+    names = _they_are(named) if named else ""
     text = f"all {len(comm.members):,} members have entered {comm}, which does not end: "
     if frozen:
         text += f"{names} frozen in it, without the reports of a long step that the other"
@@ -561,7 +566,7 @@ def _evidence(job: _Job, shown: _Stuck, culprits: Iterable[int]) -> str:
     named = set(culprits)
     missing = format_ranks(tuple(sorted(shown.missing & named)))
     inside = tuple(sorted(one.rank for one in shown.inside))
-    there = f"{format_ranks(inside)} {'is' if len(inside) == 1 else 'are'} blocked"
+    there = f"{_they_are(inside)} blocked"
     elsewhere = [each for each in job.stuck if {one.rank for one in each.inside} & named]
     if elsewhere:
         reason = "the order of collectives differs between ranks"
