@@ -176,13 +176,13 @@ def find_crashes(
     for (ranks, _), indices in merged.items():
         _, first, failures = crashes[indices[-1]]
         epochs = [crashes[index][0] for index in indices]
-        steps = [failure.ended.step for failure in first if failure.ended.step is not None]
+        failed_in = [failure.ended.step for failure in first if failure.ended.step is not None]
         is_lost = all(failure.reason is ExitClass.LOST for failure in first)
         doubt = THRESHOLDS.doubt_factor ** (is_lost + (len(ranks) > 1))
         finding = Finding(
             cause=CAUSE.name,
             ranks=ranks,
-            steps=(min(steps), max(steps)) if steps else None,
+            steps=(min(failed_in), max(failed_in)) if failed_in else None,
             confidence=THRESHOLDS.ended_confidence * doubt,
             evidence=_evidence(epochs, first, failures),
         )

@@ -20,6 +20,7 @@ from rankscope.analysis.trace.context import MicrobatchTable
 from rankscope.tracer.span import KIND_CODES, SpanKind
 from rankscope.tracer.topology import Coords
 from tests.analysis.breakdown.test_starved import model_of
+from tests.support.analysis.tables import table_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,14 +35,7 @@ NUM_RANKS, NUM_MICROBATCHES = 4, 32
 def declared(squares: NDArray[np.int64], *, num_ranks: int = NUM_RANKS) -> MicrobatchTable:
     """Return the lengths of one step, rank after rank."""
     rank, microbatch = np.divmod(np.arange(squares.size), squares.size // num_ranks)
-    return MicrobatchTable(
-        epoch=np.zeros(squares.size, dtype=np.int32),
-        step=np.zeros(squares.size, dtype=np.int32),
-        rank=rank.astype(np.int32),
-        microbatch=microbatch.astype(np.int32),
-        num_tokens=np.full(squares.size, 4096),
-        sum_squared_lengths=squares,
-    )
+    return table_of(MicrobatchTable, rank=rank, microbatch=microbatch, sum_squared_lengths=squares)
 
 
 LENGTHS = declared(np.random.default_rng(6).integers(10**6, 10**7, NUM_RANKS * NUM_MICROBATCHES))
@@ -60,13 +54,12 @@ def one_step(*, share: float = 0.5, slow: float = 1.0) -> ComputeItems:
     rank, kind, microbatch = np.meshgrid(
         np.arange(NUM_RANKS), (FORWARD, BACKWARD), np.arange(NUM_MICROBATCHES), indexing="ij"
     )
-    return ComputeItems(
-        step=np.zeros(rank.size, dtype=np.int32),
-        rank=rank.ravel().astype(np.int32),
-        kind=kind.ravel().astype(np.int8),
-        chunk=np.zeros(rank.size, dtype=np.int32),
-        microbatch=microbatch.ravel().astype(np.int32),
-        self_ns=np.rint(np.stack((forward, 2 * forward), axis=1).ravel()).astype(np.int64),
+    return table_of(
+        ComputeItems,
+        rank=rank.ravel(),
+        kind=kind.ravel(),
+        microbatch=microbatch.ravel(),
+        self_ns=np.rint(np.stack((forward, 2 * forward), axis=1).ravel()),
     )
 
 
@@ -95,13 +88,12 @@ def test_ranks_with_few_micro_batches_are_equalized_too() -> None:
     # 1 + 9 s, s being the sum of squares over its mean
     squares = np.exp(np.random.default_rng(3).normal(0, 0.6, (16, 5))) * 10**6
     table = declared(np.rint(squares.ravel()).astype(np.int64), num_ranks=16)
-    items = ComputeItems(
-        step=table.step,
+    items = table_of(
+        ComputeItems,
         rank=table.rank,
-        kind=np.full(80, FORWARD, dtype=np.int8),
-        chunk=np.zeros(80, dtype=np.int32),
+        kind=FORWARD,
         microbatch=table.microbatch,
-        self_ns=np.rint(1e6 * (1 + 9 * squares.ravel() / squares.mean())).astype(np.int64),
+        self_ns=np.rint(1e6 * (1 + 9 * squares.ravel() / squares.mean())),
     )
 
     equal = equalize_declared_lengths(items, table)
@@ -139,14 +131,9 @@ def pipeline(*, slow: dict[int, float] | None = None, num_stages: int = NUM_STAG
         for microbatch in range(4)
         for base in [10e6 * (place.pp + 1) * ((slow or {}).get(rank, 1.0) if step >= 2 else 1.0)]
     ]
-    step, rank, kind, microbatch, took = (np.array(column) for column in zip(*rows, strict=True))
-    return ComputeItems(
-        step=step.astype(np.int32),
-        rank=rank.astype(np.int32),
-        kind=kind.astype(np.int8),
-        chunk=np.zeros(len(step), dtype=np.int32),
-        microbatch=microbatch.astype(np.int32),
-        self_ns=np.rint(took).astype(np.int64),
+    step, rank, kind, microbatch, took = zip(*rows, strict=True)
+    return table_of(
+        ComputeItems, step=step, rank=rank, kind=kind, microbatch=microbatch, self_ns=np.rint(took)
     )
 
 
