@@ -141,20 +141,24 @@ def find_contradictions(report: RunReport) -> Iterator[str]:
         if each.saved_s > lost_s + SLACK * actual_s:
             saved = format_seconds(each.saved_s)
             yield f"{each.cause} saves {saved} of {format_seconds(lost_s)} that were lost"
-    causes = {each.cause for each in report.findings}
-    if HEALTHY in causes and any(each.severity in MATTERS for each in report.findings):
-        yield "healthy beside a finding that matters"
-    top = report.top_finding
-    saved_s = top.saved_s or 0.0
-    if top.severity in MATTERS and saved_s > 0 and actual_s:
-        shown = [part.seconds for part in report.step_parts if part.name == top.cause]
-        if min(abs(seconds - saved_s) for seconds in (*shown, 0.0)) > SLACK * actual_s:
-            yield f"the bar shows {shown} s for {top.cause}, the headline {saved_s} s"
+    yield from _contradictions_of_verdict(report)
     for waiting in report.starved:
         if max(waiting.wait_ratio, sum(on.ratio for on in waiting.waits_on)) > 1 + SLACK:
             yield f"rank {waiting.rank} waits for {format_percent(waiting.wait_ratio)} of its time"
     if analysed := set(report.steps) & set(report.warmup_steps):
         yield f"steps {sorted(analysed)} are both start-up and analysed"
+
+
+def _contradictions_of_verdict(report: RunReport) -> Iterator[str]:
+    causes = {each.cause for each in report.findings}
+    if HEALTHY in causes and any(each.severity in MATTERS for each in report.findings):
+        yield "healthy beside a finding that matters"
+    top, actual_s = report.top_finding, report.step_time_s.actual
+    saved_s = top.saved_s or 0.0
+    if top.severity in MATTERS and saved_s > 0 and actual_s:
+        shown = [part.seconds for part in report.step_parts if part.name == top.cause]
+        if min(abs(seconds - saved_s) for seconds in (*shown, 0.0)) > SLACK * actual_s:
+            yield f"the bar shows {shown} s for {top.cause}, the headline {saved_s} s"
 
 
 def _unexplained_wait(report: RunReport) -> Finding | None:

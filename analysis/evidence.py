@@ -57,9 +57,7 @@ def tabulate_evidence(
     if not isinstance(shown_in, HostTime):
         return None
     parts = [CODE[part] for part in shown_in.parts]
-    taken_ns = np.where(
-        waterfall.total_ns > 0, waterfall.time_ns[:, :, parts].sum(axis=2), np.nan
-    )
+    taken_ns = np.where(waterfall.total_ns > 0, waterfall.time_ns[:, :, parts].sum(axis=2), np.nan)
     axis = 1 if shown_in.is_of_all else 0
     is_known = np.isfinite(taken_ns).any(axis=axis, keepdims=True)
     usual_ns = np.nanmedian(np.where(is_known, taken_ns, 0.0), axis=axis, keepdims=True)

@@ -90,7 +90,9 @@ def _before_it_moved(report: RunReport, finding: Finding) -> str:
     others = [
         each
         for each in report.findings
-        if each.cause == finding.cause and each.ranks != finding.ranks and devices(each) == devices_now
+        if each.cause == finding.cause
+        and each.ranks != finding.ranks
+        and devices(each) == devices_now
     ]
     if not others or any("" in (host, local) or local == NONE for host, local in devices_now):
         return ""

@@ -179,9 +179,7 @@ class RunWindow:
             begin_ns = int(steps.start_ns.min())
             steps = concatenate(select_rows(old.steps, old.steps.step < first), steps)
             spans = concatenate(select_rows(old.spans, old.spans.step < first), spans)
-            before = select_rows(
-                old.context.microbatches, old.context.microbatches.step < first
-            )
+            before = select_rows(old.context.microbatches, old.context.microbatches.step < first)
             earlier = select_rows(old.context.samples, old.context.samples.at_ns < begin_ns)
             context = replace(
                 context,

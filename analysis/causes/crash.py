@@ -167,7 +167,9 @@ def find_crashes(
         if independent and epoch.epoch not in hung:
             first = _first(independent, run.clock_error_ns)
             if len(independent) == len(failures):
-                first += tuple(each for each in _ended_together(independent, first[0]) if each not in first)
+                first += tuple(
+                    each for each in _ended_together(independent, first[0]) if each not in first
+                )
             crashes.append((epoch.epoch, first, failures))
     merged: dict[tuple[tuple[int, ...], ExitClass], list[int]] = {}
     for index, (_, first, _) in enumerate(crashes):

@@ -201,7 +201,9 @@ def equalize_durations(
     # A slow rank is slow in each step; others differ by the lengths that they happened to get.
     is_slow = may_be_slow & (least[of_rank] >= 1.0 + THRESHOLDS.min_excess_ratio)
     of_slow_rank = np.where(is_slow, medians_by_key(ratio, rank), 1.0)
-    equal_ns: NDArray[np.float64] = duration_ns * _ratio(mean * of_slow_rank * common, whole)[of_span]
+    equal_ns: NDArray[np.float64] = (
+        duration_ns * _ratio(mean * of_slow_rank * common, whole)[of_span]
+    )
     return equal_ns
 
 

@@ -62,7 +62,9 @@ def summarize_links(profile: LinkProfile) -> LinkSummary | None:
             for link in order[:MAX_LINKS].tolist()
         ),
         totals=tuple(
-            total for group in LinkGroup for total in _totals(profile, sums, compared, group, is_slow)
+            total
+            for group in LinkGroup
+            for total in _totals(profile, sums, compared, group, is_slow)
         ),
         matrix=_matrix(profile, sums, order),
     )

@@ -214,7 +214,9 @@ def _since_previous(context: RunContext) -> list[Finding]:
     newest = max(manifest.epoch for manifest in context.manifests)
     last = max(manifest.epoch for manifest in context.previous_manifests)
     now = common_settings([manifest for manifest in context.manifests if manifest.epoch == newest])
-    before = common_settings([manifest for manifest in context.previous_manifests if manifest.epoch == last])
+    before = common_settings(
+        [manifest for manifest in context.previous_manifests if manifest.epoch == last]
+    )
     changed = tuple(
         Difference(name=name, usual=before.get(name), other=now.get(name), num_values=2)
         for name in sorted(now.keys() | before.keys())
@@ -224,7 +226,9 @@ def _since_previous(context: RunContext) -> list[Finding]:
     )
     if not changed:
         return []
-    ranks = tuple(sorted(manifest.rank for manifest in context.manifests if manifest.epoch == newest))
+    ranks = tuple(
+        sorted(manifest.rank for manifest in context.manifests if manifest.epoch == newest)
+    )
     evidence = (
         f"{format_count(len(changed), 'setting')} changed since the previous run of this model and"
         f" world size, on most of {format_count(len(ranks), 'rank')}: "
@@ -243,7 +247,9 @@ def _since_previous(context: RunContext) -> list[Finding]:
 def common_settings(manifests: Sequence[RankManifest]) -> dict[str, str]:
     """Return the settings that have one value on more than half of the ranks."""
     counts: Counter[tuple[str, str]] = Counter()
-    for settings, ranks in _group_alike({manifest.rank: manifest.settings for manifest in manifests}):
+    for settings, ranks in _group_alike(
+        {manifest.rank: manifest.settings for manifest in manifests}
+    ):
         for item in settings.items():
             counts[item] += len(ranks)
     least = THRESHOLDS.majority_share * len(manifests)
@@ -252,8 +258,8 @@ def common_settings(manifests: Sequence[RankManifest]) -> dict[str, str]:
 
 def _list(differences: tuple[Difference, ...], here: str, there: str) -> str:
     parts = [
-        f"{difference.name} is {_shown(difference.other)} {here} and {_shown(difference.usual)} {there}"
-        for difference in differences[:MAX_SETTINGS_NAMED]
+        f"{each.name} is {_shown(each.other)} {here} and {_shown(each.usual)} {there}"
+        for each in differences[:MAX_SETTINGS_NAMED]
     ]
     more = len(differences) - MAX_SETTINGS_NAMED
     if more > 0:

@@ -318,7 +318,9 @@ def _fix_all(
     for fix in fixes:
         for times, fixed_times in zip(fixed, fix.fixed, strict=True):
             before = times[fix.rows]
-            times[fix.rows] = np.where(touched[fix.rows], np.minimum(fixed_times, before), fixed_times)
+            times[fix.rows] = np.where(
+                touched[fix.rows], np.minimum(fixed_times, before), fixed_times
+            )
         touched[fix.rows] = True
     for fix, both in zip(fixes, in_fixed_stage, strict=True):
         fixed.duration_ns[fix.rows[both]] = ideal.duration_ns[fix.rows[both]]
@@ -367,13 +369,13 @@ def _take_out(
     rows = fix.rows
     is_shared = num_sharing[0][rows] > 1
     columns = []
-    for all_, before, after, own, without, num in zip(
+    for all_, before, after, put_back, without, num in zip(
         total, fixed, recorded, with_fault, fix.fixed, num_sharing, strict=True
     ):
         faulty = np.where(num[rows] > 0, after[rows], before[rows])
         mine = num[rows] == 1 if num is num_sharing[0] or fix.candidate.on_host else False
         times = np.where(mine, without, faulty)
-        rest = all_[rows] + before[rows] - own
+        rest = all_[rows] + before[rows] - put_back
         columns.append(np.where(is_shared, np.minimum(times, rest), times))
     return Times(*columns)
 

@@ -126,7 +126,7 @@ class FindingTracker:
         Those that are open have their onset and their price since then, and an open finding that
         this one analysis lacks is among them.
         """
-        opened = {one.number: one.finding for one in self.open_findings}
+        opened = {tracked.number: tracked.finding for tracked in self.open_findings}
         findings = [
             opened.get(self._numbers.get(index, -1), finding)
             for index, finding in enumerate(report.findings)
@@ -146,9 +146,9 @@ class FindingTracker:
         for continues in (_is_near, _is_renamed):
             for index, finding in enumerate(findings):
                 matching = [
-                    (one.closed_ns is None, one.number)
-                    for one in self._tracked.values()
-                    if one.number not in numbers.values() and continues(one, finding)
+                    (tracked.closed_ns is None, tracked.number)
+                    for tracked in self._tracked.values()
+                    if tracked.number not in numbers.values() and continues(tracked, finding)
                 ]
                 if index not in numbers and matching:
                     numbers[index] = max(matching)[1]
@@ -188,6 +188,7 @@ class FindingTracker:
             finding=finding,
             checked_step=checked,
         )
+
 
 def may_open(finding: Finding) -> bool:
     """Return whether a person would act on a finding, so that it is tracked from now on.

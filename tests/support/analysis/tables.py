@@ -23,7 +23,7 @@ MISSING = {"num_tokens": NONE, "sum_squared_lengths": NONE, "loss": np.nan}
 
 
 def table_of(table: type[Table], /, **columns: ArrayLike) -> Table:
-    """Return a table with these columns; one value stands for all rows.
+    """Return a table with these columns; a scalar is repeated in all rows.
 
     What is not given is unknown if it may be, else 0: epoch 0, rank 0, ...
     """
