@@ -92,7 +92,7 @@ def _fit_scale(
         ratio /= medians_by_key(ratio / scale, items.step[rows])
         kept = _is_no_outlier(ratio)
         x, y = relative[kept], ratio[kept]
-        if len(x) < THRESHOLDS.min_items or x.std() == 0 or y.std() == 0:
+        if len(x) < THRESHOLDS.min_items or np.ptp(x) == 0 or np.ptp(y) == 0:
             return None
         # Only that of the last round counts: the first medians are those of any lengths.
         correlation = float(np.corrcoef(x, y)[0, 1])
@@ -144,7 +144,7 @@ def correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
     """Return Pearson's correlation without the outliers (pauses); None if it is undefined."""
     kept = _is_no_outlier(x) & _is_no_outlier(y)
     x, y = x[kept], y[kept]
-    if len(x) < THRESHOLDS.min_items or x.std() == 0 or y.std() == 0:
+    if len(x) < THRESHOLDS.min_items or np.ptp(x) == 0 or np.ptp(y) == 0:
         return None
     return float(np.corrcoef(x, y)[0, 1])
 

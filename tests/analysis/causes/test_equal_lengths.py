@@ -10,6 +10,7 @@ import pytest
 
 from rankscope.analysis.arrays.grouping import NO_GROUP
 from rankscope.analysis.causes.equal_lengths import (
+    correlation,
     equalize_declared_lengths,
     equalize_durations,
     equalize_experts,
@@ -81,6 +82,14 @@ SHUFFLED = declared(np.random.default_rng(7).permutation(LENGTHS.sum_squared_len
 @pytest.mark.parametrize("lengths", [ONE_UNKNOWN, ALL_EQUAL, SHUFFLED])
 def test_lengths_that_do_not_explain_compute_leave_it_as_it_is(lengths: MicrobatchTable) -> None:
     assert equalize_declared_lengths(one_step(), lengths) is None
+
+
+def test_equal_values_have_no_correlation() -> None:
+    # GIVEN values whose standard deviation is not 0, because their mean is rounded
+    equal, other = np.full(50, 0.1), np.random.default_rng(0).random(50)
+    assert equal.std() > 0
+
+    assert correlation(equal, other) is None
 
 
 def test_ranks_with_few_micro_batches_are_equalized_too() -> None:
