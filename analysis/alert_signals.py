@@ -47,7 +47,7 @@ MIN_OLD_BUCKETS = 6
 """Earlier buckets that a host's baseline needs. Source: choice, a minute."""
 
 MIN_TRAFFIC_HOSTS = 3
-"""Hosts of a run of which one can be said to differ. Source: design.md section 5, 3 peers less
+"""Hosts of a run of which one can be said to differ. Source: `min_peers`, less
 one: the median of three is that of the others."""
 
 STOPPED_RATIO = 0.05

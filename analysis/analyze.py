@@ -69,7 +69,7 @@ K = TypeVar("K")
 
 MAX_OVERRUN_RATIO = 0.05
 """Share of paced compute that may overrun its target; beyond it a paced run proves nothing.
-Source: design.md section 6."""
+Source: choice."""
 
 
 def analyze_run(
@@ -227,8 +227,8 @@ def _report_with_replay(
         _build_case(_in_placement(record, each), reading.in_steps(np.array(each.steps)), replayer)
         for each in (placements if len(placements) > 1 else ())
     )
-    found = combine_findings(_diagnose(run, case, parts), findings_of_record(record))
-    findings = tuple(name_hosts(each, placements) for each in found)
+    combined = combine_findings(_diagnose(run, case, parts), findings_of_record(record))
+    findings = tuple(name_hosts(each, placements) for each in combined)
     full_ns, waterfall = recorded.result()
     result = what_if_of_parts.result()
     attribution, starved = waiting.result()
@@ -308,9 +308,9 @@ def _report_with_replay(
 
 def _find_waiting(run: RunInfo, reading: Reading) -> Waiting:
     """Return who caused the waits, and the ranks that wait."""
-    found = attribute_waits(reading.model, reading.waits)
+    attribution = attribute_waits(reading.model, reading.waits)
     total_ns = dict.fromkeys(run.ranks, int(reading.actual_ns.sum()))
-    return found, find_starved_ranks(reading.waits, found, total_ns)
+    return attribution, find_starved_ranks(reading.waits, attribution, total_ns)
 
 
 def _recorded_times(
@@ -397,8 +397,8 @@ def _report_without_spans(record: Record, *, is_whole_run: bool) -> RunReport:
         findings = findings_of_record(record)
         if any(ends_run(finding) for finding in findings):
             return _report_without_replay(record, findings, None)
-    found = find_crashes(run, record.context, record.steps)
-    crashes = "; ".join(finding.evidence for finding in found)
+    fatal = find_crashes(run, record.context, record.steps)
+    crashes = "; ".join(finding.evidence for finding in fatal)
     num_invalid = run.account.dropped.get(INVALID)
     invalid = [f"{format_count(num_invalid, 'record')} were invalid"] if num_invalid else []
     raise EmptyRunError(
@@ -449,8 +449,8 @@ def _report_without_replay(
 
 def _duration_ns(spans: SpanTable, step: int) -> int:
     """Return the time from the first begin to the last end of a step's spans."""
-    own = select_rows(spans, spans.step == step)
-    return int((own.start_ns + own.duration_ns).max() - own.start_ns.min())
+    of_step = select_rows(spans, spans.step == step)
+    return int((of_step.start_ns + of_step.duration_ns).max() - of_step.start_ns.min())
 
 
 def _slowdowns(result: WhatIf, times: Mapping[K, NDArray[np.float64]]) -> dict[K, float | None]:

@@ -56,10 +56,10 @@ def diagnose(case: Case, parts: tuple[Case, ...] = ()) -> tuple[Finding, ...]:
     """
     candidates: list[Candidate] = []
     for part in parts or (case,):
-        found: tuple[Candidate, ...] = ()
+        of_part: tuple[Candidate, ...] = ()
         for detector in FROM_REPLAY:
-            found = detector.detect(part, found)
-        candidates += [each for each in found if each.explained_by is None]
+            of_part = detector.detect(part, of_part)
+        candidates += [each for each in of_part if each.explained_by is None]
     alarms = [each for each in candidates if each.cause.is_alarm]
     if alarms:
         candidates = [each for each in candidates if each.cause is not INSUFFICIENT_EVIDENCE]
@@ -142,9 +142,9 @@ def find_contradictions(report: RunReport) -> Iterator[str]:
             saved = format_seconds(each.saved_s)
             yield f"{each.cause} saves {saved} of {format_seconds(lost_s)} that were lost"
     yield from _contradictions_of_verdict(report)
-    for one in report.starved:
-        if max(one.wait_ratio, sum(each.ratio for each in one.waits_on)) > 1 + SLACK:
-            yield f"rank {one.rank} waits for {format_percent(one.wait_ratio)} of its time"
+    for waiting in report.starved:
+        if max(waiting.wait_ratio, sum(on.ratio for on in waiting.waits_on)) > 1 + SLACK:
+            yield f"rank {waiting.rank} waits for {format_percent(waiting.wait_ratio)} of its time"
     if analysed := set(report.steps) & set(report.warmup_steps):
         yield f"steps {sorted(analysed)} are both start-up and analysed"
 
@@ -157,7 +157,7 @@ def _contradictions_of_verdict(report: RunReport) -> Iterator[str]:
     saved_s = top.saved_s or 0.0
     if top.severity in MATTERS and saved_s > 0 and actual_s:
         shown = [part.seconds for part in report.step_parts if part.name == top.cause]
-        if min(abs(each - saved_s) for each in (*shown, 0.0)) > SLACK * actual_s:
+        if min(abs(seconds - saved_s) for seconds in (*shown, 0.0)) > SLACK * actual_s:
             yield f"the bar shows {shown} s for {top.cause}, the headline {saved_s} s"
 
 
@@ -203,8 +203,10 @@ def grade(report: RunReport, finding: Finding) -> Severity:
     if ends_run(finding):
         return Severity.CRITICAL
     shown = report.shown_steps(finding)
-    if shown and _is_at_an_end(report, shown):
-        return Severity.MINOR
+    if shown and len(report.steps) > THRESHOLDS.min_several:
+        num_first = 1 if report.num_earlier_steps else THRESHOLDS.min_lasting_steps - 1
+        if shown[-1] in report.steps[:num_first] or shown[0] == report.steps[-1]:
+            return Severity.MINOR
     counted = shown if shown and report.is_open(finding) else report.steps
     whole_s = sum(report.actual_s_by_step[step] for step in counted)
     saved_s = finding.saved_s
@@ -220,13 +222,6 @@ def grade(report: RunReport, finding: Finding) -> Severity:
         return Severity.MINOR
     is_critical = share >= THRESHOLDS.critical_share and report.world_size > 1
     return Severity.CRITICAL if is_critical else Severity.WARNING
-
-
-def _is_at_an_end(report: RunReport, shown: tuple[int, ...]) -> bool:
-    if len(report.steps) <= THRESHOLDS.min_several:
-        return False
-    num_first = 1 if report.num_earlier_steps else THRESHOLDS.min_lasting_steps - 1
-    return shown[-1] in report.steps[:num_first] or shown[0] == report.steps[-1]
 
 
 def is_alarm(finding: Finding) -> bool:
@@ -255,7 +250,13 @@ def _no_alarm(case: Case) -> Finding:
             f" of the stage; with fewer than 3 peers among {len(profile.ranks):,} ranks it is"
             " unknown which is slow"
         )
-    share = _share_of_lone_links(case)
+    lone = find_lone_links(case.links.transfers, case.ranks)
+    share = 0.0
+    if len(lone):
+        duration_ns = case.replayer.model.operations.duration_ns.copy()
+        duration_ns[case.links.operations_of(lone.tolist())] = 0.0
+        without_ns = float(case.replayer.full_with(duration_ns).mean())
+        share = 1.0 - without_ns / float(case.replayer.full_recorded().mean())
     if share > THRESHOLDS.majority_share:
         return insufficient(
             f"transfers between hosts take {format_percent(share)} of the step time, and no alike"
@@ -270,18 +271,6 @@ def _no_alarm(case: Case) -> Finding:
             f" unknown whether {pronoun} slow; differences between the other ranks are within noise"
         )
     return _healthy(profile, case.slowdown)
-
-
-def _share_of_lone_links(case: Case) -> float:
-    """Return how much shorter a step would be without transfers that could not be compared."""
-    links = case.links
-    lone = find_lone_links(links.transfers, case.ranks)
-    if not len(lone):
-        return 0.0
-    duration_ns = case.replayer.model.operations.duration_ns.copy()
-    duration_ns[links.operations_of(lone.tolist())] = 0.0
-    without_ns = float(case.replayer.full_with(duration_ns).mean())
-    return 1.0 - without_ns / float(case.replayer.full_recorded().mean())
 
 
 def _healthy(profile: ComputeProfile, slowdown: float | None) -> Finding:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from .breakdown.waterfall import Waterfall
     from .causes.detector import Case
-    from .causes.link_profile import LinkProfile
     from .replay.model import Reading, ReplayModel
     from .report.report import Finding
     from .trace.tables import SpanTable
@@ -44,18 +43,30 @@ def tabulate_evidence(
         None if that is the compute of each rank, or nothing is known of it.
     """
     shown_in = _shown_in(finding)
-    if shown_in is ShownIn.TRANSFERS:
-        return None if case is None else _transfers(case.links)
+    if shown_in is ShownIn.TRANSFERS and case is not None:
+        excess_ns = case.links.total_ns - case.links.usual_ns
+        slowest = stable_argsort(-np.nansum(excess_ns, axis=1))[:MAX_LINKS]
+        return RankStepExcess(
+            quantity="transfers",
+            baseline="alike links",
+            ranks=tuple(range(len(slowest))),
+            links=tuple(case.links.links[link].members for link in slowest.tolist()),
+            steps=tuple(case.links.steps.tolist()),
+            excess_ns=excess_ns[slowest],
+        )
     if not isinstance(shown_in, HostTime):
         return None
-    known = np.where(waterfall.total_ns > 0, 0.0, np.nan)
-    taken_ns = known + waterfall.time_ns[:, :, [CODE[part] for part in shown_in.parts]].sum(axis=2)
+    parts = [CODE[part] for part in shown_in.parts]
+    taken_ns = np.where(waterfall.total_ns > 0, waterfall.time_ns[:, :, parts].sum(axis=2), np.nan)
+    axis = 1 if shown_in.is_of_all else 0
+    is_known = np.isfinite(taken_ns).any(axis=axis, keepdims=True)
+    usual_ns = np.nanmedian(np.where(is_known, taken_ns, 0.0), axis=axis, keepdims=True)
     return RankStepExcess(
         quantity=shown_in.name,
         baseline="the rank's median step" if shown_in.is_of_all else "the step's median rank",
         ranks=tuple(waterfall.ranks.tolist()),
         steps=waterfall.steps,
-        excess_ns=taken_ns - _median(taken_ns, axis=1 if shown_in.is_of_all else 0),
+        excess_ns=taken_ns - usual_ns,
     )
 
 
@@ -73,11 +84,11 @@ def find_step_begins(spans: SpanTable) -> dict[int, tuple[int, int]]:
     changes = (spans.step[1:] != spans.step[:-1]) | (spans.epoch[1:] != spans.epoch[:-1])
     begins = np.flatnonzero(np.append(True, changes))
     first_ns = np.minimum.reduceat(spans.start_ns, begins)
-    found: dict[int, tuple[int, int]] = {}
+    newest: dict[int, tuple[int, int]] = {}
     columns = (column.tolist() for column in (spans.step[begins], spans.epoch[begins], -first_ns))
     for step, *key in zip(*columns, strict=True):
-        found[step] = max(found.get(step, tuple(key)), tuple(key))
-    return {step: (epoch, -negated) for step, (epoch, negated) in found.items()}
+        newest[step] = max(newest.get(step, tuple(key)), tuple(key))
+    return {step: (epoch, -negated) for step, (epoch, negated) in newest.items()}
 
 
 def with_proofs(
@@ -98,21 +109,18 @@ def with_proofs(
     # Sorted once by rank: each of many replicas can have a finding.
     rank = reading.model.rank
     is_named = np.zeros(int(rank.max(initial=-1)) + 1, dtype=np.bool_)
-    named = [each for finding in findings for each in finding.ranks]
-    is_named[[each for each in named if each < len(is_named)]] = True
+    named = [rank for finding in findings for rank in finding.ranks]
+    is_named[[rank for rank in named if rank < len(is_named)]] = True
     rows = np.flatnonzero(is_named[rank])
     rows = rows[stable_argsort(rank[rows])]
     ends = np.cumsum(np.bincount(rank[rows], minlength=len(is_named)))
     by_rank = dict(enumerate(np.split(rows, ends[:-1]))) if len(ends) else {}
-    return tuple(
-        replace(
-            each,
-            proof=_find_proof(
-                each, reading, begin_by_step, [by_rank[one] for one in each.ranks if one in by_rank]
-            ),
-        )
-        for each in findings
-    )
+    proved = []
+    for finding in findings:
+        of_ranks = [by_rank[rank] for rank in finding.ranks if rank in by_rank]
+        proof = _find_proof(finding, reading, begin_by_step, of_ranks)
+        proved.append(replace(finding, proof=proof))
+    return tuple(proved)
 
 
 def _find_proof(
@@ -150,15 +158,15 @@ def _find_proof(
     excess_ns = np.bincount(whole, weights=over_ns[bad])
     is_bad = excess_ns[whole] >= FIRST_OF_BAD * excess_ns.max()
     chosen = whole[is_bad][begin_ns[bad[is_bad]].argmin()]
-    own = bad[whole == chosen]
+    shown = bad[whole == chosen]
     step = operations.steps[worst]
     epoch, step_ns = begin_by_step[step]
     return Proof(
         epoch=epoch,
         step=step,
-        rank=int(model.rank[rows[own[0]]]),
-        begin_ns=max(int(begin_ns[own].min()) - step_ns, 0),
-        end_ns=int(end_ns[own].max()) - step_ns,
+        rank=int(model.rank[rows[shown[0]]]),
+        begin_ns=max(int(begin_ns[shown].min()) - step_ns, 0),
+        end_ns=int(end_ns[shown].max()) - step_ns,
         excess_ns=round(float(excess_ns[chosen])),
     )
 
@@ -179,25 +187,3 @@ def _excess_of(
         transfer_ns = operations.duration_ns[rows].astype(np.int64)
         return end_ns - transfer_ns, end_ns, np.where(is_host | is_compute, 0.0, over_ns)
     return begin_ns, end_ns, np.where(is_compute, over_ns, 0.0)
-
-
-def _transfers(profile: LinkProfile) -> RankStepExcess:
-    """Return the transfer time of each link above that of alike ones, the slowest link first."""
-    excess_ns = profile.total_ns - profile.usual_ns
-    slowest = stable_argsort(-np.nansum(excess_ns, axis=1))[:MAX_LINKS]
-    links = profile.links
-    return RankStepExcess(
-        quantity="transfers",
-        baseline="alike links",
-        ranks=tuple(range(len(slowest))),
-        links=tuple(links[link].members for link in slowest.tolist()),
-        steps=tuple(profile.steps.tolist()),
-        excess_ns=excess_ns[slowest],
-    )
-
-
-def _median(values: NDArray[np.float64], *, axis: int) -> NDArray[np.float64]:
-    """Return the median of what is known, with the axis kept; NaN where nothing is."""
-    known = np.isfinite(values).any(axis=axis, keepdims=True)
-    found = np.nanmedian(np.where(known, values, 0.0), axis=axis, keepdims=True)
-    return np.where(known, found, np.nan)

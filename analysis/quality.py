@@ -91,7 +91,15 @@ def _lone_group_warnings(
         " with its own other steps only. Whether it is slow from the first step on is unknown:"
         " compare with an earlier run on the same hosts"
     )
-    speeds = _adapter_speeds(samples, {info.host for info in run.ranks.values()})
+    hosts = {info.host for info in run.ranks.values()}
+    speeds: dict[str, float] = {}  # of each host's fastest adapter
+    for code, name in enumerate(() if samples is None else samples.names):
+        if samples is not None and name.startswith(ADAPTER_SPEED):
+            rows = samples.name == code
+            hosts_of = (samples.hosts[host] for host in samples.host[rows].tolist())
+            for host, speed in zip(hosts_of, samples.value[rows].tolist(), strict=True):
+                if host in hosts:
+                    speeds[host] = max(speeds.get(host, 0.0), speed)
     least, most = min(speeds.values(), default=0.0), max(speeds.values(), default=0.0)
     if least < most:
         slow = sorted(host for host, speed in speeds.items() if speed == least)
@@ -101,20 +109,6 @@ def _lone_group_warnings(
             f" {least / 1e9:.3g} GB/s, others at up to {most / 1e9:.3g} GB/s"
         )
     return [text]
-
-
-def _adapter_speeds(samples: SampleTable | None, hosts: set[str]) -> dict[str, float]:
-    """Return the speed of each host's fastest network adapter, bytes/s; only of hosts with one."""
-    found: dict[str, float] = {}
-    for code, name in enumerate(() if samples is None else samples.names):
-        if samples is not None and name.startswith(ADAPTER_SPEED):
-            rows = samples.name == code
-            for host, speed in zip(
-                samples.host[rows].tolist(), samples.value[rows].tolist(), strict=True
-            ):
-                if samples.hosts[host] in hosts:
-                    found[samples.hosts[host]] = max(found.get(samples.hosts[host], 0.0), speed)
-    return found
 
 
 def _missing_rank_warnings(run: RunInfo) -> list[str]:
@@ -177,14 +171,14 @@ def find_overlapping(spans: SpanTable) -> NDArray[np.intp]:
     # One running maximum serves all tracks: of the place among all ends, track by track. The ends
     # themselves may be too large for it, if a clock was broken.
     by_end = stable_argsort(end)
-    place = np.empty(len(end), dtype=np.int64)
-    place[by_end] = np.arange(len(end))
-    last = np.maximum.accumulate(place + track * len(end))[:-1] - track[1:] * len(end)
+    order_of_end = np.empty(len(end), dtype=np.int64)
+    order_of_end[by_end] = np.arange(len(end))
+    last = np.maximum.accumulate(order_of_end + track * len(end))[:-1] - track[1:] * len(end)
     latest = end[by_end[np.maximum(last, 0)]]
     overlap = np.minimum(latest, end[1:]) - start[1:]
     partly = (track[1:] == track[:-1]) & (latest < end[1:]) & (overlap > OVERLAP_SLACK_NS)
-    found: NDArray[np.intp] = rows[1:][partly]
-    return found
+    overlapping: NDArray[np.intp] = rows[1:][partly]
+    return overlapping
 
 
 def find_unidentified(spans: SpanTable) -> NDArray[np.intp]:

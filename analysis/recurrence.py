@@ -103,12 +103,14 @@ def find_placements(
         known.epoch: {info.rank: (info.host, info.local_rank) for info in known.ranks}
         for known in run.epochs
     }
-    found: list[RankPlacements] = []
-    for epoch, own in groupby(numbers, key=lambda step: epoch_of.get(step, NONE)):
-        now = RankPlacements(epochs=(epoch,), steps=tuple(own), of_rank=of_epoch.get(epoch, {}))
-        before = found[-1] if found else now
+    placements: list[RankPlacements] = []
+    for epoch, steps_there in groupby(numbers, key=lambda step: epoch_of.get(step, NONE)):
+        now = RankPlacements(
+            epochs=(epoch,), steps=tuple(steps_there), of_rank=of_epoch.get(epoch, {})
+        )
+        before = placements[-1] if placements else now
         if any(before.of_rank.get(rank, place) != place for rank, place in now.of_rank.items()):
-            found.append(now)
+            placements.append(now)
         else:
             epochs = sorted({*before.epochs, epoch})
             merged = RankPlacements(
@@ -116,19 +118,19 @@ def find_placements(
                 steps=tuple(sorted({*before.steps, *now.steps})),
                 of_rank=before.of_rank | now.of_rank,
             )
-            found[-1:] = [merged]
-    return tuple(found)
+            placements[-1:] = [merged]
+    return tuple(placements)
 
 
 def name_hosts(finding: Finding, placements: tuple[RankPlacements, ...]) -> Finding:
     """Return a finding with the hosts of its ranks in its last step, also in its evidence."""
     of_rank = placements_of(finding, placements).of_rank if placements else {}
-    known = dict.fromkeys(of_rank[rank][0] for rank in finding.ranks if rank in of_rank)
-    found = replace(finding, hosts=tuple(host for host in known if host))
-    names = format_hosts(found, placements)
-    if not names or found.hosts[0] in finding.evidence:
-        return found
-    return replace(found, evidence=f"on {names}, {finding.evidence}")
+    hosts = dict.fromkeys(of_rank[rank][0] for rank in finding.ranks if rank in of_rank)
+    named = replace(finding, hosts=tuple(host for host in hosts if host))
+    names = format_hosts(named, placements)
+    if not names or named.hosts[0] in finding.evidence:
+        return named
+    return replace(named, evidence=f"on {names}, {finding.evidence}")
 
 
 def find_recurrence(
@@ -157,16 +159,21 @@ def find_recurrence(
     if not _is_local(now) or now.num_hosts == 1:
         return None
     hosts = _hosts(now)
-    named = hosts.union(*(_hosts(one) for one in others if _cause(one) == _cause(now)))
-    past = [one for one in history if _cause(one) == _cause(now) and _is_local(one)]
-    past = [one for one in past if one.incarnation != now.incarnation and one.num_hosts > 1]
-    past = [one for one in past if one.sizes == now.sizes]
-    known = [one for one in past if hosts & _hosts(one)]
-    host_now = {each.position: each.host for each in placements()} if known else {}
-    moved = {one: _moved_hosts(now, one, host_now, named) for one in known}
-    moved = {one: hosts for one, hosts in moved.items() if hosts}
-    stayed = {one: _same_positions(now, one, named) for one in past}
-    stayed = {one: positions for one, positions in stayed.items() if positions}
+    named = hosts.union(*(_hosts(other) for other in others if _cause(other) == _cause(now)))
+    past = [earlier for earlier in history if _cause(earlier) == _cause(now) and _is_local(earlier)]
+    past = [
+        earlier
+        for earlier in past
+        if earlier.incarnation != now.incarnation
+        and earlier.num_hosts > 1
+        and earlier.sizes == now.sizes
+    ]
+    same_host = [earlier for earlier in past if hosts & _hosts(earlier)]
+    host_now = {each.position: each.host for each in placements()} if same_host else {}
+    moved = {earlier: _moved_hosts(now, earlier, host_now, named) for earlier in same_host}
+    moved = {earlier: hosts for earlier, hosts in moved.items() if hosts}
+    stayed = {earlier: _same_positions(now, earlier, named) for earlier in past}
+    stayed = {earlier: positions for earlier, positions in stayed.items() if positions}
     if moved and stayed:
         text = (
             f"unknown: {_format_runs(moved)} had the same host at another position,"
@@ -177,11 +184,11 @@ def find_recurrence(
         return Recurrence(what=Follows.HOST, evidence=_host_evidence(now, moved))
     if stayed:
         return Recurrence(what=Follows.POSITION, evidence=_position_evidence(now, stayed))
-    if known:
-        same_hosts = sorted(_hosts(now).intersection(set[str]().union(*map(_hosts, known))))
+    if same_host:
+        same_hosts = sorted(_hosts(now).intersection(set[str]().union(*map(_hosts, same_host))))
         text = (
-            f"unknown: host {format_names(same_hosts)} was also named in {_format_runs(known)}, but"
-            " nothing has moved since, so host and position cannot be distinguished"
+            f"unknown: host {format_names(same_hosts)} was also named in {_format_runs(same_host)},"
+            " but nothing has moved since, so host and position cannot be distinguished"
         )
         return Recurrence(what=None, evidence=text)
     return None
@@ -232,7 +239,7 @@ def _same_positions(now: PlacedFinding, then: PlacedFinding, named: Set[str]) ->
 def _host_evidence(now: PlacedFinding, moved: Mapping[PlacedFinding, set[str]]) -> str:
     hosts = set[str]().union(*moved.values())
     here = next(each for each in now.placements if each.host in hosts)
-    before = [each for one in moved for each in one.placements if each.host == here.host]
+    before = [each for earlier in moved for each in earlier.placements if each.host == here.host]
     there = next(each for each in before if each.position != here.position)
     is_same_device = here.local_rank == there.local_rank != NONE
     device = f", on the same device (local rank {here.local_rank})" if is_same_device else ""
@@ -246,7 +253,10 @@ def _position_evidence(now: PlacedFinding, stayed: Mapping[PlacedFinding, set[Po
     positions = set[Position]().union(*stayed.values())
     here = next(each for each in now.placements if each.position in positions)
     hosts = {
-        each.host for one in stayed for each in one.placements if each.position == here.position
+        each.host
+        for earlier in stayed
+        for each in earlier.placements
+        if each.position == here.position
     }
     return (
         f"{_format_position(here)} was also named in {_format_runs(stayed)}, on"
@@ -257,9 +267,11 @@ def _position_evidence(now: PlacedFinding, stayed: Mapping[PlacedFinding, set[Po
 def _format_runs(findings: Collection[PlacedFinding]) -> str:
     """Return runs and epochs: "run a (epoch 1)", "runs a (epoch 0), b (epoch 0) and 3 more"."""
     epochs: dict[str, set[int]] = {}
-    for one in findings:
-        epochs.setdefault(one.run_id, set()).add(one.epoch)
-    names = [f"{run} (epoch {', '.join(map(str, sorted(own)))})" for run, own in epochs.items()]
+    for finding in findings:
+        epochs.setdefault(finding.run_id, set()).add(finding.epoch)
+    names = [
+        f"{run} (epoch {', '.join(map(str, sorted(numbers)))})" for run, numbers in epochs.items()
+    ]
     return f"{'run' if len(names) == 1 else 'runs'} {format_names(names)}"
 
 

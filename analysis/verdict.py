@@ -87,20 +87,22 @@ def _before_it_moved(report: RunReport, finding: Finding) -> str:
 
     if len(report.placements) <= 1 or not CAUSES[finding.cause].has_place:
         return ""
-    own = devices(finding)
+    devices_now = devices(finding)
     others = [
         each
         for each in report.findings
-        if each.cause == finding.cause and each.ranks != finding.ranks and devices(each) == own
+        if each.cause == finding.cause
+        and each.ranks != finding.ranks
+        and devices(each) == devices_now
     ]
-    if not others or any("" in (host, local) or local == NONE for host, local in own):
+    if not others or any("" in (host, local) or local == NONE for host, local in devices_now):
         return ""
     times = ", ".join(
         f"{format_ranks(each.ranks)} in {format_steps(each.steps)}" for each in others if each.steps
     )
-    names = format_names([f"{host}, local rank {local}" for host, local in sorted(own)])
-    subject = "The same device" if len(own) == 1 else "The same devices"
-    verb = "has" if len(own) == 1 else "have"
+    names = format_names([f"{host}, local rank {local}" for host, local in sorted(devices_now)])
+    subject = "The same device" if len(devices_now) == 1 else "The same devices"
+    verb = "has" if len(devices_now) == 1 else "have"
     return f" {subject} ({names}) {verb} this finding as {times}, too."
 
 
@@ -109,12 +111,12 @@ def _ranks_at_fault(report: RunReport, finding: Finding) -> str:
     name, hosts = format_ranks(finding.ranks), format_hosts(finding, report.placements)
     coords = report.coords.get(finding.ranks[0])
     if coords is not None and report.has_layout and len(finding.ranks) == 1:
-        place = f"dp {coords.dp}, stage {coords.pp}"
+        position = f"dp {coords.dp}, stage {coords.pp}"
         if format_of(report).is_tp_collapsed:
-            return f"The worker at {place} ({name})"
+            return f"The worker at {position} ({name})"
         if report.layout.tp > 1:
-            place += f", tp {coords.tp}"
-        hosts = f"{hosts}, {place}" if hosts else place
+            position += f", tp {coords.tp}"
+        hosts = f"{hosts}, {position}" if hosts else position
     if hosts:
         name = f"{name} ({hosts})"
     return f"{name[0].upper()}{name[1:]}"

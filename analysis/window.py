@@ -127,10 +127,10 @@ class RunWindow:
         ended_ns = int(steps.end_ns.max())
         num_steps = len(np.unique(steps.step))
         step_time_ns = (ended_ns - int(steps.start_ns.min())) // max(num_steps, 1)
-        found = find_silence(
+        silence = find_silence(
             last_step=self.last, ended_ns=ended_ns, step_time_ns=step_time_ns, now_ns=now_ns
         )
-        return found is not None
+        return silence is not None
 
     def read_unfinished(self) -> bool:
         """Add the steps after the last complete one until that is read; return if there are any."""
@@ -165,7 +165,9 @@ class RunWindow:
         self._update_mfu(steps)
         self._steps_read.update(np.unique(steps.step).tolist())
         if first is None:
-            first = self._first_affordable(steps, last)
+            num_spans = len(self._source.spans(self._run_id, first=last, last=last))
+            num = min(self._max_steps, self._max_spans // max(num_spans, 1))
+            first = int(np.unique(steps.step)[-max(num, 1) :][0])
             steps = select_rows(steps, steps.step >= first)
         spans = self._source.spans(self._run_id, first=first, last=last)
         pairs = np.unique(_pairs(steps.epoch, steps.step))
@@ -177,16 +179,15 @@ class RunWindow:
             begin_ns = int(steps.start_ns.min())
             steps = concatenate(select_rows(old.steps, old.steps.step < first), steps)
             spans = concatenate(select_rows(old.spans, old.spans.step < first), spans)
-            context = _join_contexts(old.context, context, first=first, begin_ns=begin_ns)
+            before = select_rows(old.context.microbatches, old.context.microbatches.step < first)
+            earlier = select_rows(old.context.samples, old.context.samples.at_ns < begin_ns)
+            context = replace(
+                context,
+                microbatches=concatenate(before, context.microbatches),
+                samples=sort_samples(concatenate(earlier, context.samples)),
+            )
         self.last, self._unfinished = last, None
         self._contents = self._trim(_Contents(run=run, steps=steps, spans=spans, context=context))
-
-    def _first_affordable(self, steps: StepTable, last: int) -> int:
-        """Return the first step of a first window, from the number of spans in its last step."""
-        numbers = np.unique(steps.step)
-        num_spans = len(self._source.spans(self._run_id, first=last, last=last))
-        num = min(self._max_steps, self._max_spans // max(num_spans, 1))
-        return int(numbers[-max(num, 1) :][0])
 
     def _trim(self, contents: _Contents) -> _Contents:
         """Return the contents within the limits, without the oldest steps."""
@@ -211,16 +212,16 @@ class RunWindow:
         )
 
     def _update_mfu(self, steps: StepTable) -> None:
-        found = read_mfu(self._source, self._run_id, steps)
-        if found is not None:
-            known = self.mfu or found
-            by_step = {**known.by_step, **found.by_step}
+        new = read_mfu(self._source, self._run_id, steps)
+        if new is not None:
+            before = self.mfu or new
+            by_step = {**before.by_step, **new.by_step}
             self.mfu = Mfu(
-                convention=found.convention,
+                convention=new.convention,
                 mean=float(np.mean(list(by_step.values()))),
                 by_step=by_step,
-                flops_by_step={**known.flops_by_step, **found.flops_by_step},
-                restart_steps=tuple(sorted({*known.restart_steps, *found.restart_steps})),
+                flops_by_step={**before.flops_by_step, **new.flops_by_step},
+                restart_steps=tuple(sorted({*before.restart_steps, *new.restart_steps})),
             )
 
     def _read_stalled(self, run: RunInfo, steps: StepTable) -> bool:
@@ -241,11 +242,11 @@ class RunWindow:
         """Add exits of ranks and events since the last call; return whether there are any."""
         if self._contents is None:
             return False
-        known = self._contents.context
+        before = self._contents.context
         newest = self._source.context(self._run_id, first=self.last, last=self.last)
-        if (newest.exits, newest.events) == (known.exits, known.events):
+        if (newest.exits, newest.events) == (before.exits, before.events):
             return False
-        context = replace(known, exits=newest.exits, events=newest.events)
+        context = replace(before, exits=newest.exits, events=newest.events)
         self._contents = replace(self._contents, run=run, context=context)
         return True
 
@@ -289,24 +290,13 @@ def last_complete_step(info: RunInfo, steps: StepTable) -> int | None:
     """Return the last step that all traced ranks of its epoch have ended; None if there is none."""
     num_ranks = {epoch.epoch: len(epoch.ranks) for epoch in info.epochs}
     pairs = np.stack([steps.epoch, steps.step], axis=1)[steps.end_ns > 0]
-    found, counts = np.unique(pairs, axis=0, return_counts=True)
+    distinct, counts = np.unique(pairs, axis=0, return_counts=True)
     complete = [
         step
-        for (epoch, step), count in zip(found.tolist(), counts.tolist(), strict=True)
+        for (epoch, step), count in zip(distinct.tolist(), counts.tolist(), strict=True)
         if count >= num_ranks.get(epoch, 1)
     ]
     return max(complete, default=None)
-
-
-def _join_contexts(old: RunContext, new: RunContext, *, first: int, begin_ns: int) -> RunContext:
-    """Return the new context, with the old one's micro-batches and samples of earlier steps."""
-    before = select_rows(old.microbatches, old.microbatches.step < first)
-    earlier = select_rows(old.samples, old.samples.at_ns < begin_ns)
-    return replace(
-        new,
-        microbatches=concatenate(before, new.microbatches),
-        samples=sort_samples(concatenate(earlier, new.samples)),
-    )
 
 
 def _pairs(epoch: NDArray[np.int32], step: NDArray[np.int32]) -> NDArray[np.int64]:

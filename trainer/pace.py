@@ -14,7 +14,7 @@ from .errors import SegmentOrderError
 OVERRUN_RATIO = 1.1
 """A paced segment longer than its target times this is an overrun.
 
-Source: design.md, "Paced mode": more than 5 % overruns make a run insufficient evidence.
+Source: choice. A run in which more than 5 % of the segments overrun is insufficient evidence.
 """
 
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MIN_ROWS_OF_KIND = 4
-"""Rows of one kind whose median a single outlier cannot move far: itself and 3 peers. Source:
-design.md section 5, least evidence."""
+"""Rows of one kind whose median a single outlier cannot move far: itself and 3 peers
+(`min_peers`)."""
 
 MAX_EXACT_INT = 1 << 53
 """Integers up to here are exact in float64."""

@@ -27,9 +27,9 @@ ALONE = "; its peers lose none"
 """End of the evidence about one rank, left out where several are named."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidate:
-    """One cause, the ranks and steps that show it, and how clearly."""
+    """One cause, the ranks and steps that show it, and how clearly. Equal to itself alone."""
 
     cause: Cause
 
@@ -158,7 +158,7 @@ def merge_hosts(found: Sequence[Candidate], ranks: Mapping[int, RankInfo]) -> tu
                 if each.cause == cause and {ranks[rank].host for rank in each.ranks} == {host}
             ]
             if len(mine) > 1:
-                kept = [each for each in kept if not any(each is one for one in mine)]
+                kept = [each for each in kept if each not in mine]
                 kept.append(merge_alike(mine, f", all on host {host}"))
     return tuple(kept)
 
@@ -185,7 +185,7 @@ def merge_equal(found: Sequence[Candidate], cause: Cause) -> tuple[Candidate, ..
             )
         ]
         kept.append(worst if len(equal) == 1 else merge_alike(equal, ", equally slow"))
-        left = [each for each in left if not any(each is one for one in equal)]
+        left = [each for each in left if each not in equal]
     return tuple(kept)
 
 
@@ -204,7 +204,7 @@ def merge_recurring(
         least = THRESHOLDS.whole_share * len(steps)
         same = [each for each in left if len(steps & set(each.shown_steps or ())) >= least]
         merged.append(same[0] if len(same) == 1 else merge_alike(same, " in the same steps"))
-        left = [each for each in left if not any(each is one for one in same)]
+        left = [each for each in left if each not in same]
     num_turns = sum(len(each.ranks) for each in merged)
     if len(merged) > 1 and num_turns > THRESHOLDS.majority_share * num_ranks:
         whole = merge_alike(merged, " in turn")

@@ -165,18 +165,18 @@ def find_clock_drop(
     if host not in samples.hosts:
         return None
     is_mine = (samples.host == samples.hosts.index(host)) & (samples.device == device)
-    found: dict[tuple[str, ...], list[ClockDrop]] = {words: [] for words in WORD_GROUPS}
+    drops: dict[tuple[str, ...], list[ClockDrop]] = {words: [] for words in WORD_GROUPS}
     for code, name in enumerate(samples.names):
         words = next((each for each in WORD_GROUPS if any(word in name for word in each)), None)
         if words is not None and PART_MARK not in name:
             drop = _drop(samples, code, is_mine, phase_ns, is_clock=words is CLOCK_WORDS)
-            found[words] += () if drop is None else (drop,)
-    clocks = found[CLOCK_WORDS]
+            drops[words] += () if drop is None else (drop,)
+    clocks = drops[CLOCK_WORDS]
     lower = [each for each in clocks if _is_lower(each)]
     if lower:
         return min(lower, key=lambda each: each.inside / each.usual)
-    raised = (each for each in found[THROTTLE_WORDS] if each.inside > each.usual)
-    weak = (each for each in found[POWER_WORDS] if not clocks and _is_lower(each))
+    raised = (each for each in drops[THROTTLE_WORDS] if each.inside > each.usual)
+    weak = (each for each in drops[POWER_WORDS] if not clocks and _is_lower(each))
     return next(raised, None) or next(weak, None)
 
 

@@ -53,6 +53,13 @@ def list_pauses(pauses: CommonPauses, steps: NDArray[np.int32]) -> tuple[CommonP
     )
 
 
+def format_period(steps: NDArray[np.integer]) -> str:
+    """Return "every 5 steps"; "" without two equal distances: one agrees with itself."""
+    distances = np.unique(np.diff(steps))
+    is_regular = len(steps) > 2 and len(distances) == 1 and distances[0] > 1  # noqa: PLR2004
+    return f"every {int(distances[0])} steps" if is_regular else ""
+
+
 def pause_candidates(
     cause: Cause,
     gaps: HostGaps,
@@ -83,11 +90,7 @@ def pause_candidates(
     usual[Place.SPAN] = np.maximum(usual[Place.SPAN], of_job - np.median(of_job, axis=0))
     expected = [((place,), level) for place, level in usual.items()]
     steps = gaps.profile.steps[columns]
-    distances = np.diff(columns)
-    how_often = format_count(len(columns), "time")
-    # One distance agrees with itself: a period needs two.
-    if len(distances) > 1 and distances[0] > 1 and (distances == distances[0]).all():
-        how_often = f"every {int(distances[0])} steps"
+    how_often = format_period(columns) or format_count(len(columns), "time")
     typical = format_duration(float(np.median(lost_ns[:, columns])))
     pause = Candidate(
         cause=cause,

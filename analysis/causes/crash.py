@@ -160,22 +160,36 @@ def find_crashes(
     Args:
         hung: Epochs in which a hang ended the processes.
     """
-    found: list[tuple[int, tuple[Failure, ...], tuple[Failure, ...]]] = []
+    crashes: list[tuple[int, tuple[Failure, ...], tuple[Failure, ...]]] = []
     for epoch in run.epochs:
         failures = find_failures(epoch, context, steps)
-        own = own_failures(failures)
-        if own and epoch.epoch not in hung:
-            first = _first(own, run.clock_error_ns)
-            if len(own) == len(failures):
-                first += tuple(each for each in _ended_together(own, first[0]) if each not in first)
-            found.append((epoch.epoch, first, failures))
+        independent = own_failures(failures)
+        if independent and epoch.epoch not in hung:
+            first = _first(independent, run.clock_error_ns)
+            if len(independent) == len(failures):
+                first += tuple(
+                    each for each in _ended_together(independent, first[0]) if each not in first
+                )
+            crashes.append((epoch.epoch, first, failures))
     merged: dict[tuple[tuple[int, ...], ExitClass], list[int]] = {}
-    for place, (_, first, _) in enumerate(found):
-        merged.setdefault((_ranks(first), first[0].reason), []).append(place)
-    return tuple(
-        _finding([found[place][0] for place in places], *found[places[-1]][1:])
-        for places in merged.values()
-    )
+    for index, (_, first, _) in enumerate(crashes):
+        merged.setdefault((_ranks(first), first[0].reason), []).append(index)
+    findings = []
+    for (ranks, _), indices in merged.items():
+        _, first, failures = crashes[indices[-1]]
+        epochs = [crashes[index][0] for index in indices]
+        failed_in = [failure.ended.step for failure in first if failure.ended.step is not None]
+        is_lost = all(failure.reason is ExitClass.LOST for failure in first)
+        doubt = THRESHOLDS.doubt_factor ** (is_lost + (len(ranks) > 1))
+        finding = Finding(
+            cause=CAUSE.name,
+            ranks=ranks,
+            steps=(min(failed_in), max(failed_in)) if failed_in else None,
+            confidence=THRESHOLDS.ended_confidence * doubt,
+            evidence=_evidence(epochs, first, failures),
+        )
+        findings.append(finding)
+    return tuple(findings)
 
 
 def find_failures(epoch: EpochInfo, context: RunContext, steps: StepTable) -> tuple[Failure, ...]:
@@ -193,9 +207,10 @@ def find_failures(epoch: EpochInfo, context: RunContext, steps: StepTable) -> tu
             events[event.rank].append(event)
     died = [ended for ended in exits if ended.state in DIED]
     of_type = Counter(ended.origin.partition(":")[0] for ended in died)
-    opened = [each.data.get("open") for of in events.values() for each in of if each.kind == "lost"]
-    entries = (entry for each in opened if isinstance(each, list) for entry in each)
-    is_saving = any(isinstance(one, dict) and one.get("kind") == CHECKPOINT for one in entries)
+    lost = (event for of in events.values() for event in of if event.kind == "lost")
+    opened = [event.data.get("open") for event in lost]
+    entries = (entry for spans in opened if isinstance(spans, list) for entry in spans)
+    is_saving = any(isinstance(span, dict) and span.get("kind") == CHECKPOINT for span in entries)
     was_silent = not is_saving and _was_silent(died, epoch, steps)
     failures = []
     for ended in died:
@@ -206,8 +221,8 @@ def find_failures(epoch: EpochInfo, context: RunContext, steps: StepTable) -> tu
         is_own = 0 < of_type[kind] <= THRESHOLDS.majority_share * len(exits)
         if kind and is_own and reason in FOLLOW_UPS:
             earlier = replace(ended, exception=kind, message=text.strip(), origin="")
-            if (found := classify_exit(earlier)) not in FOLLOW_UPS:
-                reason, message = found, format_exit(earlier)
+            if (origin := classify_exit(earlier)) not in FOLLOW_UPS:
+                reason, message = origin, format_exit(earlier)
         failures.append(
             Failure(ended=ended, reason=reason, message=message, host=hosts.get(ended.rank, ""))
         )
@@ -309,22 +324,6 @@ def _ranks(failures: Iterable[Failure]) -> tuple[int, ...]:
     return tuple(sorted({failure.ended.rank for failure in failures}))
 
 
-def _finding(
-    epochs: list[int], first: tuple[Failure, ...], failures: tuple[Failure, ...]
-) -> Finding:
-    steps = [failure.ended.step for failure in first if failure.ended.step is not None]
-    is_lost = all(failure.reason is ExitClass.LOST for failure in first)
-    ranks = _ranks(first)
-    return Finding(
-        cause=CAUSE.name,
-        ranks=ranks,
-        steps=(min(steps), max(steps)) if steps else None,
-        confidence=THRESHOLDS.ended_confidence
-        * THRESHOLDS.doubt_factor ** (is_lost + (len(ranks) > 1)),
-        evidence=_evidence(epochs, first, failures),
-    )
-
-
 def _evidence(epochs: list[int], first: tuple[Failure, ...], failures: tuple[Failure, ...]) -> str:
     """Return which rank failed, where and why, and which ranks followed when."""
     failure = first[0]
@@ -377,7 +376,16 @@ def classify_exit(ended: RankExit, events: Iterable[EventRecord] = ()) -> ExitCl
         for reason, words in OWN_FAULTS:
             if words.search(whole):
                 return reason
-    return ExitClass.LOST if ended.state == "lost" else _follow_up(ended.exception.lower(), text)
+    if ended.state == "lost":
+        return ExitClass.LOST
+    if STOPPED.search(text):
+        return ExitClass.STOPPED
+    of_job = OF_THE_JOB.search(text) is not None
+    if ended.exception.lower().rpartition(".")[2] in NETWORK_EXCEPTIONS and not of_job:
+        return ExitClass.EXCEPTION
+    if of_job and TIMEOUT.search(text):
+        return ExitClass.TIMEOUT
+    return ExitClass.CONNECTION if CONNECTION.search(text) else ExitClass.EXCEPTION
 
 
 def format_exit(ended: RankExit) -> str:
@@ -389,15 +397,3 @@ def format_exit(ended: RankExit) -> str:
     message = (cause if text else f"{ended.exception}: {cause}").split("\n")[0].strip()
     text = message if ended.message.strip() else ended.exception
     return text if len(text) <= MAX_LINE else f"{text[: MAX_LINE - 3]}..."
-
-
-def _follow_up(exception: str, text: str) -> ExitClass:
-    """Return the reason of an exception that is no fault of its own device or host."""
-    if STOPPED.search(text):
-        return ExitClass.STOPPED
-    of_job = OF_THE_JOB.search(text) is not None
-    if exception.rpartition(".")[2] in NETWORK_EXCEPTIONS and not of_job:
-        return ExitClass.EXCEPTION
-    if of_job and TIMEOUT.search(text):
-        return ExitClass.TIMEOUT
-    return ExitClass.CONNECTION if CONNECTION.search(text) else ExitClass.EXCEPTION

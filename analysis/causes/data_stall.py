@@ -96,12 +96,12 @@ def _baseline_of_few_peers(
     the peer that loses most in that step if that is less. One peer is enough, because a rank that
     need not wait for input loses nothing.
     """
-    own = np.quantile(lost_ns, BASELINE_QUANTILE, axis=1)
-    baseline = np.broadcast_to(own[:, None], lost_ns.shape).copy()
+    faster_ns = np.quantile(lost_ns, BASELINE_QUANTILE, axis=1)
+    baseline = np.broadcast_to(faster_ns[:, None], lost_ns.shape).copy()
     stages, size = np.unique(stage, return_counts=True)
     for each in stages[(size > 1) & (size < MIN_ROWS_OF_KIND)].tolist():
         rows = np.flatnonzero(stage == each)
         for row in rows.tolist():
             peers = rows[rows != row]
-            baseline[row] = np.minimum(own[row], lost_ns[peers].max(axis=0))
+            baseline[row] = np.minimum(faster_ns[row], lost_ns[peers].max(axis=0))
     return baseline

@@ -56,10 +56,10 @@ def equalize_declared_lengths(items: ComputeItems, lengths: MicrobatchTable) -> 
     scale = np.ones(len(items))
     for kind in np.unique(items.kind).tolist():
         rows = np.flatnonzero(items.kind == kind)
-        found = _fit_scale(items, rows, relative[rows])
-        if found is None:
+        factor = _fit_scale(items, rows, relative[rows])
+        if factor is None:
             return None
-        scale[rows] = found
+        scale[rows] = factor
     return replace(items, self_ns=np.rint(items.self_ns / scale).astype(np.int64))
 
 
@@ -72,8 +72,8 @@ def squared_lengths(items: ComputeItems, lengths: MicrobatchTable) -> NDArray[np
         )
     )
     squares = np.full(num, np.nan)
-    known = lengths.sum_squared_lengths >= 0
-    squares[key[len(items) :][known]] = lengths.sum_squared_lengths[known]
+    is_known = lengths.sum_squared_lengths >= 0
+    squares[key[len(items) :][is_known]] = lengths.sum_squared_lengths[is_known]
     return squares[key[: len(items)]]
 
 
@@ -92,7 +92,7 @@ def _fit_scale(
         ratio /= medians_by_key(ratio / scale, items.step[rows])
         kept = _is_no_outlier(ratio)
         x, y = relative[kept], ratio[kept]
-        if len(x) < THRESHOLDS.min_items or x.std() == 0 or y.std() == 0:
+        if len(x) < THRESHOLDS.min_items or np.ptp(x) == 0 or np.ptp(y) == 0:
             return None
         # Only that of the last round counts: the first medians are those of any lengths.
         correlation = float(np.corrcoef(x, y)[0, 1])
@@ -144,7 +144,7 @@ def correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
     """Return Pearson's correlation without the outliers (pauses); None if it is undefined."""
     kept = _is_no_outlier(x) & _is_no_outlier(y)
     x, y = x[kept], y[kept]
-    if len(x) < THRESHOLDS.min_items or x.std() == 0 or y.std() == 0:
+    if len(x) < THRESHOLDS.min_items or np.ptp(x) == 0 or np.ptp(y) == 0:
         return None
     return float(np.corrcoef(x, y)[0, 1])
 
@@ -200,15 +200,17 @@ def equalize_durations(
     np.minimum.at(least, of_rank, ratio)
     # A slow rank is slow in each step; others differ by the lengths that they happened to get.
     is_slow = may_be_slow & (least[of_rank] >= 1.0 + THRESHOLDS.min_excess_ratio)
-    own = np.where(is_slow, medians_by_key(ratio, rank), 1.0)
-    found: NDArray[np.float64] = duration_ns * _ratio(mean * own * common, whole)[of_span]
-    return found
+    of_slow_rank = np.where(is_slow, medians_by_key(ratio, rank), 1.0)
+    equal_ns: NDArray[np.float64] = (
+        duration_ns * _ratio(mean * of_slow_rank * common, whole)[of_span]
+    )
+    return equal_ns
 
 
 def _ratio(values: NDArray[Any], to: NDArray[Any]) -> NDArray[np.float64]:
     """Return the quotients, 1 if the denominator is 0."""
-    found: NDArray[np.float64] = np.divide(values, to, out=np.ones(len(values)), where=to > 0)
-    return found
+    quotients: NDArray[np.float64] = np.divide(values, to, out=np.ones(len(values)), where=to > 0)
+    return quotients
 
 
 def equalize_experts(
@@ -246,6 +248,6 @@ def equalize_experts(
     )
     if of_equal >= of_recorded:
         return chosen, equalized_ns
-    found = equalized_ns.copy()
-    found[rows] = equal
-    return chosen | experts, found
+    with_experts_ns = equalized_ns.copy()
+    with_experts_ns[rows] = equal
+    return chosen | experts, with_experts_ns

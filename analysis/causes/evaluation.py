@@ -12,6 +12,7 @@ from ..replay.model import EVALUATION_KIND, Place, has_kind
 from ..report.text import format_count, format_duration, format_ranks, format_steps
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
+from .common_pause import format_period
 from .detector import Cause, HostTime, Subject
 
 if TYPE_CHECKING:
@@ -48,11 +49,7 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     if len(ranks) < THRESHOLDS.whole_share * num_ranks:
         verb = "evaluates" if len(ranks) == 1 else "evaluate"
         who = f"{format_ranks(tuple(ranks.tolist()))} of {num_ranks:,} {verb}, the others wait,"
-    distances = np.diff(steps)
-    how_often = f"in {format_count(len(steps), 'step')}"
-    # One distance agrees with itself: a period needs two.
-    if len(distances) > 1 and distances[0] > 1 and (distances == distances[0]).all():
-        how_often = f"every {int(distances[0])} steps"
+    how_often = format_period(steps) or f"in {format_count(len(steps), 'step')}"
     shown = int(steps[0]), int(steps[-1])
     compute_ns = float(np.median(gaps.compute_ns))
     evaluation = Candidate(

@@ -57,23 +57,28 @@ def find_gc_pauses(gaps: HostGaps, allowed: NDArray[np.bool_]) -> tuple[Candidat
         allowed: Shape (gaps,): gaps that are not part of a common pause.
     """
     gap_ns = gaps.gaps.gap_ns
-    usual_ns = THRESHOLDS.pause_factor * _usual_gap_ns(gaps)
+    # The usual gap before a forward is the median over ranks and steps of their medians. A rank and
+    # step without gaps counts as 0: if hosts launch in time, the only gaps are pauses.
+    forward, (num_ranks, num_steps) = gaps.is_at(Place.FORWARD), gaps.profile.total_ns.shape
+    cell = gaps.row[forward] * num_steps + gaps.column[forward]
+    medians, _ = group_medians(gap_ns[forward], cell, num_ranks * num_steps)
+    usual_ns = THRESHOLDS.pause_factor * float(np.median(np.nan_to_num(medians)))
     is_long = gap_ns >= max(THRESHOLDS.min_pause_ns, usual_ns)
     is_pause = gap_ns >= max(THRESHOLDS.min_pause_ns / 2, usual_ns)
     inside, starts = allowed & gaps.is_at(*INSIDE_PLACES), allowed & gaps.is_at(Place.INPUT)
-    known = inside | (starts & ~_in_consecutive_steps(gaps, starts & is_pause))
-    paused = known & is_pause
-    several = np.count_nonzero(known & is_long) > 1 and (paused & inside).any()
+    considered = inside | (starts & ~_in_consecutive_steps(gaps, starts & is_pause))
+    paused = considered & is_pause
+    several = np.count_nonzero(considered & is_long) > 1 and (paused & inside).any()
     if several and _is_in_turn(gaps, paused):
         paused |= allowed & gaps.is_at(Place.LAUNCH, Place.OTHER) & is_long
     else:
         paused[:] = False
     recorded = gaps.is_at(Place.GC) & (gap_ns > 0)
-    found = (
+    candidates = (
         _pause_candidate(gaps, recorded, "in gc spans") if recorded.any() else None,
         _pause_candidate(gaps, paused, "before a launch") if paused.any() else None,
     )
-    return tuple(candidate for candidate in found if candidate is not None)
+    return tuple(candidate for candidate in candidates if candidate is not None)
 
 
 def find_rare_pauses(gaps: HostGaps, allowed: NDArray[np.bool_]) -> tuple[Candidate, ...]:
@@ -117,18 +122,6 @@ def _in_consecutive_steps(gaps: HostGaps, chosen: NDArray[np.bool_]) -> NDArray[
         columns = slice(first, first + THRESHOLDS.min_lasting_steps)
         lasts[:, columns] |= has_one[:, columns].all(axis=1, keepdims=True)
     return lasts[gaps.row, gaps.column]
-
-
-def _usual_gap_ns(gaps: HostGaps) -> float:
-    """Return the usual gap before a forward: the median over ranks and steps of their medians.
-
-    A rank and step without gaps counts as 0: if hosts launch in time, the only gaps are pauses.
-    """
-    chosen = gaps.is_at(Place.FORWARD)
-    shape = gaps.profile.total_ns.shape
-    cell = gaps.row[chosen] * shape[1] + gaps.column[chosen]
-    median, _ = group_medians(gaps.gaps.gap_ns[chosen], cell, shape[0] * shape[1])
-    return float(np.median(np.nan_to_num(median)))
 
 
 def _is_in_turn(gaps: HostGaps, chosen: NDArray[np.bool_]) -> bool:

@@ -112,7 +112,7 @@ class _Stuck:
     @property
     def missing(self) -> frozenset[int]:
         """Return the members that have not entered it."""
-        return frozenset(self.members) - {one.rank for one in self.entered}
+        return frozenset(self.members) - {entry.rank for entry in self.entered}
 
     @property
     def steps(self) -> tuple[int, int] | None:
@@ -127,22 +127,22 @@ class _Stuck:
         All members of a collective call the same operation, with as many bytes, and the two sides
         of a p2p have as many.
         """
-        sizes = {one.num_bytes for one in self.entered}
-        names = {"p2p" if one.is_p2p else one.name for one in self.entered}
+        sizes = {entry.num_bytes for entry in self.entered}
+        names = {"p2p" if entry.is_p2p else entry.name for entry in self.entered}
         is_sized = len(names) == 1 < len(sizes) and min(sizes) > 0 and UNEVEN not in min(names)
-        found: dict[str, list[int]] = defaultdict(list)
-        for one in sorted(self.entered):
-            size = f" of {one.num_bytes:,} bytes" if is_sized else ""
-            name = one.name if is_sized or len(names) > 1 else ""
-            found[f"{name} {self.instance.seq}{size}"].append(one.rank)
-        sides = ((name, tuple(ranks)) for name, ranks in found.items())
+        ranks_by_name: dict[str, list[int]] = defaultdict(list)
+        for entry in sorted(self.entered):
+            size = f" of {entry.num_bytes:,} bytes" if is_sized else ""
+            name = entry.name if is_sized or len(names) > 1 else ""
+            ranks_by_name[f"{name} {self.instance.seq}{size}"].append(entry.rank)
+        sides = ((name, tuple(ranks)) for name, ranks in ranks_by_name.items())
         return sorted(sides, key=lambda side: (-len(side[1]), side[1]))
 
     def __str__(self) -> str:
         """Write it: "all_reduce 41 (dp-comm) of group dp with 8 ranks"."""
-        one, (group_id, seq, src_rank, dst_rank) = self.inside[0], self.instance
-        text = f"{one.name} {seq} ({one.kind})"
-        if one.is_p2p:
+        entry, (group_id, seq, src_rank, dst_rank) = self.inside[0], self.instance
+        text = f"{entry.name} {seq} ({entry.kind})"
+        if entry.is_p2p:
             return f"{text} from rank {src_rank} to rank {dst_rank}"
         group = self.group_name or f"{group_id:016x}"
         return f"{text} of group {group} with {len(self.members):,} ranks"
@@ -171,7 +171,7 @@ class _Job:
     @property
     def blocked(self) -> frozenset[int]:
         """Return the blocked ranks."""
-        return frozenset(each.rank for one in self.stuck for each in one.inside)
+        return frozenset(each.rank for comm in self.stuck for each in comm.inside)
 
     @property
     def reporting(self) -> frozenset[int]:
@@ -180,14 +180,14 @@ class _Job:
         A process that is frozen sends none. Empty if no more than half of the ranks do, or all:
         then that says nothing about the others.
         """
-        since = min(one.inside[0].step for one in self.stuck)
-        found = frozenset(
+        since = min(comm.inside[0].step for comm in self.stuck)
+        ranks = frozenset(
             event.rank
             for event in self.events
             if event.kind == "stack" and event.data.get("step", NONE) >= since
         )
         num = len(self.epoch.ranks)
-        return found if num > len(found) > THRESHOLDS.majority_share * num else frozenset()
+        return ranks if num > len(ranks) > THRESHOLDS.majority_share * num else frozenset()
 
     def last_step(self, ranks: Iterable[int]) -> int | None:
         """Return the last step that any of these ranks has finished; None if none is known."""
@@ -196,12 +196,12 @@ class _Job:
 
     def place(self, rank: int) -> str:
         """Return where a rank was in the job's own code, in a step that it has not finished."""
-        last, found = self.last_step([rank]), ""
+        last, line = self.last_step([rank]), ""
         after = NONE if last is None else last
         for event in self.events:
             if event.rank == rank and event.data.get("step", after + 1) > after:
-                found = event.place or found
-        return found
+                line = event.place or line
+        return line
 
     def finding(
         self,
@@ -214,10 +214,10 @@ class _Job:
         """Return a finding, with what the named ranks were doing."""
         named = tuple(sorted(ranks))
         entries = (entry for rank in named for entry in self.opened.get(rank, ()))
-        known = {
+        open_kinds = {
             str(entry.get("kind") or "") for entry in entries if entry.get("seq", NONE) == NONE
         }
-        kinds = sorted(known - {""})
+        kinds = sorted(open_kinds - {""})
         evidence += f"; it was inside {', '.join(kinds)}" if kinds else ""
         evidence += "; it had already ended without an error" if self.ended & set(named) else ""
         places = ((rank, self.place(rank)) for rank in named[:MAX_ODD])
@@ -273,8 +273,8 @@ def find_hangs(
     Source:
         arXiv 2402.15627, section 4.3: the rank that logged no operation.
     """
-    found = (find_hang(run, epoch, spans, steps, context) for epoch in run.epochs)
-    return tuple(finding for finding in found if finding is not None)
+    hangs = (find_hang(run, epoch, spans, steps, context) for epoch in run.epochs)
+    return tuple(finding for finding in hangs if finding is not None)
 
 
 def find_hang(
@@ -286,8 +286,8 @@ def find_hang(
     other failure is why the others are blocked, and no hang.
     """
     failures = find_failures(epoch, context, steps)
-    own = own_failures(failures)
-    if any(each.reason is not ExitClass.LOST for each in own):
+    independent = own_failures(failures)
+    if any(each.reason is not ExitClass.LOST for each in independent):
         return None
     exits = (one for one in context.exits if one.epoch == epoch.epoch)
     ended = frozenset(one.rank for one in exits if one.state == "ended")
@@ -310,9 +310,9 @@ def find_hang(
     )
     if job.stuck and (unlike := _unlike(job)):
         return unlike
-    found = _not_entered(job) if job.stuck and not own else None
-    if own or found is not None or not job.silent_ns:
-        return found
+    finding = _not_entered(job) if job.stuck and not independent else None
+    if independent or finding is not None or not job.silent_ns:
+        return finding
     last = job.last_step(info.rank for info in epoch.ranks)
     steps_of_hang = None if last is None else (last + 1, last + 1)
     text = "what the ranks were doing is unknown"
@@ -325,44 +325,45 @@ def _unlike(job: _Job) -> Finding | None:
     Those that differ from more than half are named. Without such a majority it is what all alike
     groups called there, if they did, and else unknown who is wrong.
     """
-    unlike = [one for one in job.stuck if len(one.sides) > 1]
+    unlike = [comm for comm in job.stuck if len(comm.sides) > 1]
     if not unlike:
         return None
-    one = min(unlike, key=lambda each: (each.steps or (NONE, NONE), each.instance))
-    sides = one.sides
-    right = sides[0][1] if len(sides[0][1]) > THRESHOLDS.majority_share * len(one.entered) else ()
-    alike = {(each.name, each.num_bytes) for each in _read_alike(job, one)}
+    comm = min(unlike, key=lambda each: (each.steps or (NONE, NONE), each.instance))
+    sides = comm.sides
+    right = sides[0][1] if len(sides[0][1]) > THRESHOLDS.majority_share * len(comm.entered) else ()
+    same_number = {
+        Instance(group.group_id, comm.instance.seq)
+        for group in job.epoch.groups
+        if len(group.members) == len(comm.members) and not set(group.members) & set(comm.members)
+        if any(group.kind == each.kind for each in comm.inside) and not comm.inside[0].is_p2p
+    }
+    entered = _read_entered(job.epoch.epoch, job.spans, same_number)
+    alike = {(each.name, each.num_bytes) for each in entered}
     if not right and len(alike) == 1:
-        agree = (each for each in one.entered if (each.name, each.num_bytes) in alike)
+        agree = (each for each in comm.entered if (each.name, each.num_bytes) in alike)
         right = tuple(each.rank for each in agree)
-    odd = {each.rank for each in one.entered} - set(right) if right else set()
+    odd = {each.rank for each in comm.entered} - set(right) if right else set()
     texts = [
-        f"{format_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} in {name}"
+        f"{_they_are(ranks)} in {name}"
         for name, ranks in reversed([*sides[:1], *sides[1:][-MAX_ODD:]])
     ]
-    group = f"group {one.group_name or f'{one.instance.group_id:016x}'}"
+    group = f"group {comm.group_name or f'{comm.instance.group_id:016x}'}"
     text = f"{' and '.join(texts)} of {group}, which all its ranks must call alike"
     return job.finding(
-        odd, text + ("" if odd else "; which of them is wrong is unknown"), steps=one.steps
+        odd, text + ("" if odd else "; which of them is wrong is unknown"), steps=comm.steps
     )
 
 
-def _read_alike(job: _Job, one: _Stuck) -> Iterable[Entry]:
-    """Return what ranks of other groups of the same kind and size entered under the same number."""
-    alike = {
-        Instance(group.group_id, one.instance.seq)
-        for group in job.epoch.groups
-        if len(group.members) == len(one.members) and not set(group.members) & set(one.members)
-        if any(group.kind == each.kind for each in one.inside) and not one.inside[0].is_p2p
-    }
-    return _read_entered(job.epoch.epoch, job.spans, alike) if alike else ()
+def _they_are(ranks: tuple[int, ...]) -> str:
+    """Return "rank 5 is" or "ranks 1 and 2 are"."""
+    return f"{format_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'}"
 
 
 def _not_entered(job: _Job) -> Finding | None:
     """Return the hang in communications that some members have not entered, or none has left."""
     last_ranks, last_instances = _follow_waits(job.stuck)
     silent = last_ranks - job.blocked
-    ends = [one for one in job.stuck if one.instance in last_instances]
+    ends = [comm for comm in job.stuck if comm.instance in last_instances]
     if not silent and (endless := _entered_by_all(job, ends)):
         return endless
     traced = {info.rank for info in job.epoch.ranks} - _without_capture(job)
@@ -374,7 +375,7 @@ def _not_entered(job: _Job) -> Finding | None:
         )
     behind = _least_advanced(job.epoch, silent & traced, job.spans)
     culprits = behind - job.reporting or behind or _odd_of_circle(ends) or last_ranks & traced
-    shown = next((one for one in job.stuck if one.missing & culprits), None)
+    shown = next((comm for comm in job.stuck if comm.missing & culprits), None)
     opened = (entry for rank in silent for entry in job.opened.get(rank, ()))
     if shown is None or any(entry.get("kind") == SpanKind.CHECKPOINT for entry in opened):
         return None
@@ -401,11 +402,11 @@ def _follow_waits(stuck: Iterable[_Stuck]) -> tuple[set[int], set[Instance]]:
     import networkx as nx  # slow to import, and few runs hang
 
     waits: nx.DiGraph[int | Instance] = nx.DiGraph()
-    for one in stuck:
-        waits.add_nodes_from(each.rank for each in one.inside)
-        if one.members:
-            waits.add_edges_from((each.rank, one.instance) for each in one.inside)
-            waits.add_edges_from((one.instance, rank) for rank in one.missing)
+    for comm in stuck:
+        waits.add_nodes_from(each.rank for each in comm.inside)
+        if comm.members:
+            waits.add_edges_from((each.rank, comm.instance) for each in comm.inside)
+            waits.add_edges_from((comm.instance, rank) for rank in comm.missing)
     ends: set[int | Instance] = set().union(*nx.attracting_components(waits))
     ranks = {end for end in ends if isinstance(end, int)}
     return ranks, {end for end in ends if not isinstance(end, int)}
@@ -414,13 +415,13 @@ def _follow_waits(stuck: Iterable[_Stuck]) -> tuple[set[int], set[Instance]]:
 def _odd_of_circle(ends: Iterable[_Stuck]) -> frozenset[int]:
     """Return those that are missing where most members are, if all others there wait for these."""
     ends = tuple(ends)
-    for one in ends:
-        inside = {each.rank for each in one.inside}
-        others = (each for each in ends if each is not one)
-        if len(inside) > THRESHOLDS.majority_share * len(one.members) > 0 and all(
+    for comm in ends:
+        inside = {each.rank for each in comm.inside}
+        others = (each for each in ends if each is not comm)
+        if len(inside) > THRESHOLDS.majority_share * len(comm.members) > 0 and all(
             inside <= each.missing for each in others
         ):
-            return one.missing
+            return comm.missing
     return frozenset()
 
 
@@ -437,7 +438,7 @@ def _one_too_many(job: _Job, shown: _Stuck) -> Finding | None:
         return None
     inside = tuple(sorted(each.rank for each in shown.inside))
     did = "ended without an error" if shown.missing <= job.ended else "went on"
-    text = f"{format_ranks(inside)} {'is' if len(inside) == 1 else 'are'} blocked in {shown}, and"
+    text = f"{_they_are(inside)} blocked in {shown}, and"
     text += f" {format_ranks(tuple(sorted(shown.missing)))} {did} and never entered it: {TOO_MANY}"
     if len(job.blocked) == len(passed):
         text += " here or too few there; which of them is wrong is unknown"
@@ -456,27 +457,27 @@ def _entered_by_all(job: _Job, ends: Iterable[_Stuck]) -> Finding | None:
     timed_out = {each.ended.rank for each in job.failures if each.reason is ExitClass.TIMEOUT}
     stalled = {(each.rank, each.data.get("step")) for each in job.events if each.kind == "stalled"}
     endless = [
-        one
-        for one in sorted(ends, key=lambda each: each.instance.seq)
-        if not one.missing and len(one.members) > 1
+        comm
+        for comm in sorted(ends, key=lambda each: each.instance.seq)
+        if not comm.missing and len(comm.members) > 1
         if job.silent_ns
-        or any(each.rank in timed_out or (each.rank, each.step) in stalled for each in one.inside)
+        or any(each.rank in timed_out or (each.rank, each.step) in stalled for each in comm.inside)
     ]
     if not endless:
         return None
-    one, reporting = endless[0], job.reporting
-    inside = {each.rank for each in one.inside}
+    comm, reporting = endless[0], job.reporting
+    inside = {each.rank for each in comm.inside}
     frozen = inside - reporting if reporting else set()
-    named = tuple(sorted(frozen or (inside if len(inside) < len(one.members) else ())))
-    names = f"{format_ranks(named)} {'is' if len(named) == 1 else 'are'}" if named else ""
-    text = f"all {len(one.members):,} members have entered {one}, which does not end: "
+    named = tuple(sorted(frozen or (inside if len(inside) < len(comm.members) else ())))
+    names = _they_are(named) if named else ""
+    text = f"all {len(comm.members):,} members have entered {comm}, which does not end: "
     if frozen:
         text += f"{names} frozen in it, without the reports of a long step that the other"
         text += f" {len(reporting):,} sent"
     else:
         text += f"only {names} still in it; " if named else ""
         text += "a link, an adapter or a device of theirs, or a frozen process"
-    return job.finding(named, text, steps=one.steps)
+    return job.finding(named, text, steps=comm.steps)
 
 
 def _without_capture(job: _Job) -> set[int]:
@@ -488,8 +489,8 @@ def _without_capture(job: _Job) -> set[int]:
     steps = job.steps
     rows = steps.epoch == job.epoch.epoch
     last = dict(zip(steps.rank[rows].tolist(), steps.left_out[rows].tolist(), strict=True))
-    found = {rank for rank, left_out in last.items() if left_out & COMMUNICATION_BITS}
-    return set() if job.blocked & found else found
+    failed = {rank for rank, left_out in last.items() if left_out & COMMUNICATION_BITS}
+    return set() if job.blocked & failed else failed
 
 
 def _least_advanced(
@@ -533,7 +534,7 @@ def _find_stuck(
     entered = {instance: dict(ranks) for instance, ranks in inside.items()}
     for each in _read_entered(epoch.epoch, spans, inside):
         entered[each.instance].setdefault(each.rank, each)
-    found = []
+    communications = []
     for instance, ranks in inside.items():
         group = groups.get(instance.group_id)
         members = () if group is None else group.members
@@ -547,11 +548,11 @@ def _find_stuck(
             group_name="" if group is None else group.name,
         )
         if instance in certain or one.missing or len(one.sides) > 1:
-            found.append(one)
-    waiting = {each.rank for one in found if one.missing for each in one.inside}
+            communications.append(one)
+    waiting = {each.rank for one in communications if one.missing for each in one.inside}
     kept = (
         one
-        for one in found
+        for one in communications
         if one.missing
         or one.inside[0].is_p2p
         or len(one.sides) > 1
@@ -565,7 +566,7 @@ def _evidence(job: _Job, shown: _Stuck, culprits: Iterable[int]) -> str:
     named = set(culprits)
     missing = format_ranks(tuple(sorted(shown.missing & named)))
     inside = tuple(sorted(one.rank for one in shown.inside))
-    there = f"{format_ranks(inside)} {'is' if len(inside) == 1 else 'are'} blocked"
+    there = f"{_they_are(inside)} blocked"
     elsewhere = [each for each in job.stuck if {one.rank for one in each.inside} & named]
     if elsewhere:
         reason = "the order of collectives differs between ranks"
@@ -589,12 +590,12 @@ def _find_blocked(
 ) -> Iterable[Entry]:
     """Return each communication that a rank has entered and not left, by spans and events."""
     unfinished = _entries(epoch.epoch, spans, (spans.flags & UNFINISHED) != 0)
-    found = {(one.rank, one.instance): one for one in unfinished}
+    blocked = {(entry.rank, entry.instance): entry for entry in unfinished}
     members = {group.group_id: group.members for group in epoch.groups}
     for rank, entries in opened.items():
-        for one in _read_open(rank, entries, members):
-            found.setdefault((rank, one.instance), one)
-    return found.values()
+        for entry in _read_open(rank, entries, members):
+            blocked.setdefault((rank, entry.instance), entry)
+    return blocked.values()
 
 
 def _last_entries(
@@ -604,9 +605,9 @@ def _last_entries(
     rows = steps.epoch == epoch
     last = dict(zip(steps.rank[rows].tolist(), steps.step[rows].tolist(), strict=True))
     finished = {rank: last.get(rank, NONE) for rank in ranks}
-    known = sorted_unique(spans.rank)
-    limit = np.array([finished.get(rank, MAX_STEP) for rank in known.tolist()], dtype=np.int64)
-    return _entries(epoch, spans, spans.step > limit[np.searchsorted(known, spans.rank)])
+    traced = sorted_unique(spans.rank)
+    limit = np.array([finished.get(rank, MAX_STEP) for rank in traced.tolist()], dtype=np.int64)
+    return _entries(epoch, spans, spans.step > limit[np.searchsorted(traced, spans.rank)])
 
 
 def _read_entered(epoch: int, spans: SpanTable, wanted: Iterable[Instance]) -> Iterable[Entry]:
@@ -615,7 +616,7 @@ def _read_entered(epoch: int, spans: SpanTable, wanted: Iterable[Instance]) -> I
     groups = np.array([instance.group_id for instance in wanted], dtype=np.uint64)
     seqs = np.array([instance.seq for instance in wanted], dtype=np.int64)
     chosen = np.isin(spans.seq, seqs) & np.isin(spans.group_id, groups)
-    return (one for one in _entries(epoch, spans, chosen) if one.instance in wanted)
+    return (entry for entry in _entries(epoch, spans, chosen) if entry.instance in wanted)
 
 
 def _entries(epoch: int, spans: SpanTable, chosen: NDArray[np.bool_]) -> Iterable[Entry]:
@@ -641,15 +642,15 @@ def _open_spans(
     """Return, by rank, the open spans in its last event that reports some and is not stale."""
     rows = steps.epoch == epoch
     ended_ns = dict(zip(steps.rank[rows].tolist(), steps.end_ns[rows].tolist(), strict=True))
-    found = {}
+    opened = {}
     for event in events:
         # A stalled rank that goes on finishes steps `STALL_NS` later at the earliest.
         has_gone_on = ended_ns.get(event.rank, 0) > event.at_ns + STALL_NS // 2
         if event.kind == "lost" or (event.kind == "stalled" and not has_gone_on):
             entries: Any = event.data.get("open")
-            known = entries if isinstance(entries, list) else []
-            found[event.rank] = [entry for entry in known if isinstance(entry, dict)]
-    return found
+            listed = entries if isinstance(entries, list) else []
+            opened[event.rank] = [entry for entry in listed if isinstance(entry, dict)]
+    return opened
 
 
 def _read_open(
@@ -669,7 +670,7 @@ def _read_open(
             continue
         if not group_id or seq < 0:
             continue
-        one = Entry(
+        communication = Entry(
             rank=rank,
             step=step,
             instance=Instance(group_id, seq),
@@ -678,8 +679,8 @@ def _read_open(
             num_bytes=num_bytes,
         )
         others = [each for each in members.get(group_id, ()) if each != rank]
-        if not sides and one.is_p2p and len(others) == 1:  # of an older tracer
-            is_send = one.kind == SpanKind.PP_SEND or one.name == "send"
+        if not sides and communication.is_p2p and len(others) == 1:  # of an older tracer
+            is_send = communication.kind == SpanKind.PP_SEND or communication.name == "send"
             sides = (rank, others[0]) if is_send else (others[0], rank)
-        one = one._replace(instance=Instance(group_id, seq, *sides[:2]))
-        yield one
+        communication = communication._replace(instance=Instance(group_id, seq, *sides[:2]))
+        yield communication

@@ -114,11 +114,11 @@ def tabulate_gaps(
     """
     at = np.minimum(find_positions(gaps.rank, profile.ranks), len(profile.ranks) - 1)
     column = np.minimum(find_positions(gaps.step, profile.steps), len(profile.steps) - 1)
-    known = (profile.ranks[at] == gaps.rank) & (profile.steps[column] == gaps.step)
+    is_known = (profile.ranks[at] == gaps.rank) & (profile.steps[column] == gaps.step)
     return HostGaps(
         profile=profile,
         gaps=gaps,
-        row=np.where(known, at, -1),
+        row=np.where(is_known, at, -1),
         column=column,
         compute_ns=row_medians(profile.total_ns),
         duration_ns=duration_ns,
@@ -245,16 +245,16 @@ def _find_places(gaps: HostGaps, other_steps: NDArray[np.bool_]) -> NDArray[np.b
         Shape (places, steps): True if the median rank loses at least half of `min_excess_ratio`
         there; True everywhere in a step in which no single place loses as much.
     """
-    found = np.zeros((len(Place), len(other_steps)), dtype=np.bool_)
+    has_pause = np.zeros((len(Place), len(other_steps)), dtype=np.bool_)
     for place in Place:
         lost = gaps.total_ns(place)
         lost -= fast_quartile(lost)
-        found[place] = (
+        has_pause[place] = (
             np.median(lost / gaps.compute_ns[:, None], axis=0) >= THRESHOLDS.min_excess_ratio / 2
         )
-    found[:, other_steps] = False
-    found[:, ~other_steps & ~found.any(axis=0)] = True
-    return found
+    has_pause[:, other_steps] = False
+    has_pause[:, ~other_steps & ~has_pause.any(axis=0)] = True
+    return has_pause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,17 +291,17 @@ def late_candidates(
             of them raises the median, so they are not named with their stage again.
         activities: By row, what it does, if not the loss's activity.
     """
-    found = []
+    candidates = []
     for phase in single:
         activity = (activities or {}).get(phase.row, loss.activity)
-        own = replace(loss, activity=activity)
-        found.append(_late_candidate(gaps, own, phase, [phase.row], loss.expected))
+        of_rank = replace(loss, activity=activity)
+        candidates.append(_late_candidate(gaps, of_rank, phase, [phase.row], loss.expected))
     named = {phase.row for phase in single}
     for phase, late in _late_stages(gaps, loss) if len(gaps.profile.ranks) > 1 else ():
         rows = [row for row in late if row not in named]
         if rows:
-            found.append(_late_candidate(gaps, loss, phase, rows))
-    return tuple(found)
+            candidates.append(_late_candidate(gaps, loss, phase, rows))
+    return tuple(candidates)
 
 
 def _late_stages(gaps: HostGaps, loss: Loss) -> Iterator[tuple[Phase, list[int]]]:
@@ -318,8 +318,8 @@ def _late_stages(gaps: HostGaps, loss: Loss) -> Iterator[tuple[Phase, list[int]]
     level = np.array([np.median(ratio[gaps.profile.stage == stage], axis=0) for stage in stages])
     excess = level.copy()
     if not loss.is_zero_usual:
-        for place in range(len(stages) - 1):
-            excess[place] -= np.median(np.delete(level, place, axis=0), axis=0)
+        for index in range(len(stages) - 1):
+            excess[index] -= np.median(np.delete(level, index, axis=0), axis=0)
         excess[-1] -= np.quantile(level[-1], BASELINE_QUANTILE)
     excess[:, ~loss.steps] = np.nan
     for phase in find_phases(excess, has_few_peers=True, min_steps=THRESHOLDS.min_lasting_steps):

@@ -75,7 +75,7 @@ def find_host_stalls(
         searches: Whether a stall recurs, and where it is; the first one that finds a rank counts.
     """
     lost_ns = gaps.total_ns(*STALL_PLACES, excluding=explained)
-    found: dict[int, Phase] = {}
+    phases: dict[int, Phase] = {}
     for may_recur, places in searches:
         lost = gaps.total_ns(*places, excluding=explained)
         expected, enough = _expected_ns(gaps, lost, places)
@@ -83,7 +83,7 @@ def find_host_stalls(
         excess[:, ~steps] = np.nan
         for phase in find_rank_phases(excess, has_few_peers=~enough, may_recur=may_recur):
             if phase.recurs if may_recur else _is_persistent(excess[phase.row], phase):
-                found.setdefault(phase.row, phase)
+                phases.setdefault(phase.row, phase)
     # A host that launches late is late for the first launch of a step as well. If it loses more
     # there than before all other launches together, its input is late too.
     later_ns = gaps.total_ns(*WORKING_PLACES)[gaps.row, gaps.column]
@@ -102,7 +102,7 @@ def find_host_stalls(
         steps=steps,
         is_zero_usual=False,
     )
-    single = [found[row] for row in sorted(found)]
+    single = [phases[row] for row in sorted(phases)]
     names = {phase.row: name for phase in single if (name := _span_of_job(gaps, phase))}
     return late_candidates(
         gaps, loss, single, {row: f'in its own span "{name}"' for row, name in names.items()}
@@ -149,8 +149,8 @@ def _expected_ns(
 
 def _is_persistent(excess: NDArray[np.float64], phase: Phase) -> bool:
     """Return whether a phase is a stall in most of its steps, not a few long pauses."""
-    known = excess[phase.inside]
-    known = known[~np.isnan(known)]
-    if phase.excess_ratio < phase.threshold or len(known) < THRESHOLDS.min_lasting_steps:
+    losses = excess[phase.inside]
+    losses = losses[~np.isnan(losses)]
+    if phase.excess_ratio < phase.threshold or len(losses) < THRESHOLDS.min_lasting_steps:
         return False
-    return float((known >= np.median(known) / 2).mean()) >= THRESHOLDS.one_rank_share
+    return float((losses >= np.median(losses) / 2).mean()) >= THRESHOLDS.one_rank_share

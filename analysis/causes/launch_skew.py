@@ -128,7 +128,7 @@ def find_launch_skews(
         may_vary=True,
     )
     allowed = gaps.is_at(*LATE_PLACES) & ~explained
-    found = []
+    candidates = []
     for peak in phases:
         rows, phase = members[peak.row], _extend_to_onset(peak, lateness[peak.row], changes)
         here = lag[rows][:, phase.inside]
@@ -145,7 +145,7 @@ def find_launch_skews(
         first = lag[rows].min(axis=0)[None]
         usual_ns = np.minimum(first, fast_quartile(first)) * gaps.compute_ns[rows, None]
         expected_ns[rows] = np.minimum(lost_ns[rows], usual_ns)
-        found.append(
+        candidates.append(
             _skew_candidate(
                 gaps,
                 phase,
@@ -155,12 +155,12 @@ def find_launch_skews(
                 num_members=len(rows),
             )
         )
-    in_turn = [each for each in found if each.cause is CAUSE]
+    in_turn = [each for each in candidates if each.cause is CAUSE]
     if len(in_turn) > 1:
         # They share the reason, and each alone would save little: the others would still wait.
         merged = merge_alike(in_turn, f", in {format_count(len(in_turn), 'group')}")
-        found = [merged, *(each for each in found if each.cause is not CAUSE)]
-    return tuple(found)
+        candidates = [merged, *(each for each in candidates if each.cause is not CAUSE)]
+    return tuple(candidates)
 
 
 def _smallest_groups(

@@ -82,12 +82,12 @@ def detect(record: Record) -> tuple[Finding, ...]:
         return ()
     run, reading = record.run, record.reading
     steps = (reading.steps[0], reading.steps[-1])
-    found = (
+    findings = (
         _tensor_parallel_across_hosts(run, steps),
         _too_few_microbatches(run, reading.items, steps),
         _too_small_products(run, record.context, steps),
     )
-    return tuple(finding for finding in found if finding is not None)
+    return tuple(finding for finding in findings if finding is not None)
 
 
 def _finding(steps: tuple[int, int], ranks: tuple[int, ...], evidence: str) -> Finding:
@@ -218,11 +218,11 @@ def read_layer(
     """Return the declared sizes; None if the width or the tokens are unknown."""
     manifests = tuple(manifests)
     hidden = _declared_size(manifests, HIDDEN_NAMES)
-    known = microbatches.num_tokens[microbatches.num_tokens > 0]
-    if hidden is None or not len(known):
+    num_tokens = microbatches.num_tokens[microbatches.num_tokens > 0]
+    if hidden is None or not len(num_tokens):
         return None
     return Layer(
-        num_tokens=int(np.median(known)),
+        num_tokens=int(np.median(num_tokens)),
         hidden=hidden,
         inner=_declared_size(manifests, INNER_NAMES),
         tp=tp,
@@ -246,13 +246,13 @@ def _declared_size(manifests: tuple[RankManifest, ...], names: frozenset[str]) -
     """Return the one size that the configuration declares by these names; None if it is not one."""
     # Ranks of equal settings share one mapping.
     contents = {id(manifest.settings): manifest.settings for manifest in manifests}
-    found = {
+    values = {
         value
         for settings in contents.values()
         for name, value in settings.items()
         if name.startswith(CONFIG) and name.rpartition(".")[2] in names
     }
-    if len(found) != 1:
+    if len(values) != 1:
         return None
-    (value,) = found
+    (value,) = values
     return int(value) if value.isascii() and value.isdigit() and int(value) > 0 else None

@@ -129,9 +129,9 @@ class LinkProfile:
         """
         total, fastest = np.zeros((2, *self.total_ns.shape))
         for links, value, count in _values_by_kind(self.transfers, self.steps):
-            known = count > 0
-            total[links] += np.where(known, value * count, 0.0)
-            fastest[links] += np.where(known, fast_quartile(value.T).T[0] * count, 0.0)
+            has_any = count > 0
+            total[links] += np.where(has_any, value * count, 0.0)
+            fastest[links] += np.where(has_any, fast_quartile(value.T).T[0] * count, 0.0)
         ratio: NDArray[np.float64] = np.where(fastest > 0, total / np.maximum(fastest, 1.0), np.nan)
         return ratio
 
@@ -153,7 +153,30 @@ class LinkProfile:
     @cached_property
     def slow_links(self) -> tuple[Phase, ...]:
         """Return the rows that are significantly slower than alike ones, with their steps."""
-        return _find_slow_links(self)
+        excess = self.total_ns / self.expected_ns - 1.0
+        kinds = np.array([f"{link.kind} {link.is_pair}" for link in self.links])
+        candidates: list[Phase] = []
+        for kind in np.unique(kinds).tolist():
+            rows = np.flatnonzero(kinds == kind)
+            # The parts of one reduction follow each other on one ring, so they are not independent.
+            num = float(np.nanmedian(self.num_instances[rows]))
+            often = self.is_pair[rows[0]] and num >= THRESHOLDS.min_alike_transfers
+            phases = find_phases(
+                excess[rows],
+                has_few_peers=self.has_few_alike[rows],
+                min_steps=1 if often else THRESHOLDS.min_lasting_steps,
+            )
+            candidates += [replace(phase, row=int(rows[phase.row])) for phase in phases]
+        return tuple(
+            slow
+            for slow in candidates
+            if self.num_instances[slow.row].sum() >= THRESHOLDS.min_alike_transfers
+            and _differs_from_other_steps(self, slow)
+            and (
+                slow.num_steps >= THRESHOLDS.min_lasting_steps
+                or slow.margin >= THRESHOLDS.peer_peak_factor
+            )
+        )
 
     @cached_property
     def rise(self) -> Rise | None:
@@ -169,16 +192,16 @@ class LinkProfile:
         their alike ones, beside which they would be shown as slow.
         """
         is_usual = np.ones(self.total_ns.shape, dtype=np.bool_)
-        own = self.has_few_alike.copy()
-        own[[each.row for each in self.slow_links]] = False
+        is_own = self.has_few_alike.copy()
+        is_own[[each.row for each in self.slow_links]] = False
         if self.rise is not None:
-            own |= self.rise.is_slower
+            is_own |= self.rise.is_slower
             is_usual[self.rise.is_slower, self.rise.phase.inside] = False
-        num = self.num_instances[own]
+        num = self.num_instances[is_own]
         with np.errstate(invalid="ignore"):
-            one_ns = row_medians(np.where(is_usual[own], self.total_ns[own] / num, np.nan))
+            one_ns = row_medians(np.where(is_usual[is_own], self.total_ns[is_own] / num, np.nan))
         usual, own_ns = self.expected_ns.copy(), one_ns[:, None] * num
-        usual[own] = np.where((num == 0) | np.isnan(own_ns), usual[own], own_ns)
+        usual[is_own] = np.where((num == 0) | np.isnan(own_ns), usual[is_own], own_ns)
         return usual
 
     def median_transfer_ns(self, slow: Phase) -> tuple[float, float]:
@@ -206,7 +229,7 @@ def profile_links(
     numbers = np.array(steps, dtype=np.int32)
     shape = (len(transfers.links), len(numbers))
     total, expected, num = (np.zeros(shape) for _ in range(3))
-    few, own = (np.zeros(shape[0], dtype=np.bool_) for _ in range(2))
+    few, has_own = (np.zeros(shape[0], dtype=np.bool_) for _ in range(2))
     stages = _stages_of(transfers, ranks)
     for links, value, count in _values_by_kind(transfers, numbers):
         against, is_few = _expected(value, stages[links])
@@ -214,7 +237,7 @@ def profile_links(
         expected[links] += np.where(count > 0, against * count, 0.0)
         num[links] += count
         few[links] |= is_few
-        own[links] |= is_few & (len(links) < MIN_ROWS_OF_KIND)
+        has_own[links] |= is_few & (len(links) < MIN_ROWS_OF_KIND)
     total[num == 0] = expected[num == 0] = np.nan
     return LinkProfile(
         transfers=transfers,
@@ -224,7 +247,7 @@ def profile_links(
         expected_ns=expected,
         num_instances=num,
         has_few_alike=few,
-        has_own_baseline=own,
+        has_own_baseline=has_own,
     )
 
 
@@ -289,33 +312,6 @@ def _expected(
     return np.where(enough[:, None], medians, everywhere), ~enough
 
 
-def _find_slow_links(profile: LinkProfile) -> tuple[Phase, ...]:
-    excess = profile.total_ns / profile.expected_ns - 1.0
-    kinds = np.array([f"{link.kind} {link.is_pair}" for link in profile.links])
-    found: list[Phase] = []
-    for kind in np.unique(kinds).tolist():
-        rows = np.flatnonzero(kinds == kind)
-        # The parts of one reduction follow each other on one ring, so they are not independent.
-        often = profile.is_pair[rows[0]]
-        often &= float(np.nanmedian(profile.num_instances[rows])) >= THRESHOLDS.min_alike_transfers
-        phases = find_phases(
-            excess[rows],
-            has_few_peers=profile.has_few_alike[rows],
-            min_steps=1 if often else THRESHOLDS.min_lasting_steps,
-        )
-        found += [replace(phase, row=int(rows[phase.row])) for phase in phases]
-    return tuple(
-        slow
-        for slow in found
-        if profile.num_instances[slow.row].sum() >= THRESHOLDS.min_alike_transfers
-        and _differs_from_other_steps(profile, slow)
-        and (
-            slow.num_steps >= THRESHOLDS.min_lasting_steps
-            or slow.margin >= THRESHOLDS.peer_peak_factor
-        )
-    )
-
-
 def _differs_from_other_steps(profile: LinkProfile, slow: Phase) -> bool:
     """Return whether a link with few alike ones is slower than in its other steps.
 
@@ -339,20 +335,20 @@ def find_rise(profile: LinkProfile, *, may_be_brief: bool = False) -> Rise | Non
         may_be_brief: Whether a single step counts, because counters must confirm the result.
     """
     between = profile.is_between_hosts | (not profile.is_between_hosts.any())
-    found = _rise_of(profile, np.flatnonzero(between), may_be_brief=may_be_brief)
-    if found is not None or may_be_brief:
-        return found
+    rise = _rise_of(profile, np.flatnonzero(between), may_be_brief=may_be_brief)
+    if rise is not None or may_be_brief:
+        return rise
     crosses = profile.is_pair & (profile.stages[:, 0] != profile.stages[:, 1])
     stages = np.sort(profile.stages, axis=1)
     for both in np.unique(stages[crosses], axis=0):
         rows = np.flatnonzero(crosses & (stages == both).all(axis=1))
-        found = _rise_of(profile, rows) if len(rows) >= MIN_ROWS_OF_KIND else None
+        rise = _rise_of(profile, rows) if len(rows) >= MIN_ROWS_OF_KIND else None
         if (
-            found is not None
-            and found.is_sudden
-            and found.is_slower.sum() >= THRESHOLDS.whole_share * len(rows)
+            rise is not None
+            and rise.is_sudden
+            and rise.is_slower.sum() >= THRESHOLDS.whole_share * len(rows)
         ):
-            return replace(found, stages=(int(both[0]), int(both[1])))
+            return replace(rise, stages=(int(both[0]), int(both[1])))
     return None
 
 

@@ -46,23 +46,25 @@ def summarize_links(profile: LinkProfile) -> LinkSummary | None:
     if profile.rise is not None:
         steps = profile.rise.phase.steps(profile.steps)
         slow_steps = dict.fromkeys(np.flatnonzero(profile.rise.is_slower).tolist(), steps)
-    for each in sorted(profile.slow_links, key=lambda one: one.num_steps):
-        slow_steps[each.row] = each.steps(profile.steps)
+    for phase in sorted(profile.slow_links, key=lambda phase: phase.num_steps):
+        slow_steps[phase.row] = phase.steps(profile.steps)
     sums = _sum_links(profile)
-    known = np.flatnonzero((sums[NUM] > 0) & (sums[EXPECTED_NS] > 0))
-    if not len(known):
+    compared = np.flatnonzero((sums[NUM] > 0) & (sums[EXPECTED_NS] > 0))
+    if not len(compared):
         return None
     is_slow = np.isin(np.arange(len(profile.links)), list(slow_steps))
-    order = known[np.lexsort((-_excess(sums[:, known]), ~is_slow[known]))]
+    order = compared[np.lexsort((-_excess(sums[:, compared]), ~is_slow[compared]))]
     return LinkSummary(
-        num_links=len(known),
-        num_slow=int(is_slow[known].sum()),
+        num_links=len(compared),
+        num_slow=int(is_slow[compared].sum()),
         links=tuple(
             _transfers(profile, sums[:, link], link, slow_steps.get(link))
             for link in order[:MAX_LINKS].tolist()
         ),
         totals=tuple(
-            total for group in LinkGroup for total in _totals(profile, sums, known, group, is_slow)
+            total
+            for group in LinkGroup
+            for total in _totals(profile, sums, compared, group, is_slow)
         ),
         matrix=_matrix(profile, sums, order),
     )
@@ -90,23 +92,20 @@ def _sum_links(profile: LinkProfile) -> NDArray[np.float64]:
 
 def _excess(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the excess over the expected time. Shape as a row of ``sums``; NaN if unknown."""
-    excess: NDArray[np.float64] = sums[ACTUAL_NS] / _or_nan(sums[EXPECTED_NS]) - 1.0
+    expected = sums[EXPECTED_NS]
+    excess: NDArray[np.float64] = sums[ACTUAL_NS] / np.where(expected > 0, expected, np.nan) - 1.0
     return excess
 
 
 def _bytes_per_s(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the rates. Shape as a row of ``sums``; NaN if no size is known."""
-    rates: NDArray[np.float64] = sums[BYTES] * NS_PER_S / _or_nan(sums[BYTES_NS])
+    took = np.where(sums[BYTES_NS] > 0, sums[BYTES_NS], np.nan)
+    rates: NDArray[np.float64] = sums[BYTES] * NS_PER_S / took
     return rates
 
 
-def _or_nan(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.where(values > 0, values, np.nan)
-
-
 def _rate(sums: NDArray[np.float64]) -> float | None:
-    rate = float(_bytes_per_s(sums))
-    return None if np.isnan(rate) else rate
+    return float(sums[BYTES] * NS_PER_S / sums[BYTES_NS]) if sums[BYTES_NS] > 0 else None
 
 
 def _transfers(
@@ -149,13 +148,13 @@ def _totals(
         LinkGroup.HOST: lambda link: {ranks[rank].host for rank in links[link].members},
         LinkGroup.SWITCH: lambda link: {ranks[rank].switch for rank in links[link].members},
     }
-    mine: dict[str, list[int]] = defaultdict(list)
+    links_of: dict[str, list[int]] = defaultdict(list)
     for link in known.tolist():
         for name in names_of[group](link):
-            mine[name].append(link)
-    mine.pop("", None)
-    whole = {name: sums[:, chosen].sum(axis=1) for name, chosen in mine.items()}
-    found = [
+            links_of[name].append(link)
+    links_of.pop("", None)
+    whole = {name: sums[:, chosen].sum(axis=1) for name, chosen in links_of.items()}
+    totals = [
         LinkTotal(
             group=group,
             name=name,
@@ -165,9 +164,9 @@ def _totals(
             excess_ratio=float(_excess(whole[name])),
             bytes_per_s=_rate(whole[name]),
         )
-        for name, chosen in mine.items()
+        for name, chosen in links_of.items()
     ]
-    return sorted(found, key=lambda one: (-one.excess_ratio, one.name))[:MAX_TOTALS]
+    return sorted(totals, key=lambda total: (-total.excess_ratio, total.name))[:MAX_TOTALS]
 
 
 def _matrix(

@@ -94,16 +94,17 @@ def find_misconfigurations(run: RunInfo, context: RunContext) -> tuple[Finding, 
     The confidence is not calibrated: the share of ranks that agree, `undecided_certainty`
     without a majority, `previous_confidence` for a change since the previous run.
     """
-    found: dict[tuple[int, ...], dict[str, Difference]] = defaultdict(dict)
+    differences_of: dict[tuple[int, ...], dict[str, Difference]] = defaultdict(dict)
     shares: dict[tuple[int, ...], float] = {}
     for epoch in run.epochs:
-        settings = {one.rank: one.settings for one in context.manifests if one.epoch == epoch.epoch}
+        manifests = (each for each in context.manifests if each.epoch == epoch.epoch)
+        settings = {manifest.rank: manifest.settings for manifest in manifests}
         for ranks, difference, share in _disagreements(epoch, settings, has_layout=run.has_layout):
-            found[ranks].setdefault(difference.name, difference)
+            differences_of[ranks].setdefault(difference.name, difference)
             shares[ranks] = min(share, shares.get(ranks, 1.0))
     findings = [
         _finding(ranks, tuple(differences.values()), share=shares[ranks], num=run.world_size)
-        for ranks, differences in found.items()
+        for ranks, differences in differences_of.items()
     ]
     findings += _since_previous(context)
     return tuple(sorted(findings, key=lambda finding: (-finding.confidence, finding.ranks)))
@@ -138,8 +139,16 @@ def _disagreements(
             by_value[settings.get(name)] += ranks
         if len(by_value) == 1 or _follows_position(name, by_value, positions):
             continue
-        if name not in PART_SETTINGS or not _follows_part(by_value, part_of):
-            yield _judge(name, by_value)
+        pairs = {(part_of.get(rank), value) for value, ranks in by_value.items() for rank in ranks}
+        if name in PART_SETTINGS and len(pairs) == len({part for part, _ in pairs}):
+            continue
+        sizes = Counter({value: len(ranks) for value, ranks in by_value.items()})
+        (usual, num_usual), (other, _) = sizes.most_common(2)
+        has_majority = num_usual > THRESHOLDS.majority_share * sizes.total()
+        named = {value for value in by_value if not (has_majority and value == usual)}
+        differing = tuple(sorted(rank for value in named for rank in by_value[value]))
+        difference = Difference(name=name, usual=usual, other=other, num_values=len(by_value))
+        yield differing, difference, num_usual / sizes.total()
 
 
 def _group_alike(
@@ -179,27 +188,6 @@ def _follows_position(
     return False
 
 
-def _follows_part(
-    by_value: Mapping[str | None, Sequence[int]], part_of: Mapping[int, tuple[int, int, int]]
-) -> bool:
-    """Return whether all ranks that hold the same part of the model have the same value."""
-    pairs = {(part_of.get(rank), value) for value, ranks in by_value.items() for rank in ranks}
-    return len(pairs) == len({part for part, _ in pairs})
-
-
-def _judge(
-    name: str, by_value: Mapping[str | None, Sequence[int]]
-) -> tuple[tuple[int, ...], Difference, float]:
-    sizes = Counter({value: len(ranks) for value, ranks in by_value.items()})
-    (usual, num_usual), (other, _) = sizes.most_common(2)
-    total = sizes.total()
-    has_majority = num_usual > THRESHOLDS.majority_share * total
-    named = {value for value in by_value if not (has_majority and value == usual)}
-    ranks = [rank for value in named for rank in by_value[value]]
-    difference = Difference(name=name, usual=usual, other=other, num_values=len(by_value))
-    return tuple(sorted(ranks)), difference, num_usual / total
-
-
 def _finding(
     ranks: tuple[int, ...], differences: tuple[Difference, ...], *, share: float, num: int
 ) -> Finding:
@@ -223,10 +211,12 @@ def _since_previous(context: RunContext) -> list[Finding]:
     """Return what changed since the previous run, by the value that most ranks of each have."""
     if not context.manifests or not context.previous_manifests:
         return []
-    newest = max(one.epoch for one in context.manifests)
-    last = max(one.epoch for one in context.previous_manifests)
-    now = common_settings([one for one in context.manifests if one.epoch == newest])
-    before = common_settings([one for one in context.previous_manifests if one.epoch == last])
+    newest = max(manifest.epoch for manifest in context.manifests)
+    last = max(manifest.epoch for manifest in context.previous_manifests)
+    now = common_settings([manifest for manifest in context.manifests if manifest.epoch == newest])
+    before = common_settings(
+        [manifest for manifest in context.previous_manifests if manifest.epoch == last]
+    )
     changed = tuple(
         Difference(name=name, usual=before.get(name), other=now.get(name), num_values=2)
         for name in sorted(now.keys() | before.keys())
@@ -236,7 +226,9 @@ def _since_previous(context: RunContext) -> list[Finding]:
     )
     if not changed:
         return []
-    ranks = tuple(sorted(one.rank for one in context.manifests if one.epoch == newest))
+    ranks = tuple(
+        sorted(manifest.rank for manifest in context.manifests if manifest.epoch == newest)
+    )
     evidence = (
         f"{format_count(len(changed), 'setting')} changed since the previous run of this model and"
         f" world size, on most of {format_count(len(ranks), 'rank')}: "
@@ -255,7 +247,9 @@ def _since_previous(context: RunContext) -> list[Finding]:
 def common_settings(manifests: Sequence[RankManifest]) -> dict[str, str]:
     """Return the settings that have one value on more than half of the ranks."""
     counts: Counter[tuple[str, str]] = Counter()
-    for settings, ranks in _group_alike({one.rank: one.settings for one in manifests}):
+    for settings, ranks in _group_alike(
+        {manifest.rank: manifest.settings for manifest in manifests}
+    ):
         for item in settings.items():
             counts[item] += len(ranks)
     least = THRESHOLDS.majority_share * len(manifests)
@@ -264,8 +258,8 @@ def common_settings(manifests: Sequence[RankManifest]) -> dict[str, str]:
 
 def _list(differences: tuple[Difference, ...], here: str, there: str) -> str:
     parts = [
-        f"{one.name} is {_shown(one.other)} {here} and {_shown(one.usual)} {there}"
-        for one in differences[:MAX_SETTINGS_NAMED]
+        f"{each.name} is {_shown(each.other)} {here} and {_shown(each.usual)} {there}"
+        for each in differences[:MAX_SETTINGS_NAMED]
     ]
     more = len(differences) - MAX_SETTINGS_NAMED
     if more > 0:

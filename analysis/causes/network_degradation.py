@@ -168,9 +168,9 @@ def _candidate_of(
     needs_counters = is_brief or len(links) < THRESHOLDS.min_peers
     if needs_counters and len(symptom.hosts) < THRESHOLDS.min_several:
         return None
-    place = ""
+    where = ""
     if rise.stages is not None:
-        place = f" between stages {rise.stages[0]} and {rise.stages[1]}, which share an uplink,"
+        where = f" between stages {rise.stages[0]} and {rise.stages[1]}, which share an uplink,"
     return Candidate(
         cause=CAUSE if rise.stages is None else SLOW_LINK,
         ranks=tuple(sorted({rank for link in links for rank in profile.links[link].members})),
@@ -179,7 +179,7 @@ def _candidate_of(
         excess_ratio=rise.phase.excess_ratio,
         threshold=rise.phase.threshold,
         evidence=(
-            f"{len(links)} of {format_count(rise.num_compared, 'link')}{place} take"
+            f"{len(links)} of {format_count(rise.num_compared, 'link')}{where} take"
             f" {format_percent(rise.phase.excess_ratio)} longer for the same transfers in"
             f" {format_steps(steps)} than in other steps; {symptom}"
         ),
@@ -255,13 +255,13 @@ def find_network_symptom(samples: SampleTable, phase_ns: tuple[int, int]) -> Net
     Args:
         phase_ns: (begin, end) of the phase, Unix time.
     """
-    known, watched = False, set[str]()
+    is_known, watched = False, set[str]()
     for word, parts in SYMPTOMS:
         for code, name in enumerate(samples.names):
             if PART_MARK in name or not any(part in name for part in parts):
                 continue
             grown = _growth(samples, code, phase_ns)
-            known |= bool(grown)
+            is_known |= bool(grown)
             if word == CONGESTION:
                 watched |= {samples.hosts[host] for host, _, _ in grown}
             before = [outside for _, _, outside in grown if outside is not None]
@@ -275,7 +275,7 @@ def find_network_symptom(samples: SampleTable, phase_ns: tuple[int, int]) -> Net
             if hosts:
                 named = tuple(sorted(samples.hosts[host] for host in hosts))
                 return NetworkSymptom(word=word, hosts=named, is_known=True)
-    return NetworkSymptom(word="", hosts=(), is_known=known, watched=frozenset(watched))
+    return NetworkSymptom(word="", hosts=(), is_known=is_known, watched=frozenset(watched))
 
 
 def _growth(

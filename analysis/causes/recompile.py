@@ -85,10 +85,10 @@ def find_recompiles(gaps: HostGaps, events: Sequence[EventRecord]) -> tuple[Cand
         for phase in phases
     }
     activities = {row: f"recompiling ({each})" for row, each in ids.items() if each}
-    found = late_candidates(gaps, loss, phases, activities)
-    if len(found) > max(1, THRESHOLDS.majority_share * len(ratio)):
-        found = (replace(merge_alike(found, " recompile"), ranks=(), is_everywhere=True),)
-    return found
+    candidates = late_candidates(gaps, loss, phases, activities)
+    if len(candidates) > max(1, THRESHOLDS.majority_share * len(ratio)):
+        candidates = (replace(merge_alike(candidates, " recompile"), ranks=(), is_everywhere=True),)
+    return candidates
 
 
 def _compile_ids(events: Sequence[EventRecord], rank: int, steps: tuple[int, int]) -> str:

@@ -62,7 +62,10 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     ranks = case.profile.ranks.tolist()
     slow = [each for each in found if each.cause is SLOW_COMPUTE]
     is_of_all = len(ranks) > 1 and named_ranks(slow, {SLOW_COMPUTE}).issuperset(ranks)
-    if is_of_all and not _are_lasting_in_turn(slow):
+    # If each is slow for long, one after the other, the rest are its measure.
+    steps = sorted(each.steps for each in slow)
+    are_in_turn = all(before[1] < after[0] for before, after in pairwise(steps))
+    if is_of_all and not (are_in_turn and all(each.shown_steps is None for each in slow)):
         found = _add_unknown_reason(case, found)
     else:
         found = _add_sequences(case, found)
@@ -71,14 +74,6 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     if experts is None:
         return found
     return (*mark_explained_stages(found, experts, case.reading.model), experts)
-
-
-def _are_lasting_in_turn(slow: Sequence[Candidate]) -> bool:
-    """Return whether each is slow for long, one after the other: the rest are its measure then."""
-    spans = sorted(each.steps for each in slow)
-    return all(each.shown_steps is None for each in slow) and all(
-        before[1] < after[0] for before, after in pairwise(spans)
-    )
 
 
 def _add_unknown_reason(case: Case, found: Sequence[Candidate]) -> tuple[Candidate, ...]:
@@ -249,17 +244,17 @@ def describe_sequence_effect(
     varies = f"varies by {format_percent(float(np.std(ratio[forward])))} on all ranks alike"
     squares = squared_lengths(items, lengths)[forward]
     if not np.isnan(squares).any() and squares.std() > 0:
-        found = correlation(ratio[forward], squares) or 0.0
-        why = f"{varies} and follows the sum of squared lengths (correlation {found:.2f})"
+        coefficient = correlation(ratio[forward], squares) or 0.0
+        why = f"{varies} and follows the sum of squared lengths (correlation {coefficient:.2f})"
         return why if is_explained else ""
-    found = correlation(ratio[forward], ratio[backward]) or 0.0
-    if is_routed or found < THRESHOLDS.min_correlation:
+    coefficient = correlation(ratio[forward], ratio[backward]) or 0.0
+    if is_routed or coefficient < THRESHOLDS.min_correlation:
         return ""
     # Lengths are random: they do not vary on one rank alone.
     varied = np.bincount(items.rank[forward], weights=(ratio[forward] - 1.0) ** 2)
     if varied.max() > THRESHOLDS.one_rank_share * varied.sum():
         return ""
-    return f"{varies}, in forward and backward together (correlation {found:.2f})"
+    return f"{varies}, in forward and backward together (correlation {coefficient:.2f})"
 
 
 def _pair_rows(items: ComputeItems) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -122,7 +122,7 @@ def find_slow_compute(case: Case, profile: ComputeProfile) -> tuple[Candidate, .
         alike = tuple(partners[workers[int(profile.ranks[phase.row])]])
         clearest[alike] = max(clearest.get(alike, phase), phase, key=lambda each: each.margin)
     rows = rows_of_ranks(model, list(clearest))
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     for alike, phase in clearest.items():
         slow = _rank_candidate(profile, phase, rows[alike], alike)
         # Between the slow steps of an intermittent rank its clock is high: the first one counts.
@@ -130,16 +130,16 @@ def find_slow_compute(case: Case, profile: ComputeProfile) -> tuple[Candidate, .
         drops = {rank: drop for rank in alike if (drop := find_drop(case, rank, read))}
         if drops:
             worst = max(drops.values(), key=lambda each: each.explained_ratio)
-            found += explain_by_clock(slow, tuple(drops), worst, model, workers)
+            candidates += explain_by_clock(slow, tuple(drops), worst, model, workers)
         else:
-            found.append(replace(slow, evidence=name_worker(alike, slow.evidence)))
+            candidates.append(replace(slow, evidence=name_worker(alike, slow.evidence)))
     whole = [_stage_candidate(stage, model, case.ranks) for stage in stages]
-    found += [_without_slow_ranks(stage, found, model) for stage in whole]
+    candidates += [_without_slow_ranks(stage, candidates, model) for stage in whole]
     for host in _find_slow_hosts(profile, case.ranks, number):
-        found = [*_without_host(found, host), _host_candidate(case, host)]
+        candidates = [*_without_host(candidates, host), _host_candidate(case, host)]
     if profile.is_equalized:
-        found = [replace(each, evidence=each.evidence + EQUALIZED) for each in found]
-    merged = merge_equal(merge_hosts(found, case.ranks), CAUSE)
+        candidates = [replace(each, evidence=each.evidence + EQUALIZED) for each in candidates]
+    merged = merge_equal(merge_hosts(candidates, case.ranks), CAUSE)
     # If most ranks take turns, their work may vary.
     recurring = merge_recurring(
         [each for each in merged if each.cause is CAUSE],
@@ -177,26 +177,26 @@ def _find_slow_hosts(
         return []
     level = np.array([row_medians(ratio[hosts == name].T) for name in names])
     others = median_of_peers(level)
-    found = []
+    slow_hosts = []
     for phase in find_phases(
         level / others - 1.0,
         has_few_peers=len(names) < MIN_ROWS_OF_KIND,
         min_steps=THRESHOLDS.min_lasting_steps,
     ):
         rows = np.flatnonzero(hosts == names[phase.row])
-        own = ratio[rows] / others[phase.row]
-        is_longer = row_medians(own[:, phase.inside]) - 1.0 >= phase.excess_ratio / 2
+        of_host = ratio[rows] / others[phase.row]
+        is_longer = row_medians(of_host[:, phase.inside]) - 1.0 >= phase.excess_ratio / 2
         if is_longer.mean() >= THRESHOLDS.whole_share:
-            found.append(
+            slow_hosts.append(
                 SlowRanks(
                     rows=rows,
                     phase=phase,
                     profile=profile,
-                    expected_ns=profile.total_ns[rows] / own,
+                    expected_ns=profile.total_ns[rows] / of_host,
                     against="for alike ones on other hosts",
                 )
             )
-    return found
+    return slow_hosts
 
 
 def _without_host(found: Sequence[Candidate], host: SlowRanks) -> list[Candidate]:
@@ -316,12 +316,12 @@ def ranks_without_peers(profile: ComputeProfile) -> tuple[int, ...]:
     With fewer than `min_peers` peers it is unknown which of them is slow.
     """
     level = np.nanmedian(profile.total_ns, axis=1)
-    found = []
+    ranks = []
     for row, basis in enumerate(profile.basis):
         if basis not in (Basis.EARLIER, Basis.NOTHING):
             continue
         peers = np.flatnonzero(profile.stage == profile.stage[row])
         fastest = level[peers].min()
         if level[row] > fastest * (1.0 + THRESHOLDS.min_excess_ratio):
-            found.append(int(profile.ranks[row]))
-    return tuple(found)
+            ranks.append(int(profile.ranks[row]))
+    return tuple(ranks)

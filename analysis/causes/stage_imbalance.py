@@ -53,7 +53,7 @@ class SlowRanks:
     def evidence(self) -> str:
         """Return compute and baseline: "345 ms of own compute per step, 140 ms (+135 %)"."""
         columns = self.phase.shown
-        own, usual = (
+        took, usual = (
             format_duration(float(np.nanmedian(each[..., columns])))
             for each in (self.profile.total_ns[self.rows], self.expected_ns)
         )
@@ -61,7 +61,7 @@ class SlowRanks:
         is_far = excess >= THRESHOLDS.far_deviations * noise
         beyond = f", {'far ' if is_far else ''}outside noise" if noise > 0 else ""
         return (
-            f"{own} of own compute per step, {usual} {self.against}"
+            f"{took} of own compute per step, {usual} {self.against}"
             f" (+{format_percent(excess)}{beyond}; waiting not counted)"
         )
 
@@ -81,15 +81,15 @@ def find_slow_stages(profile: ComputeProfile) -> tuple[SlowRanks, ...]:
     rows_of = [np.flatnonzero(profile.stage == stage) for stage in stages]
     level = np.array([lower_medians(profile.total_ns[rows]) for rows in rows_of])
     others = np.array(
-        [lower_medians(np.delete(level, place, axis=0)) for place in range(len(level))]
+        [lower_medians(np.delete(level, index, axis=0)) for index in range(len(level))]
     )
     excess = level / others - 1.0
     excess[[len(rows) == 1 for rows in rows_of[:-1]] + [False]] = np.nan
     phases = find_phases(excess, has_few_peers=True)
-    found = (
+    measured = (
         _measure_stage(profile, rows_of[phase.row], phase, others[phase.row]) for phase in phases
     )
-    return tuple(each for each in found if each is not None)
+    return tuple(each for each in measured if each is not None)
 
 
 def _measure_stage(

@@ -198,10 +198,10 @@ def is_of_device(candidate: Candidate) -> bool:
 
 def _count(rows: Sequence[NDArray[np.int64]], num: int) -> NDArray[np.int32]:
     """Return in how many sets of rows each operation is. Shape (num,)."""
-    found = np.zeros(num, dtype=np.int32)
+    counts = np.zeros(num, dtype=np.int32)
     for each in rows:
-        found[each] += 1
-    return found
+        counts[each] += 1
+    return counts
 
 
 def _mean_step_with_each(
@@ -233,14 +233,22 @@ def _fixes(
 ) -> list[Fix]:
     parts = _own_parts([_recorded_part(each, model) for each in candidates], model)
     fixes = []
-    for each, part in zip(candidates, parts, strict=True):
-        own = ideal.at(part)
-        if is_of_device(each):
-            of_stage = np.where(
-                model.on_device[part], stage_ratio[model.kind[part], model.stage[part]], 1
-            )
-            own = Times(own.duration_ns * of_stage, own.gap_ns)
-        fixes.append(Fix(each, part, _fixed_times(each, part, own, model)))
+    for candidate, rows in zip(candidates, parts, strict=True):
+        duration_ns, gap_ns = ideal.at(rows)
+        on_device = model.on_device[rows]
+        if is_of_device(candidate):
+            of_stage = stage_ratio[model.kind[rows], model.stage[rows]]
+            duration_ns = duration_ns * np.where(on_device, of_stage, 1)
+        if not candidate.on_host:
+            # Fixing a device makes no gap longer. The ideal of gaps that only checkpoints leave
+            # would.
+            shorter = np.minimum(duration_ns, model.operations.duration_ns[rows])
+            duration_ns = np.where(on_device, duration_ns, shorter)
+        if candidate.fixed_ns is not None:
+            fixed_ns = candidate.fixed_ns[rows]
+            duration_ns = np.where(np.isnan(fixed_ns), duration_ns, fixed_ns)
+        gap_ns = np.zeros_like(gap_ns) if candidate.is_everywhere else gap_ns
+        fixes.append(Fix(candidate, rows, Times(duration_ns, gap_ns)))
     return fixes
 
 
@@ -253,24 +261,24 @@ def _stage_ratio(
     has that work. The ratio is 1 for all else than compute, and if the stage has no other compute
     of that kind.
     """
-    found = np.ones((len(model.kinds), int(model.stage.max(initial=0)) + 1))
+    ratios = np.ones((len(model.kinds), int(model.stage.max(initial=0)) + 1))
     slow = [each for each in candidates if is_of_device(each)]
     if not slow:
-        return found
+        return ratios
     compute = np.flatnonzero(has_kind(model, COMPUTE_KINDS) & model.on_device)
-    cell = model.kind[compute].astype(np.int64) * found.shape[1] + model.stage[compute]
+    cell = model.kind[compute].astype(np.int64) * ratios.shape[1] + model.stage[compute]
     inside = np.zeros(len(model.rank), dtype=np.bool_)
     for each in candidates:
         if each.part is not None and each.cause.subject is not Subject.STAGE:
             inside[_recorded_part(each, model)] = True
     healthy = ~inside[compute]
     took_ns, expected_ns = (
-        np.bincount(cell[healthy], weights=times[compute[healthy]], minlength=found.size)
+        np.bincount(cell[healthy], weights=times[compute[healthy]], minlength=ratios.size)
         for times in (unblamed.duration_ns, ideal.duration_ns)
     )
     is_known = (took_ns > 0) & (expected_ns > 0)
-    np.divide(took_ns, expected_ns, out=found.reshape(-1), where=is_known)
-    return found
+    np.divide(took_ns, expected_ns, out=ratios.reshape(-1), where=is_known)
+    return ratios
 
 
 def _recorded_part(candidate: Candidate, model: ReplayModel) -> NDArray[np.int64]:
@@ -301,21 +309,6 @@ def _own_parts(
     )
 
 
-def _fixed_times(
-    candidate: Candidate, rows: NDArray[np.int64], ideal: Times, model: ReplayModel
-) -> Times:
-    """Return the times of a candidate's operations, given their ideals, without its cause."""
-    duration_ns, gap_ns = ideal
-    if not candidate.on_host:
-        # Fixing a device makes no gap longer. The ideal of gaps that only checkpoints leave would.
-        shorter = np.minimum(duration_ns, model.operations.duration_ns[rows])
-        duration_ns = np.where(model.on_device[rows], duration_ns, shorter)
-    if candidate.fixed_ns is not None:
-        own_ns = candidate.fixed_ns[rows]
-        duration_ns = np.where(np.isnan(own_ns), duration_ns, own_ns)
-    return Times(duration_ns, np.zeros_like(gap_ns) if candidate.is_everywhere else gap_ns)
-
-
 def _fix_all(
     fixes: Sequence[Fix], unblamed: Times, ideal: Times, in_fixed_stage: Sequence[NDArray[np.bool_]]
 ) -> Times:
@@ -323,9 +316,11 @@ def _fix_all(
     fixed = Times(*(each.copy() for each in unblamed))
     touched = np.zeros(len(unblamed.duration_ns), dtype=np.bool_)
     for fix in fixes:
-        for times, own in zip(fixed, fix.fixed, strict=True):
+        for times, fixed_times in zip(fixed, fix.fixed, strict=True):
             before = times[fix.rows]
-            times[fix.rows] = np.where(touched[fix.rows], np.minimum(own, before), own)
+            times[fix.rows] = np.where(
+                touched[fix.rows], np.minimum(fixed_times, before), fixed_times
+            )
         touched[fix.rows] = True
     for fix, both in zip(fixes, in_fixed_stage, strict=True):
         fixed.duration_ns[fix.rows[both]] = ideal.duration_ns[fix.rows[both]]
@@ -373,56 +368,52 @@ def _take_out(
     """
     rows = fix.rows
     is_shared = num_sharing[0][rows] > 1
-    found = []
-    for all_, before, after, own, without, num in zip(
+    columns = []
+    for all_, before, after, put_back, without, num in zip(
         total, fixed, recorded, with_fault, fix.fixed, num_sharing, strict=True
     ):
         faulty = np.where(num[rows] > 0, after[rows], before[rows])
         mine = num[rows] == 1 if num is num_sharing[0] or fix.candidate.on_host else False
         times = np.where(mine, without, faulty)
-        rest = all_[rows] + before[rows] - own
-        found.append(np.where(is_shared, np.minimum(times, rest), times))
-    return Times(*found)
+        rest = all_[rows] + before[rows] - put_back
+        columns.append(np.where(is_shared, np.minimum(times, rest), times))
+    return Times(*columns)
 
 
 def _ideal_run(fixes: Sequence[Fix], ideal: Times, model: ReplayModel) -> Times:
-    """Make the ideal run that of the candidates' own fixed times, if they give any; return it."""
-    times = Times(ideal.duration_ns, ideal.gap_ns.copy())
-    for fix in fixes:
-        if fix.candidate.fixed_ns is not None or fix.candidate.on_host:
-            for column, own in zip(times, fix.fixed, strict=True):
-                column[fix.rows] = own
-            _shorten_alike_gaps(times, fix.rows, model)
-    return times
+    """Make the ideal run that of the candidates' own fixed times, if they give any; return it.
 
-
-def _shorten_alike_gaps(ideal: Times, part: NDArray[np.int64], model: ReplayModel) -> None:
-    """Make host gaps outside a part no longer than recorded.
-
-    If alike gaps exist only because of a fault, their ideal (their median) is the fault itself.
+    Host gaps like those of such a candidate become no longer than recorded: if they exist only
+    because of a fault, their ideal (their median) is the fault itself.
     """
-    rows = np.flatnonzero(~model.on_device)
-    label, mine = model.operations.label, part[~model.on_device[part]]
-    alike = rows[np.isin(label[rows], sorted_unique(label[mine]))]
-    alike = alike[~np.isin(alike, mine)]
-    shorter = np.minimum(ideal.duration_ns[alike], model.operations.duration_ns[alike])
-    ideal.duration_ns[alike] = shorter
+    times = Times(ideal.duration_ns, ideal.gap_ns.copy())
+    on_host, label = np.flatnonzero(~model.on_device), model.operations.label
+    for fix in fixes:
+        if fix.candidate.fixed_ns is None and not fix.candidate.on_host:
+            continue
+        for column, fixed in zip(times, fix.fixed, strict=True):
+            column[fix.rows] = fixed
+        gaps = fix.rows[~model.on_device[fix.rows]]
+        alike = on_host[np.isin(label[on_host], sorted_unique(label[gaps]))]
+        alike = alike[~np.isin(alike, gaps)]
+        shorter = np.minimum(times.duration_ns[alike], model.operations.duration_ns[alike])
+        times.duration_ns[alike] = shorter
+    return times
 
 
 def _finding(fix: Fix, *, saved_s: float | None = None) -> Finding:
     """Return a candidate as a finding. One that is planned says what it costs."""
-    found = fix.candidate
-    is_cost = (
-        saved_s is not None and not found.cause.is_alarm and found.cause.name not in NO_PROBLEM
-    )
+    candidate, evidence = fix.candidate, fix.candidate.evidence
+    cause = candidate.cause
+    if saved_s is not None and not cause.is_alarm and cause.name not in NO_PROBLEM:
+        evidence += f"; it costs {format_seconds(saved_s)} per step"
     return Finding(
-        cause=found.cause.name,
-        ranks=found.ranks,
-        steps=found.steps,
+        cause=cause.name,
+        ranks=candidate.ranks,
+        steps=candidate.steps,
         saved_s=saved_s,
-        confidence=confidence(found.excess_ratio, found.threshold) * found.certainty,
-        evidence=found.evidence
-        + (f"; it costs {format_seconds(saved_s)} per step" if is_cost else ""),
+        confidence=confidence(candidate.excess_ratio, candidate.threshold) * candidate.certainty,
+        evidence=evidence,
     )
 
 
@@ -469,16 +460,16 @@ def _ratio_by_step(
     """Return the ratio of recorded to ideal compute in each step; 1 if no step is unusual."""
     rows = np.flatnonzero(others & (ideal_ns > 0))
     step = model.operations.step[rows]
-    found = np.ones(len(model.operations.steps))
+    ratios = np.ones(len(model.operations.steps))
     median = medians_by_key(duration_ns[rows], model.rank[rows], model.operations.label[rows])
     relative = np.divide(duration_ns[rows], median, out=np.ones(len(rows)), where=median > 0)
     is_common = common_step_ratio(relative, step) != 1.0
     if is_common.any():
-        took = np.bincount(step, weights=duration_ns[rows], minlength=len(found))
-        expected = np.bincount(step, weights=ideal_ns[rows], minlength=len(found))
+        took = np.bincount(step, weights=duration_ns[rows], minlength=len(ratios))
+        expected = np.bincount(step, weights=ideal_ns[rows], minlength=len(ratios))
         # Usual steps change as well: the unusual ones had raised the mean of all steps.
-        found = np.divide(took, expected, out=found, where=expected > 0)
-    return found
+        ratios = np.divide(took, expected, out=ratios, where=expected > 0)
+    return ratios
 
 
 def _medians_outside(
@@ -494,6 +485,6 @@ def _medians_outside(
     outside = ~inside[concerned]
     duration_ns = model.operations.duration_ns[concerned]
     median, _ = group_medians(duration_ns[outside], number[outside], num)
-    found = np.where(wanted[concerned], median[number], np.nan)
-    ideal_ns[concerned] = np.where(np.isnan(found), ideal_ns[concerned], found)
+    medians = np.where(wanted[concerned], median[number], np.nan)
+    ideal_ns[concerned] = np.where(np.isnan(medians), ideal_ns[concerned], medians)
     return ideal_ns

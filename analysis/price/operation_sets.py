@@ -121,23 +121,16 @@ def _on_ranks(
     run: RunInfo, reading: Reading, condition: Callable[[RankInfo], bool]
 ) -> NDArray[np.bool_]:
     ranks = np.array(select_ranks(run, condition), dtype=np.int32)
-    found: NDArray[np.bool_] = np.isin(reading.model.rank, ranks)
-    return found
+    is_on: NDArray[np.bool_] = np.isin(reading.model.rank, ranks)
+    return is_on
 
 
 def _with_kind(wanted: str, _run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
     model = reading.model
     if wanted not in model.kinds:
         raise EmptyPartError(f"no kind {wanted!r} in this run; it has {', '.join(model.kinds)}")
-    found: NDArray[np.bool_] = model.kind == model.kinds.index(wanted)
-    return found
-
-
-def _with_step(wanted: int, _run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
-    operations = reading.model.operations
-    numbers = np.array(operations.steps, dtype=np.int64)
-    found: NDArray[np.bool_] = numbers[operations.step] == wanted
-    return found
+    is_of_kind: NDArray[np.bool_] = model.kind == model.kinds.index(wanted)
+    return is_of_kind
 
 
 def _with_link(wanted: tuple[int, int], _run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
@@ -157,7 +150,9 @@ _CONDITIONS: dict[str, Callable[..., NDArray[np.bool_]]] = {
     ),
     "rank": lambda wanted, _run, reading: reading.model.rank == wanted,
     "host": lambda host, run, reading: _on_ranks(run, reading, lambda info: info.host == host),
-    "step": _with_step,
+    "step": lambda wanted, _run, reading: (
+        np.array(reading.model.operations.steps)[reading.model.operations.step] == wanted
+    ),
     "link": _with_link,
 }
 
@@ -172,13 +167,7 @@ def _by_span(
         rows = np.flatnonzero(has_name[spans.name]) if len(spans) else np.zeros(0, np.int64)
     else:
         rows = np.flatnonzero(spans.group_id == np.uint64(wanted))
-    return _operations_of_spans(model, spans, rows)
-
-
-def _operations_of_spans(
-    model: ReplayModel, spans: SpanTable, rows: NDArray[np.int64]
-) -> NDArray[np.bool_]:
-    """Return the operations that have the rank, kind, start and end of one of these spans."""
+    # An operation is one of these spans if it has its rank, kind, start and end.
     operations = model.operations
     start = spans.start_ns[rows]
     theirs = np.stack(
@@ -186,10 +175,10 @@ def _operations_of_spans(
     )
     ours = np.stack((model.rank, model.kind, operations.start_ns, operations.end_ns))
     number, num = factorize(*np.concatenate((theirs, ours), axis=1).astype(np.int64))
-    wanted = np.zeros(num, dtype=np.bool_)
-    wanted[number[: len(rows)]] = True
-    found: NDArray[np.bool_] = wanted[number[len(rows) :]]
-    return found
+    is_chosen = np.zeros(num, dtype=np.bool_)
+    is_chosen[number[: len(rows)]] = True
+    chosen: NDArray[np.bool_] = is_chosen[number[len(rows) :]]
+    return chosen
 
 
 def _kind_codes(model: ReplayModel, spans: SpanTable) -> NDArray[np.int64]:
@@ -248,13 +237,13 @@ def slowdown_by_rank(run: RunInfo, replayer: Replayer) -> dict[int, float | None
     replicas: dict[tuple[int, ...], dict[int, int]] = {}
     for rank, at in run.coords.items():
         replicas.setdefault((at.tp, at.pp, at.cp, at.ep), {})[at.dp] = rank
-    found: dict[int, float | None] = {}
+    slowdowns: dict[int, float | None] = {}
     for rank_by_dp in replicas.values():
         mask = np.isin(replayer.model.rank, list(rank_by_dp.values()))
         for dp, times in replayer.put_back_by_dp(mask.astype(np.uint32), 1)[0].items():
             if dp in rank_by_dp:
-                found[rank_by_dp[dp]] = ratio(float(times.mean()), ideal)
-    return dict(sorted(found.items()))
+                slowdowns[rank_by_dp[dp]] = ratio(float(times.mean()), ideal)
+    return dict(sorted(slowdowns.items()))
 
 
 def _slowdown_by(replayer: Replayer, value_of_rank: Mapping[int, K]) -> dict[K, float | None]:

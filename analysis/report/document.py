@@ -1,4 +1,4 @@
-"""The JSON document of a report; its keys are fixed by design.md, section 6."""
+"""The JSON document of a report: its keys are a contract with the scripts that read it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rankscope.tracer.span import NONE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .network import DirectWaits, LinkSummary
-    from .report import Quality, RunReport, Starved, WaterfallSummary
+    from .report import Quality, RunReport
 
 SCHEMA = 1
 
 
 def to_document(report: RunReport) -> dict[str, Any]:
     """Return what `rankscope analyze --json` prints: JSON types only, null if undefined."""
+    waterfall, links, waits = report.waterfall, report.links, report.direct_waits
     return {
         "schema": SCHEMA,
         "run": report.run,
@@ -37,16 +37,22 @@ def to_document(report: RunReport) -> dict[str, Any]:
         "slowdown_by_stage": _text_keys(report.slowdown_by_stage),
         "slowdown_by_worker": _worker_keys(report.slowdown_by_worker),
         "exact_slowdown_by_worker": _worker_keys(report.exact_slowdown_by_worker),
-        "culprits": None if report.culprits is None else asdict(report.culprits),
+        "culprits": report.culprits and asdict(report.culprits),
         "slowdown_by_step": _text_keys(report.slowdown_by_step),
         "m_w": report.m_w,
         "m_s": report.m_s,
         "findings": [asdict(finding) for finding in report.findings],
-        "starved": [_starved(entry) for entry in report.starved],
-        "mfu": None
-        if report.mfu is None
-        else {**asdict(report.mfu), "by_step": _text_keys(report.mfu.by_step)},
-        "mfu_shape": None if report.mfu_shape is None else asdict(report.mfu_shape),
+        # Written out, because `asdict` is slow for 12,288 of them.
+        "starved": [
+            {
+                "rank": entry.rank,
+                "wait_ratio": entry.wait_ratio,
+                "waits_on": [{"rank": on.rank, "ratio": on.ratio} for on in entry.waits_on],
+            }
+            for entry in report.starved
+        ],
+        "mfu": report.mfu and {**asdict(report.mfu), "by_step": _text_keys(report.mfu.by_step)},
+        "mfu_shape": report.mfu_shape and asdict(report.mfu_shape),
         "startup": {
             "num_steps": len(report.startup_s_by_step),
             "time_s": sum(report.startup_s_by_step.values()),
@@ -55,9 +61,28 @@ def to_document(report: RunReport) -> dict[str, Any]:
         "quality": _quality(report.quality),
         "paced": report.paced,
         "bandwidth": [asdict(entry) for entry in report.bandwidth],
-        "waterfall": None if report.waterfall is None else _waterfall(report.waterfall),
-        "links": None if report.links is None else _links(report.links),
-        "direct_waits": None if report.direct_waits is None else _waits(report.direct_waits),
+        # Without the matrices of waterfall and links, which are for drawing.
+        "waterfall": waterfall
+        and {
+            "mean_ratio": dict(waterfall.mean_ratio),
+            "waiting_on": [asdict(entry) for entry in waterfall.waiting_on],
+            "bubble": waterfall.bubble and asdict(waterfall.bubble),
+        },
+        "links": links
+        and {
+            "num_links": links.num_links,
+            "num_slow": links.num_slow,
+            "links": [{**asdict(link), "excess_ratio": link.excess_ratio} for link in links.links],
+            "totals": [asdict(total) for total in links.totals],
+        },
+        # As columns: there are thousands of pairs.
+        "direct_waits": waits
+        and {
+            "total_ns": waits.total_ns,
+            "rank": waits.rank.tolist(),
+            "on_rank": waits.on_rank.tolist(),
+            "waiting_ns": waits.waiting_ns.tolist(),
+        },
     }
 
 
@@ -84,44 +109,6 @@ def _quality(quality: Quality) -> dict[str, Any]:
         "clock_error_ns": quality.clock_error_ns,
         "coverage_ratio": quality.coverage_ratio,
         "warnings": list(quality.warnings),
-    }
-
-
-def _starved(entry: Starved) -> dict[str, Any]:
-    """Return an entry; written out, because `asdict` is slow for 12,288 of them."""
-    return {
-        "rank": entry.rank,
-        "wait_ratio": entry.wait_ratio,
-        "waits_on": [{"rank": each.rank, "ratio": each.ratio} for each in entry.waits_on],
-    }
-
-
-def _waterfall(waterfall: WaterfallSummary) -> dict[str, Any]:
-    """Return the waterfall without its matrices, which are for drawing."""
-    return {
-        "mean_ratio": dict(waterfall.mean_ratio),
-        "waiting_on": [asdict(entry) for entry in waterfall.waiting_on],
-        "bubble": None if waterfall.bubble is None else asdict(waterfall.bubble),
-    }
-
-
-def _links(summary: LinkSummary) -> dict[str, Any]:
-    """Return the transfers by link without their matrix, which is for drawing."""
-    return {
-        "num_links": summary.num_links,
-        "num_slow": summary.num_slow,
-        "links": [{**asdict(link), "excess_ratio": link.excess_ratio} for link in summary.links],
-        "totals": [asdict(total) for total in summary.totals],
-    }
-
-
-def _waits(waits: DirectWaits) -> dict[str, Any]:
-    """Return the direct waits as columns: there are thousands of pairs."""
-    return {
-        "total_ns": waits.total_ns,
-        "rank": waits.rank.tolist(),
-        "on_rank": waits.on_rank.tolist(),
-        "waiting_ns": waits.waiting_ns.tolist(),
     }
 
 

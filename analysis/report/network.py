@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from .fields import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +98,10 @@ class LinkMatrix:
     num_left_out: int
     """Ends without a row, because their pairs are the fastest."""
 
-    excess_ratio: NDArray[np.float64]
+    excess_ratio: FloatArray
     """Shape (ends, ends): transfer time above that of alike pairs; NaN without a transfer."""
 
-    bytes_per_s: NDArray[np.float64]
+    bytes_per_s: FloatArray
     """Shape (ends, ends): NaN if unknown."""
 
 
@@ -134,13 +131,13 @@ class DirectWaits:
     the waits outward from a rank. All columns have shape (pairs,), by ascending rank.
     """
 
-    rank: NDArray[np.int64]
+    rank: IntArray
     """The rank that waits ..."""
 
-    on_rank: NDArray[np.int64]
+    on_rank: IntArray
     """... for this member."""
 
-    waiting_ns: NDArray[np.int64]
+    waiting_ns: IntArray
     """Over all analysed steps."""
 
     total_ns: int

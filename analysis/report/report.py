@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby
-from typing import TYPE_CHECKING
 
+from rankscope.tracer.topology import Coords, Layout
+
+from ..trace.account import RecordAccount
 from ..trace.tables import is_layout_known
+from .fields import FloatArray, IntArray, Pair
+from .network import CommonPause, DirectWaits, LinkSummary
 from .text import MAX_NAMES, format_names
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from rankscope.tracer.topology import Coords, Layout
-
-    from ..trace.account import RecordAccount
-    from .network import CommonPause, DirectWaits, LinkSummary
-
-
 GRACE_STEPS = 3
-"""A finding is open while one of this many newest steps shows it. Source: design.md section 5, a
-verdict is due within 3 steps of the onset."""
+"""A finding is open while one of this many newest steps shows it. Source: a verdict is
+due within 3 steps of the onset."""
 
 GRACE_SHARE = 0.1
 """Share of a finding's own steps for which it is open as well: a fault of 200 steps is not over
@@ -64,7 +57,7 @@ class Finding:
     """One diagnosed cause. Findings come sorted by ``recoverable_ratio``, the largest first."""
 
     cause: str
-    """``slow-compute``, ``stage-imbalance``, ``healthy``, ...: design.md section 5."""
+    """``slow-compute``, ``stage-imbalance``, ``healthy``, ...: a name of `analysis.causes`."""
 
     ranks: tuple[int, ...] = ()
     """Global ranks at fault, of those in the trace; empty for ``healthy`` and the like."""
@@ -133,8 +126,8 @@ def placements_of(finding: Finding, placements: tuple[RankPlacements, ...]) -> R
         placements: Of the run, at least one.
     """
     last = None if finding.steps is None else finding.steps[1]
-    known = (each for each in placements if last is not None and last <= each.steps[-1])
-    return next(known, placements[-1])
+    later = (each for each in placements if last is not None and last <= each.steps[-1])
+    return next(later, placements[-1])
 
 
 def format_hosts(finding: Finding, placements: tuple[RankPlacements, ...]) -> str:
@@ -227,7 +220,7 @@ class Quality:
     account: RecordAccount
     """Account of all records: spans, and those of steps and micro-batches."""
 
-    account_by_rank: Mapping[tuple[int, int], RecordAccount]
+    account_by_rank: Mapping[Pair, RecordAccount]
     """By (epoch, rank); rank -1 is for records of several ranks that were stored together."""
 
     clock_error_ns: int | None
@@ -274,7 +267,7 @@ class RankStepExcess:
     steps: tuple[int, ...]
     """Columns."""
 
-    excess_ns: NDArray[np.float64]
+    excess_ns: FloatArray
     """Shape (ranks, steps): time above the baseline; NaN if unknown."""
 
     quantity: str = "compute time"
@@ -320,11 +313,11 @@ class WaterfallSummary:
     """None without a pipeline."""
 
     ranks: tuple[int, ...]
-    by_rank_ns: NDArray[np.int64]
+    by_rank_ns: IntArray
     """Shape (ranks, parts): over all steps."""
 
     steps: tuple[int, ...]
-    by_step_ns: NDArray[np.int64]
+    by_step_ns: IntArray
     """Shape (steps, parts): over all ranks."""
 
 
@@ -426,10 +419,10 @@ class RunReport:
     slowdown_by_kind: dict[str, float | None] = field(default_factory=dict)
     slowdown_by_dp: dict[int, float | None] = field(default_factory=dict)
     slowdown_by_stage: dict[int, float | None] = field(default_factory=dict)
-    slowdown_by_worker: dict[tuple[int, int], float | None] = field(default_factory=dict)
+    slowdown_by_worker: dict[Pair, float | None] = field(default_factory=dict)
     """By (dp, stage): the smaller of S by dp and S by stage, the shortcut of arXiv 2505.05713."""
 
-    exact_slowdown_by_worker: dict[tuple[int, int], float | None] = field(default_factory=dict)
+    exact_slowdown_by_worker: dict[Pair, float | None] = field(default_factory=dict)
     """By (dp, stage): replayed with the recorded times of that worker alone."""
 
     slowdown_by_step: dict[int, float | None] = field(default_factory=dict)
@@ -471,17 +464,17 @@ class RunReport:
         It is at most what a quarter of the steps with as much work took, by their ideals: a run
         that is slow in most steps has slow medians. The fastest step alone is luck.
         """
-        known = self.ideal_s_by_step.keys() & self.actual_s_by_step.keys()
-        found: dict[int, float] = {}
+        replayed = self.ideal_s_by_step.keys() & self.actual_s_by_step.keys()
+        reachable: dict[int, float] = {}
         at_least_as_much: list[float] = []
-        by_work = sorted(known, key=self.ideal_s_by_step.__getitem__, reverse=True)
+        by_work = sorted(replayed, key=self.ideal_s_by_step.__getitem__, reverse=True)
         for ideal_s, equal in groupby(by_work, key=self.ideal_s_by_step.__getitem__):
             steps = tuple(equal)
             for step in steps:
                 insort(at_least_as_much, self.actual_s_by_step[step])
             fast_s = at_least_as_much[len(at_least_as_much) // 4]
-            found |= dict.fromkeys(steps, min(ideal_s, fast_s))
-        return {step: found[step] for step in self.ideal_s_by_step if step in found}
+            reachable |= dict.fromkeys(steps, min(ideal_s, fast_s))
+        return {step: reachable[step] for step in self.ideal_s_by_step if step in reachable}
 
     @property
     def reachable_step_s(self) -> float | None:

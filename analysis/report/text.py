@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Protocol
 from rankscope.tracer.span import NS_PER_MS, NS_PER_S, NS_PER_US
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ..trace.account import RecordAccount
 
@@ -138,12 +138,7 @@ def format_finding(finding: _Finding) -> tuple[str, str, str]:
 
 def format_duration(duration_ns: float | None) -> str:
     """Return a duration in the unit that suits it, with three digits: "45.3 s", "137 ms"."""
-    if duration_ns is None:
-        return UNKNOWN
-    for unit, size in _TIME_UNITS:
-        if abs(duration_ns) >= _ROUNDS_UP * size:
-            return f"{_three_digits(duration_ns / size)} {unit}"
-    return f"{duration_ns:.0f} ns"
+    return UNKNOWN if duration_ns is None else _in_unit(duration_ns, _TIME_UNITS, "ns")
 
 
 def format_age(age_ns: int) -> str:
@@ -179,20 +174,12 @@ def format_price(seconds: float, share: float, *, since: int | None = None) -> s
 
 def format_bytes(num_bytes: int) -> str:
     """Return a size in binary units, with three digits: "4.00 MiB", "12 B"."""
-    for unit, size in _BYTE_UNITS:
-        if num_bytes >= size:
-            return f"{_three_digits(num_bytes / size)} {unit}"
-    return f"{num_bytes} B"
+    return _in_unit(num_bytes, _BYTE_UNITS, "B")
 
 
 def format_rate(bytes_per_s: float | None) -> str:
     """Return a bandwidth in decimal units, as networks have, with three digits: "37.3 GB/s"."""
-    if bytes_per_s is None:
-        return UNKNOWN
-    for unit, size in _RATE_UNITS:
-        if bytes_per_s >= _ROUNDS_UP * size:
-            return f"{_three_digits(bytes_per_s / size)} {unit}"
-    return f"{bytes_per_s:.0f} B/s"
+    return UNKNOWN if bytes_per_s is None else _in_unit(bytes_per_s, _RATE_UNITS, "B/s")
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
@@ -275,16 +262,21 @@ def split_ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
     for end in range(1, len(numbers) + 1):
         if end < len(numbers) and numbers[end] == numbers[end - 1] + 1:
             continue
-        own = numbers[begin:end]
-        ranges += [(own[0], own[-1])] if len(own) >= MIN_RANGE else [(one, one) for one in own]
+        run = numbers[begin:end]
+        ranges += [(run[0], run[-1])] if len(run) >= MIN_RANGE else [(num, num) for num in run]
         begin = end
     return ranges
 
 
-def _three_digits(value: float) -> str:
-    size = abs(value) / _ROUNDS_UP
-    digits = 2 if size < 10 else 1 if size < 100 else 0  # noqa: PLR2004
-    return f"{value:,.{digits}f}"
+def _in_unit(value: float, units: Iterable[tuple[str, float]], smallest: str) -> str:
+    """Return a value with three digits in the largest unit that it reaches."""
+    for unit, size in units:
+        if abs(value) >= _ROUNDS_UP * size:
+            scaled = value / size
+            least = abs(scaled) / _ROUNDS_UP
+            digits = 2 if least < 10 else 1 if least < 100 else 0  # noqa: PLR2004
+            return f"{scaled:,.{digits}f} {unit}"
+    return f"{value:.0f} {smallest}"
 
 
 def format_account(account: RecordAccount) -> str:

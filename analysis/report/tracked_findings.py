@@ -72,7 +72,7 @@ class FindingTracker:
 
     def __init__(self, run_id: str, known: Iterable[TrackedFinding] = ()) -> None:
         self._run_id = run_id
-        self._tracked = {one.number: one for one in known}
+        self._tracked = {tracked.number: tracked for tracked in known}
         self._numbers: dict[int, int] = {}
         """Number of the tracked finding of each finding of the last report, by its place there."""
 
@@ -84,7 +84,7 @@ class FindingTracker:
     @property
     def open_findings(self) -> tuple[TrackedFinding, ...]:
         """The findings that are open."""
-        return tuple(one for one in self._tracked.values() if one.closed_ns is None)
+        return tuple(tracked for tracked in self._tracked.values() if tracked.closed_ns is None)
 
     def update(
         self, report: RunReport, *, at_ns: int, is_over: bool = False
@@ -99,25 +99,25 @@ class FindingTracker:
         is_whole = is_over and not report.num_earlier_steps
         changes: list[tuple[Change, TrackedFinding]] = []
         self._numbers = self._match(report.findings)
-        for place, finding in enumerate(report.findings):
-            before = self._tracked.get(self._numbers.get(place, -1))
+        for index, finding in enumerate(report.findings):
+            before = self._tracked.get(self._numbers.get(index, -1))
             if finding.cause in NO_PROBLEM or (before is None and not may_open(finding)):
                 continue
             now = self._updated(finding, before, report, at_ns=at_ns)
             if is_whole and now is not before:  # it knows better than the windows before it
                 onset_step = finding.steps[0] if finding.steps else None
                 now = replace(now, finding=finding, onset_step=onset_step)
-            self._numbers[place] = now.number
+            self._numbers[index] = now.number
             change = _change(before, now)
             if change is not None:
                 changes.append((change, now))
                 self._tracked[now.number] = now
         present = set(self._numbers.values())
-        changes += [
-            (Change.CLOSED, self._close(one, at_ns))
-            for one in self.open_findings
-            if one.number not in present and (is_over or _is_gone(one, report))
-        ]
+        for tracked in self.open_findings:
+            if tracked.number not in present and (is_over or _is_gone(tracked, report)):
+                closed = replace(tracked, updated_ns=at_ns, closed_ns=at_ns)
+                self._tracked[tracked.number] = closed
+                changes.append((Change.CLOSED, closed))
         return tuple(changes)
 
     def merged(self, report: RunReport) -> RunReport:
@@ -126,16 +126,16 @@ class FindingTracker:
         Those that are open have their onset and their price since then, and an open finding that
         this one analysis lacks is among them.
         """
-        opened = {one.number: one.finding for one in self.open_findings}
-        found = [
-            opened.get(self._numbers.get(place, -1), finding)
-            for place, finding in enumerate(report.findings)
+        opened = {tracked.number: tracked.finding for tracked in self.open_findings}
+        findings = [
+            opened.get(self._numbers.get(index, -1), finding)
+            for index, finding in enumerate(report.findings)
         ]
         present = set(self._numbers.values())
         missed = [finding for number, finding in opened.items() if number not in present]
         if missed:
-            found = [each for each in found if each.cause not in NO_PROBLEM]
-        return replace(report, findings=(*found, *missed))
+            findings = [each for each in findings if each.cause not in NO_PROBLEM]
+        return replace(report, findings=(*findings, *missed))
 
     def _match(self, findings: tuple[Finding, ...]) -> dict[int, int]:
         """Return the number of the tracked finding that each finding continues, by its place.
@@ -144,14 +144,14 @@ class FindingTracker:
         """
         numbers: dict[int, int] = {}
         for continues in (_is_near, _is_renamed):
-            for place, finding in enumerate(findings):
+            for index, finding in enumerate(findings):
                 matching = [
-                    (one.closed_ns is None, one.number)
-                    for one in self._tracked.values()
-                    if one.number not in numbers.values() and continues(one, finding)
+                    (tracked.closed_ns is None, tracked.number)
+                    for tracked in self._tracked.values()
+                    if tracked.number not in numbers.values() and continues(tracked, finding)
                 ]
-                if place not in numbers and matching:
-                    numbers[place] = max(matching)[1]
+                if index not in numbers and matching:
+                    numbers[index] = max(matching)[1]
         return numbers
 
     def _updated(
@@ -188,11 +188,6 @@ class FindingTracker:
             finding=finding,
             checked_step=checked,
         )
-
-    def _close(self, one: TrackedFinding, at_ns: int) -> TrackedFinding:
-        closed = replace(one, updated_ns=at_ns, closed_ns=at_ns)
-        self._tracked[one.number] = closed
-        return closed
 
 
 def may_open(finding: Finding) -> bool:

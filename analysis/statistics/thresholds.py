@@ -1,7 +1,7 @@
 """Thresholds of the diagnosis, in one place: each with its unit, its meaning and its source.
 
-A source is a formula, a paper, a requirement of design.md, a calibration, or "choice": a value that
-was set by judgement. The ablation in docs/diagnosis.md says what some of them are worth. Shares and
+A source is a formula, a paper, a requirement, a calibration, or "choice": a value that was set by
+judgement. The ablation in docs/diagnosis.md says what some of them are worth. Shares and
 ratios have no unit.
 """
 
@@ -22,7 +22,7 @@ class Thresholds:
 
     min_excess_ratio: float = 0.09
     """Excess over the baseline, as a share of it, from which even a single step is a finding.
-    Source: design.md section 5 requires 10 %, which may be measured a percentage point lower."""
+    Source: an excess of 10 % must be found, which may be measured a percentage point lower."""
 
     persistent_ratio: float = 0.05
     """Excess below which not even a persistent phase is a finding: healthy devices of one kind
@@ -38,8 +38,8 @@ class Thresholds:
 
     min_lasting_steps: int = 3
     """Steps of a lasting phase, of a stall in the same place, and of a baseline; changes from step
-    to step that an estimate of noise needs. Source: design.md section 5, a verdict within 3 steps
-    of the onset."""
+    to step that an estimate of noise needs. Source: a verdict is due within 3 steps of the
+    onset."""
 
     min_several: int = 2
     """Steps, ranks or hosts that confirm each other: one alone may be the exception, or the reason
@@ -70,7 +70,7 @@ class Thresholds:
 
     min_peers: int = 3
     """Peers that a diagnosis of one rank needs; links that make a rank's connection, or a network,
-    slow. Source: design.md section 5, least evidence."""
+    slow. Source: choice, two can be slow by chance."""
 
     common_share: float = 0.9
     """Share of a step's items that must all be longer than usual, or all shorter, for the step
@@ -99,8 +99,7 @@ class Thresholds:
     # host-stall, gc-pause, pauses
 
     min_pause_ns: int = 50_000_000
-    """Shortest gap before a launch that may be garbage collection, ns. Source: design.md section
-    5."""
+    """Shortest gap before a launch that may be garbage collection, ns. Source: choice."""
 
     pause_factor: float = 10.0
     """Least ratio of a pause to the usual gap before a forward. Source: choice."""
@@ -114,7 +113,7 @@ class Thresholds:
     # slow-link, network-degradation
 
     min_alike_transfers: int = 8
-    """Alike instances that a finding on a link needs. Source: design.md section 5."""
+    """Alike instances that a finding on a link needs. Source: choice."""
 
     min_growth_factor: float = 2.0
     """Ratio of a counter's growth in a phase to that outside from which it has risen. Source:
@@ -148,8 +147,8 @@ class Thresholds:
     formula."""
 
     critical_share: float = 0.10
-    """Share of the step time from which a finding is critical. Source: design.md section 5 calls an
-    excess of 10 % due."""
+    """Share of the step time from which a finding is critical. Source: an excess of
+    10 % must be found."""
 
 
 THRESHOLDS = Thresholds()

@@ -6,11 +6,8 @@ A record is a span, a step or a micro-batch: all that a tracer writes into the s
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 TORN = "torn"
 """Reason of a record whose process ended while writing it."""

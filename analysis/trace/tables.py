@@ -152,7 +152,7 @@ class RunInfo:
     """How the FLOPs were counted, in words; "" if they are unknown."""
 
     paced: bool = False
-    """Whether the trainer padded its compute (design.md section 6, paced mode)."""
+    """Whether the trainer padded its compute to the length that it names."""
 
     pace_overrun_ratio: float | None = None
     """Share of paced compute that overran its target by more than 10 %, on the worst rank."""

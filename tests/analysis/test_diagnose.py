@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -31,69 +31,104 @@ def summary(
     return [(finding.cause, finding.ranks, finding.steps) for finding in findings]
 
 
-def test_with_tensor_parallelism_untraced_both_partners_are_named_as_one_worker() -> None:
-    findings = diagnosis("slow-compute:rank=5,factor=1.2,steps=4-9")
+SLOW = pytest.mark.slow
+COARSE: dict[str, Any] = {"tp_detail": TpDetail.COARSE}
+ONE_GROUP: dict[str, Any] = {"dp": 32, "pp": 1, "tp": 1, "record_samples": False}
+HALF_OF_A_STAGE = [f"slow-compute:rank={rank},factor=1.2,steps=4-7" for rank in (8, 9, 11, 14)]
+TWICE = [f"clock-throttle:rank=5,factor=1.3,steps={step}-{step}" for step in (2, 9)]
 
-    assert summary(findings) == [("slow-compute", (4, 5), (4, 9))]
-    assert "one worker" in findings[0].evidence
+ONE_FINDING = {
+    "untraced partners are one worker": (
+        ["slow-compute:rank=5,factor=1.2,steps=4-9"], {}, "slow-compute", (4, 5), (4, 9),
+        "one worker",
+    ),
+    "one slow step of untraced partners": (
+        ["slow-compute:rank=5,factor=1.3,steps=6-6"], {}, "slow-compute", (4, 5), (6, 6), "",
+    ),
+    "a device that is throttled at times": (
+        TWICE, COARSE, "clock-throttle", (5,), (2, 9), "in 2 of the 8 steps 2 to 9",
+    ),
+    "a lower clock singles out the slow partner": (
+        ["clock-throttle:rank=9,factor=1.3,steps=8-13"], {}, "clock-throttle", (9,), (8, 13),
+        "GPU clock",
+    ),
+    "a stage that is slow for a while on one host has slow ranks": (
+        ["slow-compute:host=1,factor=1.2,steps=4-9"], {}, "slow-compute", STAGE_1, (4, 9), "",
+    ),
+    "half of a stage that became slow": (
+        HALF_OF_A_STAGE, {"dp": 8, "pp": 2, "tp": 1, "num_steps": 10}, "slow-compute",
+        (8, 9, 11, 14), (4, 7), "",
+    ),
+    "a stage that is always longer has more work": (
+        ["stage-imbalance:stage=1,factor=1.3"], {}, "stage-imbalance", STAGE_1, (0, 13), "",
+    ),
+    "a rank all of whose links are slow": (
+        ["slow-link:rank=9,factor=3,steps=5-13"], {}, "slow-link", (9,), (5, 13), "",
+    ),
+    "a host that launches late is no slow device": (
+        ["host-stall:rank=7,ms=5"], {}, "host-stall", (7,), (0, 13), "",
+    ),
+    "all ranks of a stalling host are one finding": (
+        ["host-stall:host=1,ms=5"], {}, "host-stall", STAGE_1, (0, 13), "",
+    ),
+    "missing input in spans": (
+        ["data-stall:rank=3,ms=80,steps=5-9,spans=yes"], {}, "data-stall", (3,), (5, 9), "",
+    ),
+    "missing input without spans": (
+        ["data-stall:rank=3,ms=80,steps=5-9,spans=no"], {}, "data-stall", (3,), (5, 9), "",
+    ),
+    "traced partners: the slow one alone": (
+        ["slow-compute:rank=5,factor=1.2,steps=4-9"], COARSE, "slow-compute", (5,), (4, 9), "",
+    ),
+    "an overlapped schedule": (
+        ["slow-compute:rank=21,factor=1.2"], {**COARSE, "overlap": True}, "slow-compute", (21,),
+        (0, 13), "",
+    ),
+    "an interleaved schedule": (
+        ["slow-compute:rank=21,factor=1.2"], {**COARSE, "overlap": True, "vpp": 2},
+        "slow-compute", (21,), (0, 13), "",
+    ),
+}  # fmt: skip
+"""Faults, changes of `BASE`, and cause, ranks, steps and a part of the evidence of the finding."""
+
+SLOW_CASES = frozenset([*ONE_FINDING][-3:])
 
 
-@pytest.mark.slow
-def test_with_tensor_parallelism_traced_the_slow_partner_alone_is_named() -> None:
-    traced = replace(BASE, tp_detail=TpDetail.COARSE)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[SLOW] if case in SLOW_CASES else []) for case in ONE_FINDING],
+)
+def test_a_fault_is_one_finding_with_its_ranks_and_steps(case: str) -> None:
+    faults, changes, cause, ranks, steps, text = ONE_FINDING[case]
 
-    findings = diagnosis("slow-compute:rank=5,factor=1.2,steps=4-9", scenario=traced)
+    findings = diagnosis(*faults, scenario=replace(BASE, **changes))
 
-    assert summary(findings) == [("slow-compute", (5,), (4, 9))]
-
-
-def test_an_intermittently_throttled_device_is_found_by_its_clock_in_these_steps() -> None:
-    traced = replace(BASE, tp_detail=TpDetail.COARSE)
-    faults = (f"clock-throttle:rank=5,factor=1.3,steps={step}-{step}" for step in (2, 9))
-
-    findings = diagnosis(*faults, scenario=traced)
-
-    assert summary(findings) == [("clock-throttle", (5,), (2, 9))]
-    assert "in 2 of the 8 steps 2 to 9" in findings[0].evidence
+    assert summary(findings) == [(cause, ranks, steps)]
+    assert text in findings[0].evidence
 
 
-def test_one_slow_step_of_a_worker_with_untraced_partners_is_found() -> None:
-    # GIVEN tensor parallelism that is not traced: both ranks of the worker are longer
-    findings = diagnosis("slow-compute:rank=5,factor=1.3,steps=6-6")
+@pytest.mark.parametrize(
+    ("fault", "changes", "causes"),
+    [
+        # A job with one group has no baseline if it is slow from the first step on.
+        ("network-degradation:factor=2", ONE_GROUP, ["healthy"]),
+        # One slow step of the network needs counters.
+        ("network-degradation:factor=3,steps=8-8", {"record_samples": False}, ["healthy"]),
+        ("checkpoint:every=4,ms=300,spans=yes", {}, ["healthy", "checkpoint"]),
+        ("checkpoint:every=4,ms=300,spans=no", {}, ["healthy", "common-pause"]),
+        pytest.param("gc-pause:ms=200,probability=0.01,spans=yes", {}, ["gc-pause"], marks=SLOW),
+        pytest.param("gc-pause:ms=200,probability=0.01,spans=no", {}, ["gc-pause"], marks=SLOW),
+        pytest.param("sequence-imbalance:spread=0.4", {}, ["sequence-imbalance"], marks=SLOW),
+        # Unequal sequences are reported only if they cost much.
+        pytest.param("sequence-imbalance:spread=0.03", {}, ["healthy"], marks=SLOW),
+    ],
+)
+def test_a_fault_of_the_whole_job_has_its_cause(
+    fault: str, changes: dict[str, Any], causes: list[str]
+) -> None:
+    findings = diagnosis(fault, scenario=replace(BASE, **changes))
 
-    assert summary(findings) == [("slow-compute", (4, 5), (6, 6))]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("vpp", [1, 2])
-def test_interleaved_and_overlapped_schedules_hide_no_slow_rank(vpp: int) -> None:
-    scenario = replace(BASE, vpp=vpp, overlap=True, tp_detail=TpDetail.COARSE)
-
-    findings = diagnosis("slow-compute:rank=21,factor=1.2", scenario=scenario)
-
-    assert summary(findings) == [("slow-compute", (21,), (0, 13))]
-
-
-def test_a_throttled_clock_singles_out_the_slow_partner() -> None:
-    findings = diagnosis("clock-throttle:rank=9,factor=1.3,steps=8-13")
-
-    assert summary(findings) == [("clock-throttle", (9,), (8, 13))]
-    assert "GPU clock" in findings[0].evidence
-
-
-def test_a_stage_that_is_slow_for_a_while_on_one_host_has_slow_ranks() -> None:
-    findings = diagnosis("slow-compute:host=1,factor=1.2,steps=4-9")
-
-    assert summary(findings) == [("slow-compute", STAGE_1, (4, 9))]
-
-
-def test_half_of_a_stage_that_became_slow_is_named_without_the_other_half() -> None:
-    scenario = replace(BASE, dp=8, pp=2, tp=1, num_steps=10)
-    faults = [f"slow-compute:rank={rank},factor=1.2,steps=4-7" for rank in (8, 9, 11, 14)]
-
-    findings = diagnosis(*faults, scenario=scenario)
-
-    assert summary(findings) == [("slow-compute", (8, 9, 11, 14), (4, 7))]
+    assert [finding.cause for finding in findings] == causes
 
 
 def test_transfers_that_nothing_can_be_compared_with_are_not_called_healthy() -> None:
@@ -107,24 +142,12 @@ def test_transfers_that_nothing_can_be_compared_with_are_not_called_healthy() ->
     assert "no alike link shows whether they are slower" in found.evidence
 
 
-def test_a_stage_that_is_always_longer_has_more_work() -> None:
-    findings = diagnosis("stage-imbalance:stage=1,factor=1.3")
-
-    assert summary(findings) == [("stage-imbalance", STAGE_1, (0, 13))]
-
-
 def test_a_slow_link_is_not_blamed_on_the_ranks_at_its_ends() -> None:
     healthy, link = diagnosis("slow-link:src=8,dst=16,factor=3")
 
     # One pair of 64 costs too little for an alarm.
     assert (healthy.cause, link.severity) == ("healthy", Severity.MINOR)
     assert summary((link,)) == [("slow-link", (8, 16), (0, 13))]
-
-
-def test_a_rank_all_of_whose_links_are_slow_is_named_alone() -> None:
-    findings = diagnosis("slow-link:rank=9,factor=3,steps=5-13")
-
-    assert summary(findings) == [("slow-link", (9,), (5, 13))]
 
 
 @pytest.mark.parametrize(
@@ -146,56 +169,11 @@ def test_one_slow_step_of_the_network_is_found_if_counters_confirm_it() -> None:
 
 
 def test_a_slow_network_of_a_job_with_one_group_is_found_from_its_onset_on() -> None:
-    alone = replace(BASE, dp=32, pp=1, tp=1, record_samples=False)
+    alone = replace(BASE, **ONE_GROUP)
 
     (finding,) = diagnosis("network-degradation:factor=2,steps=3-13", scenario=alone)
 
     assert (finding.cause, finding.steps) == ("network-degradation", (3, 13))
-
-
-def test_a_job_with_one_group_has_no_baseline_if_it_is_slow_from_the_first_step_on() -> None:
-    alone = replace(BASE, dp=32, pp=1, tp=1, record_samples=False)
-
-    findings = diagnosis("network-degradation:factor=2", scenario=alone)
-
-    assert [finding.cause for finding in findings] == ["healthy"]
-
-
-def test_one_slow_step_of_the_network_without_counters_is_not_reported() -> None:
-    without_counters = replace(BASE, record_samples=False)
-
-    findings = diagnosis(
-        "network-degradation:factor=3,reason=flap,steps=8-8", scenario=without_counters
-    )
-
-    assert [finding.cause for finding in findings] == ["healthy"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("spans", ["yes", "no"])
-def test_pauses_that_ranks_take_in_turn_are_garbage_collection(spans: str) -> None:
-    findings = diagnosis(f"gc-pause:ms=200,probability=0.01,spans={spans}")
-
-    assert [finding.cause for finding in findings] == ["gc-pause"]
-
-
-def test_a_host_that_launches_late_is_no_slow_device() -> None:
-    findings = diagnosis("host-stall:rank=7,ms=5")
-
-    assert summary(findings) == [("host-stall", (7,), (0, 13))]
-
-
-def test_all_ranks_of_a_stalling_host_are_one_finding() -> None:
-    findings = diagnosis("host-stall:host=1,ms=5")
-
-    assert summary(findings) == [("host-stall", STAGE_1, (0, 13))]
-
-
-@pytest.mark.parametrize("spans", ["yes", "no"])
-def test_a_rank_that_waits_for_its_input_is_named(spans: str) -> None:
-    findings = diagnosis(f"data-stall:rank=3,ms=80,steps=5-9,spans={spans}")
-
-    assert summary(findings) == [("data-stall", (3,), (5, 9))]
 
 
 def test_a_job_that_always_waits_for_its_input_is_named_whole() -> None:
@@ -211,19 +189,6 @@ def test_members_that_enter_late_in_turn_are_a_launch_skew() -> None:
     assert (finding.cause, finding.ranks) == ("launch-skew", (8, 10, 12, 14))
     assert finding.steps is not None
     assert finding.steps[0] <= 3
-
-
-@pytest.mark.parametrize(("spans", "cause"), [("yes", "checkpoint"), ("no", "common-pause")])
-def test_pauses_of_all_ranks_raise_no_alarm(spans: str, cause: str) -> None:
-    findings = diagnosis(f"checkpoint:every=4,ms=300,spans={spans}")
-
-    assert [finding.cause for finding in findings] == ["healthy", cause]
-
-
-@pytest.mark.slow
-def test_unequal_sequences_are_reported_only_if_they_cost_much() -> None:
-    assert [f.cause for f in diagnosis("sequence-imbalance:spread=0.4")] == ["sequence-imbalance"]
-    assert [f.cause for f in diagnosis("sequence-imbalance:spread=0.03")] == ["healthy"]
 
 
 def test_unequal_sequences_are_found_without_declared_lengths() -> None:

@@ -19,6 +19,7 @@ from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo, StepTa
 from rankscope.analysis.window import SETTLING_STEPS, RunWindow, last_complete_step, sort_samples
 from rankscope.tracer.topology import Coords, Layout
 from tests.support.analysis.cluster import MS, Source, gpt_cluster
+from tests.support.analysis.tables import table_of
 from tests.support.analysis.training import Training
 
 if TYPE_CHECKING:
@@ -217,23 +218,17 @@ def test_a_window_without_a_complete_step_raises(whole: Source) -> None:
 
 def around(step: int) -> RunContext:
     """Return one micro-batch and one sample of a step; samples of even and odd steps differ."""
-    one = np.array([step], dtype=np.int32)
     none = np.zeros(1, dtype=np.int32)
     return RunContext(
-        microbatches=MicrobatchTable(
-            epoch=none,
-            step=one,
-            rank=none,
-            microbatch=none,
-            num_tokens=one.astype(np.int64),
-            sum_squared_lengths=one.astype(np.int64),
+        microbatches=table_of(
+            MicrobatchTable, step=step, num_tokens=step, sum_squared_lengths=step
         ),
         samples=SampleTable(
             host=none,
             device=none,
             at_ns=np.array([100 - step], dtype=np.int64),
             name=none,
-            value=one.astype(np.float64),
+            value=np.array([float(step)]),
             hosts=(f"h{step % 2}",),
             names=(f"n{step % 2}",),
         ),
@@ -253,17 +248,7 @@ def test_joined_samples_are_ordered_by_name_host_device_and_time() -> None:
 def steps_of(*rows: tuple[int, int, int]) -> StepTable:
     """Return step rows of (epoch, step, rank), all ended."""
     epoch, step, rank = zip(*rows, strict=True)
-    num = len(rows)
-    return StepTable(
-        epoch=np.array(epoch, dtype=np.int32),
-        step=np.array(step, dtype=np.int32),
-        rank=np.array(rank, dtype=np.int32),
-        start_ns=np.zeros(num, dtype=np.int64),
-        end_ns=np.ones(num, dtype=np.int64),
-        num_tokens=np.ones(num, dtype=np.int64),
-        loss=np.zeros(num),
-        left_out=np.zeros(num, np.uint32),
-    )
+    return table_of(StepTable, epoch=epoch, step=step, rank=rank, end_ns=1)
 
 
 def test_a_step_is_complete_when_all_ranks_of_its_epoch_have_ended_it() -> None:

@@ -375,7 +375,7 @@ def ideal_durations(
         duration_ns: Shape (ops,): as recorded.
 
     Source:
-        design.md section 5; the means and medians are arXiv 2505.05713's.
+        The means and medians are arXiv 2505.05713's.
     """
     ideal = medians_by_key(duration_ns, label)
     ideal[is_one_of(kind, PAUSE_KINDS)] = 0.0
@@ -447,7 +447,7 @@ def ideal_transfers(
         truncated: Shape (communications,): `find_truncated`.
 
     Source:
-        design.md section 5; two levels as in `faster_steps_baseline`.
+        Two levels as in `faster_steps_baseline`.
     """
     number, num_labels = factorize(label)
     seen = np.flatnonzero(~truncated)

@@ -32,8 +32,8 @@ Source: as `analysis.breakdown.starved.UNEXPLAINED_GAP_NS`."""
 MIN_STEPS = 3
 """Steps in which a rank must resume with the end of the same communication, at the same place of
 its program. A stalled host resumes at any time: of gaps of 1 ms, one in ten ends within the slack
-on either side by chance, and one in a thousand does so three times. Source: design.md section 5
-requires as much of a host stall."""
+on either side by chance, and one in a thousand does so three times. A host stall
+needs as many."""
 
 MIN_RANKS = 2
 """Ranks of a group that must show it, if several were traced."""

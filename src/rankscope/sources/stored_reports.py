@@ -8,7 +8,7 @@ from dataclasses import replace
 from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.report.exchange import FORM, read_report, write_report
+from rankscope.analysis.report.exchange import read_report, report_form, write_report
 from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.errors import StoreError
 from rankscope.collector.read.findings import read_findings
@@ -140,7 +140,7 @@ def is_of(row: Row, summary: RunSummary) -> bool:
 
 def _revision(summary: RunSummary) -> dict[str, str | int]:
     return {
-        "version": f"{installed_version('rankscope')}+{FORM}",
+        "version": f"{installed_version('rankscope')}+{report_form()}",
         "num_spans": summary.num_spans,
         "num_steps": summary.num_steps,
         "num_rows": summary.num_rows,

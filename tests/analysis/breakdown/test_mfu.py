@@ -18,6 +18,7 @@ from rankscope.analysis.trace.context import MicrobatchTable, empty_microbatches
 from rankscope.analysis.trace.devices import peak_flops_per_s
 from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo, StepTable
 from rankscope.tracer.topology import Coords, Layout
+from tests.support.analysis.tables import table_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,15 +51,14 @@ def mfu_of(run: RunInfo, steps: StepTable) -> Mfu | None:
 def step_table(*rows: tuple[int, int, int, int, int], epoch: int = 0) -> StepTable:
     """Return step rows of (step, rank, start_ns, end_ns, num_tokens)."""
     step, rank, start_ns, end_ns, tokens = zip(*rows, strict=True) if rows else ((),) * 5
-    return StepTable(
-        epoch=np.full(len(rows), epoch, dtype=np.int32),
-        step=np.array(step, dtype=np.int32),
-        rank=np.array(rank, dtype=np.int32),
-        start_ns=np.array(start_ns, dtype=np.int64),
-        end_ns=np.array(end_ns, dtype=np.int64),
-        num_tokens=np.array(tokens, dtype=np.int64),
-        loss=np.full(len(rows), np.nan),
-        left_out=np.zeros(len(rows), np.uint32),
+    return table_of(
+        StepTable,
+        epoch=[epoch] * len(rows),
+        step=step,
+        rank=rank,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        num_tokens=tokens,
     )
 
 

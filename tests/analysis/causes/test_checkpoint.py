@@ -23,43 +23,38 @@ def findings(*pauses: Pause) -> list[tuple[str, tuple[int, int], bool]]:
     return [(each.cause.name, each.steps, each.cause.is_alarm) for each in found]
 
 
-@pytest.mark.parametrize("steps", [(7,), (3, 8), (1, 5, 9)])
-def test_pauses_at_equal_distances_without_a_save_have_no_name(
-    steps: tuple[int, ...],
+LONG_AND_SHORT = [(4, Place.INPUT, 300), (9, Place.INPUT, 300)]
+LONG_AND_SHORT += [(step, Place.INPUT, 100) for step in (3, 7, 11)]
+SAVE = (2, Place.CHECKPOINT, 300)
+
+
+@pytest.mark.parametrize(
+    ("pauses", "found"),
+    [
+        # Equal distances without a save have no name; others, and consecutive steps, are input.
+        ([(7, Place.INPUT, 300)], [("common-pause", (7, 7), False)]),
+        ([(step, Place.INPUT, 300) for step in (3, 8)], [("common-pause", (3, 8), False)]),
+        ([(step, Place.INPUT, 300) for step in (1, 5, 9)], [("common-pause", (1, 9), False)]),
+        ([(step, Place.INPUT, 300) for step in (3, 4)], [("data-stall", (3, 4), True)]),
+        ([(step, Place.INPUT, 300) for step in (1, 3, 9)], [("data-stall", (1, 9), True)]),
+        ([(step, Place.INPUT, 300) for step in (5, 6, 7, 8)], [("data-stall", (5, 8), True)]),
+        # So are regular ones in data spans.
+        ([(step, Place.DATA, 300) for step in (3, 8)], [("data-stall", (3, 8), True)]),
+        # 300 ms every 5 steps and 100 ms every 4 steps are two regular series.
+        (LONG_AND_SHORT, [("common-pause", (3, 11), False)]),
+        # A save does not hide missing input.
+        (
+            [SAVE, (6, Place.INPUT, 80), (7, Place.INPUT, 80)],
+            [("checkpoint", (2, 2), False), ("data-stall", (6, 7), True)],
+        ),
+        # Irregular evaluations are neither.
+        ([(step, Place.EVALUATION, 300) for step in (1, 3, 9)], []),
+    ],
+)
+def test_a_pause_of_all_ranks_has_its_cause(
+    pauses: list[Pause], found: list[tuple[str, tuple[int, int], bool]]
 ) -> None:
-    pauses = [(step, Place.INPUT, 300) for step in steps]
-
-    assert findings(*pauses) == [("common-pause", (steps[0], steps[-1]), False)]
-
-
-@pytest.mark.parametrize("steps", [(3, 4), (1, 3, 9), (5, 6, 7, 8)])
-def test_pauses_in_consecutive_steps_or_at_unequal_distances_are_missing_input(
-    steps: tuple[int, ...],
-) -> None:
-    pauses = [(step, Place.INPUT, 300) for step in steps]
-
-    assert findings(*pauses) == [("data-stall", (steps[0], steps[-1]), True)]
-
-
-def test_regular_pauses_in_data_spans_are_missing_input() -> None:
-    found = findings((3, Place.DATA, 300), (8, Place.DATA, 300))
-
-    assert found == [("data-stall", (3, 8), True)]
-
-
-def test_long_and_shorter_pauses_are_two_regular_series() -> None:
-    # GIVEN 300 ms every 5 steps and 100 ms every 4 steps
-    pauses = [(4, Place.INPUT, 300), (9, Place.INPUT, 300)]
-    pauses += [(step, Place.INPUT, 100) for step in (3, 7, 11)]
-
-    assert findings(*pauses) == [("common-pause", (3, 11), False)]
-
-
-def test_checkpoints_in_spans_do_not_hide_missing_input() -> None:
-    # GIVEN a checkpoint span in step 2, and no input in steps 6 and 7
-    pauses = [(2, Place.CHECKPOINT, 300), (6, Place.INPUT, 80), (7, Place.INPUT, 80)]
-
-    assert findings(*pauses) == [("checkpoint", (2, 2), False), ("data-stall", (6, 7), True)]
+    assert findings(*pauses) == found
 
 
 def test_pauses_while_one_rank_saves_are_checkpoints() -> None:
@@ -79,14 +74,6 @@ def test_pauses_in_steps_with_a_checkpoint_event_are_checkpoints() -> None:
     table = gaps_with(gaps, stage=[0] * NUM_RANKS, num_steps=NUM_STEPS)
 
     assert find_common_pauses(table, np.array([8])).is_saved.tolist() == [False, True]
-
-
-def test_irregular_evaluations_are_neither_missing_input_nor_a_pause_without_a_name() -> None:
-    found = findings(
-        (1, Place.EVALUATION, 300), (3, Place.EVALUATION, 300), (9, Place.EVALUATION, 300)
-    )
-
-    assert found == []
 
 
 def test_pauses_are_listed_with_what_they_are() -> None:

@@ -30,20 +30,28 @@ PHASE = (3 * S, 6 * S)
 
 
 def findings_of(
-    factor: Callable[[int, int], float],
-    clock_hz: Callable[[int, int], float],
+    drop: float,
     *,
-    tp: int,
+    slow: tuple[int, ...] = (4, 5),
+    steps: range = range(2, NUM_STEPS),
+    tp: int = 2,
     host_size: int = 8,
 ) -> dict[str, Finding]:
     """Analyse eight ranks that compute for 30 ms per step, with one clock reading each.
 
     Args:
-        factor: Factor of the compute of (rank, step).
-        clock_hz: Clock of (rank, step).
+        drop: Ratio of the usual clock to that of rank 4 in its slow steps.
+        slow: Ranks that take 50 % longer in these steps.
+        steps: The slow steps.
         tp: Ranks of a worker, whose communication is not traced.
         host_size: Ranks of a host.
     """
+
+    def factor(rank: int, step: int) -> float:
+        return 1.5 if rank in slow and step in steps else 1.0
+
+    def clock_hz(rank: int, step: int) -> float:
+        return USUAL_HZ / drop if rank == 4 and step in steps else USUAL_HZ
 
     def script(rank: int, step: int) -> Iterator[Action]:
         for kind, ms in ((SpanKind.FORWARD, 10), (SpanKind.BACKWARD, 20)):
@@ -87,13 +95,7 @@ def _clock_samples(
 def test_a_clock_that_explains_a_part_leaves_the_rest_to_all_partners() -> None:
     # GIVEN partners 4 and 5, which look the same: from step 2 to step 5 both are 50 % slower, and
     # the clock of 4 is 10 % lower
-    def factor(rank: int, step: int) -> float:
-        return 1.5 if rank in (4, 5) and 2 <= step <= 5 else 1.0
-
-    def clock_hz(rank: int, step: int) -> float:
-        return USUAL_HZ / 1.1 if rank == 4 and 2 <= step <= 5 else USUAL_HZ
-
-    found = findings_of(factor, clock_hz, tp=2)
+    found = findings_of(1.1, steps=range(2, 6))
 
     # THEN the throttle is reported with its share, and the rest for both
     assert set(found) == {"slow-compute", "clock-throttle"}
@@ -116,42 +118,26 @@ def test_a_clock_that_explains_a_part_leaves_the_rest_to_all_partners() -> None:
     assert throttle.recoverable_ratio == pytest.approx(0.0)
 
 
-@pytest.mark.parametrize("host_size", [8, 2], ids=["one host", "a host for each worker"])
-def test_a_clock_that_explains_nearly_all_names_one_partner(host_size: int) -> None:
-    def factor(rank: int, step: int) -> float:
-        return 1.5 if rank in (4, 5) and step >= 2 else 1.0
+@pytest.mark.parametrize(
+    ("drop", "host_size", "named"),
+    [
+        # The rest, 1.5 / 1.4, is 7 %: too little for a finding of its own.
+        (1.4, 8, ("clock-throttle", (4,))),
+        (1.4, 2, ("clock-throttle", (4,))),
+        # A drop of 4 % is too little for a finding.
+        (1.04, 8, ("slow-compute", (4, 5))),
+    ],
+)
+def test_a_clock_that_explains_nearly_all_or_nearly_nothing_leaves_one_finding(
+    drop: float, host_size: int, named: tuple[str, tuple[int, ...]]
+) -> None:
+    found = findings_of(drop, host_size=host_size)
 
-    def clock_hz(rank: int, step: int) -> float:
-        return USUAL_HZ / 1.4 if rank == 4 and step >= 2 else USUAL_HZ
-
-    found = findings_of(factor, clock_hz, tp=2, host_size=host_size)
-
-    # The rest, 1.5 / 1.4, is 7 %: too little for a finding of its own.
-    assert [(each.cause, each.ranks) for each in found.values()] == [("clock-throttle", (4,))]
-
-
-def test_a_drop_too_small_for_a_finding_leaves_all_to_the_partners() -> None:
-    def factor(rank: int, step: int) -> float:
-        return 1.5 if rank in (4, 5) and step >= 2 else 1.0
-
-    def clock_hz(rank: int, step: int) -> float:
-        return USUAL_HZ / 1.04 if rank == 4 and step >= 2 else USUAL_HZ
-
-    found = findings_of(factor, clock_hz, tp=2)
-
-    assert [(each.cause, each.ranks) for each in found.values()] == [("slow-compute", (4, 5))]
+    assert [(each.cause, each.ranks) for each in found.values()] == [named]
 
 
-def test_a_rank_without_partners_is_throttled_and_the_evidence_says_how_much_that_explains() -> (
-    None
-):
-    def factor(rank: int, step: int) -> float:
-        return 1.5 if rank == 4 and step >= 2 else 1.0
-
-    def clock_hz(rank: int, step: int) -> float:
-        return USUAL_HZ / 1.1 if rank == 4 and step >= 2 else USUAL_HZ
-
-    found = findings_of(factor, clock_hz, tp=1)
+def test_of_a_rank_without_partners_the_evidence_says_how_much_the_clock_explains() -> None:
+    found = findings_of(1.1, slow=(4,), tp=1)
 
     assert [(each.cause, each.ranks) for each in found.values()] == [("clock-throttle", (4,))]
     assert "GPU clock 1.5 GHz, peers 1.65 GHz, which explains at most 10 %" in (

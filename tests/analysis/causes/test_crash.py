@@ -116,16 +116,28 @@ def test_ends_whose_time_is_not_exact_have_no_first_one() -> None:
     assert find_crashes(run_of(), context_of(*about), NO_STEPS)[0].ranks == (0, 1, 2, 3)
 
 
-def test_a_rank_that_was_lost_after_the_others_timed_out_is_no_crash() -> None:
-    assert find_crashes(run_of(), context_of(lost(3), timed_out(0), timed_out(1)), NO_STEPS) == ()
+# Gloo: rank 0 times out and ends, which rank 1 notices; rank 3 is killed by the launcher.
+TIMED_OUT_AND_NOTICED = (timed_out(0, 30.0), cut_off(1, 30.1))
 
 
-def test_a_lost_connection_after_the_first_timeout_does_not_make_the_silent_rank_crash() -> None:
-    # GIVEN gloo: rank 0 times out and ends, which rank 1 notices; rank 3 is killed by the launcher
-    exits = (timed_out(0, 30.0), cut_off(1, 30.1), lost(3, 30.2))
-
+@pytest.mark.parametrize(
+    "exits",
+    [
+        pytest.param((), id="no rank failed"),
+        pytest.param((timed_out(0), cut_off(1), cut_off(2)), id="all ranks followed"),
+        pytest.param((lost(3), timed_out(0), timed_out(1)), id="lost after the timeouts"),
+        pytest.param((*TIMED_OUT_AND_NOTICED, lost(3, 30.2)), id="lost after the first timeout"),
+    ],
+)
+def test_ranks_that_ended_because_another_one_was_silent_did_not_crash(
+    exits: tuple[RankExit, ...],
+) -> None:
     assert find_crashes(run_of(), context_of(*exits), NO_STEPS) == ()
-    died_before = context_of(*exits[:2], lost(3, 29.0))
+
+
+def test_a_rank_that_was_lost_before_the_first_timeout_crashed() -> None:
+    died_before = context_of(*TIMED_OUT_AND_NOTICED, lost(3, 29.0))
+
     assert find_crashes(run_of(), died_before, NO_STEPS)[0].ranks == (3,)
 
 
@@ -141,11 +153,6 @@ def test_of_several_timeouts_the_one_in_the_handler_of_another_exception_is_firs
     # All have it: that is how a library waits.
     alike = context_of(*(replace(each, origin="queue.Empty: ") for each in exits))
     assert find_crashes(run_of(4), alike, NO_STEPS) == ()
-
-
-def test_if_all_ranks_only_followed_there_is_no_crash() -> None:
-    assert find_crashes(run_of(), context_of(timed_out(0), cut_off(1), cut_off(2)), NO_STEPS) == ()
-    assert find_crashes(run_of(), RunContext(), NO_STEPS) == ()
 
 
 def test_the_same_crash_in_several_epochs_is_one_finding() -> None:

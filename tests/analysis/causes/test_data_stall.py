@@ -15,16 +15,26 @@ from tests.support.analysis.gap_builders import Gap, gaps_with, host_candidates
 from tests.support.analysis.one_group import ALL_REDUCE, findings_of, work
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from rankscope.analysis.causes.candidate import Candidate
     from tests.support.analysis.cluster import Action
 
 TWO_STAGES = (0, 0, 0, 0, 1, 1, 1, 1)
 ALL_EIGHT = tuple(range(8))
 
 
-def nothing_explained(gaps: list[Gap]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    return np.zeros(len(gaps), dtype=np.bool_)
+def stalls(
+    gaps: list[Gap],
+    *,
+    stage: Sequence[int] = (0, 0, 0, 0),
+    num_steps: int = 12,
+    left_out: Sequence[int] = (),
+) -> tuple[Candidate, ...]:
+    """Return the stalls of ranks with these gaps; some steps are not searched."""
+    steps = ~np.isin(np.arange(num_steps), left_out)
+    nothing = np.zeros(len(gaps), dtype=np.bool_)
+    return find_data_stalls(gaps_with(gaps, stage=stage, num_steps=num_steps), steps, nothing)
 
 
 def test_input_that_all_ranks_miss_is_found_in_a_short_run() -> None:
@@ -33,11 +43,8 @@ def test_input_that_all_ranks_miss_is_found_in_a_short_run() -> None:
     gaps: list[Gap] = [
         (step, rank, Place.INPUT, ms) for step, ms in late_ms.items() for rank in ALL_EIGHT
     ]
-    steps = np.arange(12) < 9
 
-    found = find_data_stalls(
-        gaps_with(gaps, stage=TWO_STAGES, num_steps=12), steps, nothing_explained(gaps)
-    )
+    found = stalls(gaps, stage=TWO_STAGES, left_out=(9, 10, 11))
 
     # THEN each stage has it, which `detect` merges
     assert [(each.ranks, each.steps) for each in found] == [
@@ -62,17 +69,13 @@ def test_the_worst_step_of_a_stall_of_all_ranks_is_part_of_it() -> None:
 def test_the_last_rank_to_return_from_a_checkpoint_does_not_wait_for_input() -> None:
     # GIVEN a common pause in step 4, and rank 6 that loses another 20 ms in step 5
     gaps: list[Gap] = [(5, 6, Place.INPUT, 20), (9, 0, Place.INPUT, 0)]
-    steps = np.arange(12) != 4
-    table = gaps_with(gaps, stage=TWO_STAGES, num_steps=12)
 
-    assert find_data_stalls(table, steps, nothing_explained(gaps)) == ()
+    assert stalls(gaps, stage=TWO_STAGES, left_out=(4,)) == ()
     # AND without the pause, or for longer than that step, it is its input
-    (found,) = find_data_stalls(table, steps | True, nothing_explained(gaps))
+    (found,) = stalls(gaps, stage=TWO_STAGES)
     assert (found.cause.name, found.ranks, found.steps) == ("data-stall", (6,), (5, 5))
     longer: list[Gap] = [(5, 6, Place.INPUT, 20), (6, 6, Place.INPUT, 20)]
-    (found,) = find_data_stalls(
-        gaps_with(longer, stage=TWO_STAGES, num_steps=12), steps, nothing_explained(longer)
-    )
+    (found,) = stalls(longer, stage=TWO_STAGES, left_out=(4,))
     assert (found.cause.name, found.ranks, found.steps) == ("data-stall", (6,), (5, 6))
 
 
@@ -84,11 +87,7 @@ def test_a_rank_with_one_peer_waits_for_input_from_its_onset_on(first: int) -> N
         (step, 2, Place.DATA, 75 if step in (8, 9, 10) else 60) for step in range(first, 12)
     ]
 
-    (found,) = find_data_stalls(
-        gaps_with(gaps, stage=(0, 0, 1, 1), num_steps=12),
-        np.ones(12, dtype=np.bool_),
-        nothing_explained(gaps),
-    )
+    (found,) = stalls(gaps, stage=(0, 0, 1, 1))
 
     # THEN the whole is found, not only the 15 ms by which three steps are worse
     assert (found.cause.name, found.ranks, found.steps) == ("data-stall", (2,), (first, 11))
@@ -104,11 +103,7 @@ def test_a_rank_with_one_or_two_peers_is_compared_with_them(stage: tuple[int, ..
         for rank in range(len(stage))
     ]
 
-    (found,) = find_data_stalls(
-        gaps_with(gaps, stage=stage, num_steps=12),
-        np.ones(12, dtype=np.bool_),
-        nothing_explained(gaps),
-    )
+    (found,) = stalls(gaps, stage=stage)
 
     # THEN it loses 30 of 100 ms, though all of its own steps are alike
     assert (found.cause.name, found.ranks, found.steps) == ("data-stall", (1,), (0, 11))
@@ -119,11 +114,7 @@ def test_two_ranks_of_a_stage_that_wait_equally_long_are_one_stall() -> None:
     # GIVEN two ranks of three that wait for 30 ms in each step
     gaps: list[Gap] = [(step, rank, Place.INPUT, 30) for step in range(12) for rank in (0, 1)]
 
-    (found,) = find_data_stalls(
-        gaps_with(gaps, stage=(0, 0, 0), num_steps=12),
-        np.ones(12, dtype=np.bool_),
-        nothing_explained(gaps),
-    )
+    (found,) = stalls(gaps, stage=(0, 0, 0))
 
     assert (found.cause.name, found.ranks) == ("data-stall", (0, 1))
     assert found.evidence == (
@@ -136,11 +127,7 @@ def test_intermittent_waiting_is_one_stall_from_the_first_step_to_the_last() -> 
     # GIVEN a loader that opens another file in every fifth step: 40 ms of 100 ms of compute
     gaps: list[Gap] = [(step, 2, Place.DATA, 40) for step in (1, 6, 11)]
 
-    (found,) = find_data_stalls(
-        gaps_with(gaps, stage=(0, 0, 0, 0), num_steps=16),
-        np.ones(16, dtype=np.bool_),
-        nothing_explained(gaps),
-    )
+    (found,) = stalls(gaps, num_steps=16)
 
     assert (found.cause.name, found.ranks, found.steps) == ("data-stall", (2,), (1, 11))
     assert found.shown_steps == (1, 6, 11)
@@ -154,10 +141,8 @@ def test_intermittent_waiting_is_one_stall_from_the_first_step_to_the_last() -> 
 def test_the_rests_of_checkpoints_are_no_intermittent_waiting() -> None:
     # GIVEN rank 2, the last to return from checkpoints in steps 4 and 9
     gaps: list[Gap] = [(step, 2, Place.INPUT, 40) for step in (5, 10)]
-    steps = ~np.isin(np.arange(16), (4, 9))
 
-    table = gaps_with(gaps, stage=(0, 0, 0, 0), num_steps=16)
-    assert find_data_stalls(table, steps, nothing_explained(gaps)) == ()
+    assert stalls(gaps, num_steps=16, left_out=(4, 9)) == ()
 
 
 def training_step() -> Iterator[Action]:

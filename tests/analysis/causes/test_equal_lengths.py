@@ -10,6 +10,7 @@ import pytest
 
 from rankscope.analysis.arrays.grouping import NO_GROUP
 from rankscope.analysis.causes.equal_lengths import (
+    correlation,
     equalize_declared_lengths,
     equalize_durations,
     equalize_experts,
@@ -20,6 +21,7 @@ from rankscope.analysis.trace.context import MicrobatchTable
 from rankscope.tracer.span import KIND_CODES, SpanKind
 from rankscope.tracer.topology import Coords
 from tests.analysis.breakdown.test_starved import model_of
+from tests.support.analysis.tables import table_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,14 +36,7 @@ NUM_RANKS, NUM_MICROBATCHES = 4, 32
 def declared(squares: NDArray[np.int64], *, num_ranks: int = NUM_RANKS) -> MicrobatchTable:
     """Return the lengths of one step, rank after rank."""
     rank, microbatch = np.divmod(np.arange(squares.size), squares.size // num_ranks)
-    return MicrobatchTable(
-        epoch=np.zeros(squares.size, dtype=np.int32),
-        step=np.zeros(squares.size, dtype=np.int32),
-        rank=rank.astype(np.int32),
-        microbatch=microbatch.astype(np.int32),
-        num_tokens=np.full(squares.size, 4096),
-        sum_squared_lengths=squares,
-    )
+    return table_of(MicrobatchTable, rank=rank, microbatch=microbatch, sum_squared_lengths=squares)
 
 
 LENGTHS = declared(np.random.default_rng(6).integers(10**6, 10**7, NUM_RANKS * NUM_MICROBATCHES))
@@ -60,13 +55,12 @@ def one_step(*, share: float = 0.5, slow: float = 1.0) -> ComputeItems:
     rank, kind, microbatch = np.meshgrid(
         np.arange(NUM_RANKS), (FORWARD, BACKWARD), np.arange(NUM_MICROBATCHES), indexing="ij"
     )
-    return ComputeItems(
-        step=np.zeros(rank.size, dtype=np.int32),
-        rank=rank.ravel().astype(np.int32),
-        kind=kind.ravel().astype(np.int8),
-        chunk=np.zeros(rank.size, dtype=np.int32),
-        microbatch=microbatch.ravel().astype(np.int32),
-        self_ns=np.rint(np.stack((forward, 2 * forward), axis=1).ravel()).astype(np.int64),
+    return table_of(
+        ComputeItems,
+        rank=rank.ravel(),
+        kind=kind.ravel(),
+        microbatch=microbatch.ravel(),
+        self_ns=np.rint(np.stack((forward, 2 * forward), axis=1).ravel()),
     )
 
 
@@ -80,24 +74,22 @@ def test_declared_lengths_are_taken_out_and_a_slow_rank_stays_slow(share: float)
     assert (np.ptp(forward, axis=1) / forward.mean(axis=1) < 1e-3).all()
 
 
-def test_compute_that_does_not_follow_declared_lengths_is_left_as_it_is() -> None:
-    items = one_step()
-    shuffled = replace(items, self_ns=np.random.default_rng(7).permutation(items.self_ns))
-
-    assert equalize_declared_lengths(shuffled, LENGTHS) is None
+ONE_UNKNOWN = declared(np.where(np.arange(128) == 3, -1, LENGTHS.sum_squared_lengths))
+ALL_EQUAL = declared(np.full(NUM_RANKS * NUM_MICROBATCHES, 10**6))
+SHUFFLED = declared(np.random.default_rng(7).permutation(LENGTHS.sum_squared_lengths))
 
 
-def test_one_unknown_length_leaves_all_compute_as_it_is() -> None:
-    squares = LENGTHS.sum_squared_lengths.copy()
-    squares[3] = -1
-
-    assert equalize_declared_lengths(one_step(), declared(squares)) is None
+@pytest.mark.parametrize("lengths", [ONE_UNKNOWN, ALL_EQUAL, SHUFFLED])
+def test_lengths_that_do_not_explain_compute_leave_it_as_it_is(lengths: MicrobatchTable) -> None:
+    assert equalize_declared_lengths(one_step(), lengths) is None
 
 
-def test_lengths_that_are_equal_explain_nothing() -> None:
-    equal = declared(np.full(NUM_RANKS * NUM_MICROBATCHES, 10**6))
+def test_equal_values_have_no_correlation() -> None:
+    # GIVEN values whose standard deviation is not 0, because their mean is rounded
+    equal, other = np.full(50, 0.1), np.random.default_rng(0).random(50)
+    assert equal.std() > 0
 
-    assert equalize_declared_lengths(one_step(), equal) is None
+    assert correlation(equal, other) is None
 
 
 def test_ranks_with_few_micro_batches_are_equalized_too() -> None:
@@ -105,13 +97,12 @@ def test_ranks_with_few_micro_batches_are_equalized_too() -> None:
     # 1 + 9 s, s being the sum of squares over its mean
     squares = np.exp(np.random.default_rng(3).normal(0, 0.6, (16, 5))) * 10**6
     table = declared(np.rint(squares.ravel()).astype(np.int64), num_ranks=16)
-    items = ComputeItems(
-        step=table.step,
+    items = table_of(
+        ComputeItems,
         rank=table.rank,
-        kind=np.full(80, FORWARD, dtype=np.int8),
-        chunk=np.zeros(80, dtype=np.int32),
+        kind=FORWARD,
         microbatch=table.microbatch,
-        self_ns=np.rint(1e6 * (1 + 9 * squares.ravel() / squares.mean())).astype(np.int64),
+        self_ns=np.rint(1e6 * (1 + 9 * squares.ravel() / squares.mean())),
     )
 
     equal = equalize_declared_lengths(items, table)
@@ -149,14 +140,9 @@ def pipeline(*, slow: dict[int, float] | None = None, num_stages: int = NUM_STAG
         for microbatch in range(4)
         for base in [10e6 * (place.pp + 1) * ((slow or {}).get(rank, 1.0) if step >= 2 else 1.0)]
     ]
-    step, rank, kind, microbatch, took = (np.array(column) for column in zip(*rows, strict=True))
-    return ComputeItems(
-        step=step.astype(np.int32),
-        rank=rank.astype(np.int32),
-        kind=kind.astype(np.int8),
-        chunk=np.zeros(len(step), dtype=np.int32),
-        microbatch=microbatch.astype(np.int32),
-        self_ns=np.rint(took).astype(np.int64),
+    step, rank, kind, microbatch, took = zip(*rows, strict=True)
+    return table_of(
+        ComputeItems, step=step, rank=rank, kind=kind, microbatch=microbatch, self_ns=np.rint(took)
     )
 
 

@@ -6,6 +6,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 from rankscope.analysis.causes.gc_pause import find_gc_pauses
 from rankscope.analysis.replay.model import Place
@@ -36,11 +37,20 @@ def pausing_ranks(*gaps: Gap, places: Sequence[Place] = (Place.FORWARD,)) -> lis
 
 def test_pauses_in_turn_are_found_if_hosts_leave_no_other_gaps() -> None:
     # GIVEN four pauses of about 150 ms among 4 ranks and 8 steps
-    assert pausing_ranks((1, 0, 150), (3, 2, 160), (4, 1, 140), (6, 3, 150)) == [(0, 1, 2, 3)]
+    assert pausing_ranks(*IN_TURN) == [(0, 1, 2, 3)]
 
 
-def test_a_gap_in_every_rank_and_step_is_no_pause() -> None:
-    assert pausing_ranks(*((step, rank, 60) for step in range(8) for rank in range(4))) == []
+EVERYWHERE = [(step, rank, 60) for step in range(8) for rank in range(4)]
+IN_TURN = [(1, 0, 150), (3, 2, 160), (4, 1, 140), (6, 3, 150)]
+
+
+@pytest.mark.parametrize(
+    ("gaps", "place"),
+    [(EVERYWHERE, Place.FORWARD), (IN_TURN, Place.LAUNCH), (IN_TURN, Place.SPAN)],
+    ids=["a gap in every rank and step", "late reductions alone", "spans of the job's own"],
+)
+def test_other_gaps_are_no_pauses(gaps: list[Gap], place: Place) -> None:
+    assert pausing_ranks(*gaps, places=(place,)) == []
 
 
 def test_a_pause_is_at_least_ten_times_the_usual_gap() -> None:
@@ -57,12 +67,6 @@ def test_one_pause_inside_a_step_makes_pauses_of_gaps_before_input() -> None:
     assert pausing_ranks(*gaps, places=(Place.INPUT, Place.INPUT, Place.BACKWARD)) == [(0, 2, 3)]
     # AND without that one, the gaps are missing input
     assert pausing_ranks(*gaps, places=(Place.INPUT,)) == []
-
-
-def test_late_reductions_alone_are_no_pauses() -> None:
-    gaps = ((1, 0, 150), (3, 2, 160), (6, 3, 120))
-
-    assert pausing_ranks(*gaps, places=(Place.LAUNCH,)) == []
 
 
 def test_a_rank_that_loses_time_in_three_consecutive_steps_does_not_pause() -> None:
@@ -93,9 +97,3 @@ def test_pauses_of_each_rank_at_one_distance_are_none_of_garbage_collection() ->
     assert pausing_ranks(*gaps) == []
     # AND one of them does so irregularly
     assert pausing_ranks(*gaps[:-2], (7, 0, 60), (7, 1, 60)) == [(0, 1)]
-
-
-def test_time_in_spans_of_the_job_is_no_garbage_collection() -> None:
-    gaps = ((1, 0, 150), (3, 2, 160), (4, 1, 140), (6, 3, 150))
-
-    assert pausing_ranks(*gaps, places=(Place.SPAN,)) == []

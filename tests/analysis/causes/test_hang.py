@@ -119,12 +119,6 @@ def test_of_silent_tensor_parallel_partners_the_least_advanced_is_named() -> Non
     assert neither_is.ranks == (4, 5)
 
 
-def test_a_member_that_has_left_the_collective_is_not_missing() -> None:
-    spans = table([comm(0, TP_LOW), comm(1, TP_LOW, flags=SpanFlag.NOTHING)])
-
-    assert find_hangs(job(), spans, UP_TO_16, RunContext()) == ()
-
-
 def test_a_receive_whose_sender_is_silent_names_the_sender() -> None:
     spans = table([comm(6, seq=3, kind=SpanKind.PP_RECV, src=2, dst=6)])
 
@@ -219,17 +213,32 @@ def test_the_work_of_the_silent_rank_is_named_and_a_checkpoint_is_no_hang() -> N
     assert find_hangs(job(), spans, UP_TO_16, saving) == ()
 
 
-def test_a_malformed_event_is_skipped() -> None:
-    broken = event(0, "stalled", open=[{"group_id": "no number"}, {"seq": 1}, 4])
-
-    assert find_hangs(job(), table([]), UP_TO_16, RunContext(events=(broken,))) == ()
+MALFORMED = event(0, "stalled", open=[{"group_id": "no number"}, {"seq": 1}, 4])
 
 
-def test_ranks_that_are_blocked_by_a_crash_are_no_hang() -> None:
-    spans = table(comm(rank, flags=SpanFlag.ERROR) for rank in range(8) if rank != 5)
-    crashed = context_of(failed(5, 10.0, "ValueError", "bad"), cut_off(0))
-
-    assert find_hangs(job(), spans, UP_TO_16, crashed) == ()
+@pytest.mark.parametrize(
+    ("spans", "context"),
+    [
+        pytest.param(
+            [comm(rank, flags=SpanFlag.NOTHING) for rank in range(8)],
+            context_of(timed_out(0)),
+            id="no rank is blocked",
+        ),
+        pytest.param(
+            [comm(0, TP_LOW), comm(1, TP_LOW, flags=SpanFlag.NOTHING)],
+            RunContext(),
+            id="a member that has left is not missing",
+        ),
+        pytest.param(
+            [comm(rank, flags=SpanFlag.ERROR) for rank in range(8) if rank != 5],
+            context_of(failed(5, 10.0, "ValueError", "bad"), cut_off(0)),
+            id="a crash blocks the others",
+        ),
+        pytest.param([], RunContext(events=(MALFORMED,)), id="a malformed event"),
+    ],
+)
+def test_nothing_hangs(spans: list[Span], context: RunContext) -> None:
+    assert find_hangs(job(), table(spans), UP_TO_16, context) == ()
 
 
 def slow(rank: int, *, step: int = 17) -> EventRecord:
@@ -489,53 +498,54 @@ def test_a_rank_whose_capture_of_communication_failed_is_not_named(
     assert finding.cause == ("hang" if ranks else "insufficient-evidence")
 
 
-def test_a_run_without_blocked_ranks_has_no_hang() -> None:
-    done = table(comm(rank, flags=SpanFlag.NOTHING) for rank in range(8))
-
-    assert find_hangs(job(), done, UP_TO_16, context_of(timed_out(0))) == ()
-
-
 def entered(
     rank: int, name: str, num_bytes: int = 4, *, group: int = DP, flags: SpanFlag = SpanFlag.ERROR
 ) -> Span:
     return replace(comm(rank, group, flags=flags), name=name, num_bytes=num_bytes)
 
 
-def test_the_rank_in_another_operation_of_the_same_number_is_named() -> None:
-    others = [entered(rank, "all_reduce", 1 << 26) for rank in range(8) if rank != 1]
+BY_NAME = ["all_reduce", "barrier"] * 4
 
-    (finding,) = find_hangs(job(), table([entered(1, "barrier"), *others]), UP_TO_16, RunContext())
 
-    assert finding.ranks == (1,)
+@pytest.mark.parametrize(
+    ("spans", "ranks", "text"),
+    [
+        pytest.param(
+            [entered(rank, "barrier" if rank == 1 else "all_reduce") for rank in range(8)],
+            (1,),
+            "rank 1 is in barrier 41 and ranks 0 and 2 to 7 are in all_reduce 41 of group dp, which"
+            " all its ranks must call alike",
+            id="another operation",
+        ),
+        pytest.param(
+            [entered(0, "broadcast", 4, flags=SpanFlag.NOTHING)]
+            + [entered(rank, "broadcast", 4096) for rank in range(1, 8)],
+            (0,),
+            "rank 0 is in broadcast 41 of 4 bytes and ranks 1 to 7 are in broadcast 41 of 4,096",
+            id="another size, though it has left",
+        ),
+        pytest.param(
+            [entered(rank, name) for rank, name in enumerate(BY_NAME)],
+            (),
+            "all its ranks must call alike; which of them is wrong is unknown",
+            id="as many ranks in each operation",
+        ),
+        pytest.param(
+            [entered(rank, "all_to_all_single", 100 + rank) for rank in range(8) if rank != 2],
+            (2,),
+            "rank 2 never entered all_to_all_single 41",
+            id="uneven exchanges of all-to-all are alike",
+        ),
+    ],
+)
+def test_ranks_that_differ_from_most_in_one_communication_are_named(
+    spans: list[Span], ranks: tuple[int, ...], text: str
+) -> None:
+    (finding,) = find_hangs(job(), table(spans), UP_TO_16, RunContext())
+
+    assert finding.ranks == ranks
     assert finding.confidence == pytest.approx(0.95)
-    assert finding.evidence == (
-        "rank 1 is in barrier 41 and ranks 0 and 2 to 7 are in all_reduce 41 of group dp, which all"
-        " its ranks must call alike"
-    )
-
-
-def test_the_rank_with_another_size_is_named_also_if_it_has_left() -> None:
-    others = [entered(rank, "broadcast", 4096) for rank in range(1, 8)]
-    source = entered(0, "broadcast", 4, flags=SpanFlag.NOTHING)
-
-    (finding,) = find_hangs(job(), table([source, *others]), UP_TO_16, RunContext())
-
-    assert finding.ranks == (0,)
-    assert finding.evidence.startswith(
-        "rank 0 is in broadcast 41 of 4 bytes and ranks 1 to 7 are in broadcast 41 of 4,096 bytes"
-    )
-
-
-def test_of_unlike_operations_on_as_many_ranks_none_is_named() -> None:
-    ops = [entered(rank, "barrier" if rank % 2 else "all_reduce") for rank in range(8)]
-
-    (finding,) = find_hangs(job(), table(ops), UP_TO_16, RunContext())
-
-    assert finding.ranks == ()
-    assert finding.evidence == (
-        "ranks 1, 3, 5 and 7 are in barrier 41 and ranks 0, 2, 4 and 6 are in all_reduce 41 of"
-        " group dp, which all its ranks must call alike; which of them is wrong is unknown"
-    )
+    assert text in finding.evidence
 
 
 def test_of_two_unlike_ranks_the_one_that_differs_from_alike_groups_is_named() -> None:
@@ -548,15 +558,6 @@ def test_of_two_unlike_ranks_the_one_that_differs_from_alike_groups_is_named() -
     (unknown,) = find_hangs(job(), table(as_tp[:2]), UP_TO_16, RunContext())
 
     assert (finding.ranks, unknown.ranks) == ((5,), ())
-
-
-def test_uneven_exchanges_of_all_to_all_are_alike() -> None:
-    ops = [entered(rank, "all_to_all_single", 100 + rank) for rank in range(8) if rank != 2]
-
-    (finding,) = find_hangs(job(), table(ops), UP_TO_16, RunContext())
-
-    assert finding.ranks == (2,)
-    assert "never entered" in finding.evidence
 
 
 def test_a_rank_that_enters_a_collective_after_all_others_have_ended_is_the_odd_one() -> None:

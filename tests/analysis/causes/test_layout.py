@@ -3,7 +3,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import read_operations
@@ -20,6 +19,7 @@ from rankscope.analysis.trace.context import MicrobatchTable, RankManifest, RunC
 from rankscope.analysis.trace.tables import RankInfo
 from rankscope.tracer.topology import Coords
 from rankscope.trainer.simulator.scenario import Scenario
+from tests.support.analysis.tables import table_of
 from tests.support.rankscope.simulated_source import SimulatedSource
 
 if TYPE_CHECKING:
@@ -97,16 +97,7 @@ LAYER = Layer(num_tokens=4096, hidden=4096, inner=None, tp=1)
 
 
 def microbatches(*num_tokens: int) -> MicrobatchTable:
-    num = len(num_tokens)
-    zeros = np.zeros(num, dtype=np.int32)
-    return MicrobatchTable(
-        epoch=zeros,
-        step=zeros,
-        rank=zeros,
-        microbatch=np.arange(num, dtype=np.int32),
-        num_tokens=np.array(num_tokens, dtype=np.int64),
-        sum_squared_lengths=np.full(num, -1, dtype=np.int64),
-    )
+    return table_of(MicrobatchTable, microbatch=range(len(num_tokens)), num_tokens=num_tokens)
 
 
 def manifest(**settings: str) -> RankManifest:

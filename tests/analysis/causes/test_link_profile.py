@@ -25,20 +25,21 @@ def slow_phases(ms: Sequence[float]) -> list[tuple[int, int]]:
     return [(each.first, each.last) for each in profile({ALL: noisy}).slow_links]
 
 
-def test_a_single_group_that_became_slow_is_compared_with_its_own_faster_steps() -> None:
-    # GIVEN 13 instead of 10 ms from step 4 of 10 on, and from step 2 of 20 on
-    assert slow_phases([10.0] * 4 + [13.0] * 6) == [(4, 9)]
-    assert slow_phases([10.0] * 2 + [13.0] * 18) == [(2, 19)]
-
-
-def test_a_single_group_that_was_slow_at_first_is_found() -> None:
-    assert slow_phases([13.0] * 5 + [10.0] * 5) == [(0, 4)]
-
-
-def test_a_single_group_that_did_not_change_is_not_slow() -> None:
-    assert slow_phases([13.0] * 10) == []
-    # AND one faster step is no baseline
-    assert slow_phases([10.0] + [13.0] * 9) == []
+@pytest.mark.parametrize(
+    ("ms", "phases"),
+    [
+        ([10.0] * 4 + [13.0] * 6, [(4, 9)]),
+        ([10.0] * 2 + [13.0] * 18, [(2, 19)]),
+        ([13.0] * 5 + [10.0] * 5, [(0, 4)]),
+        ([13.0] * 10, []),
+        # One faster step is no baseline.
+        ([10.0] + [13.0] * 9, []),
+    ],
+)
+def test_a_single_group_is_compared_with_its_own_faster_steps(
+    ms: list[float], phases: list[tuple[int, int]]
+) -> None:
+    assert slow_phases(ms) == phases
 
 
 @pytest.mark.parametrize(("factor", "num_slow"), [(12.0, 1), (4.0, 1), (2.5, 0), (1.0, 0)])

@@ -96,10 +96,21 @@ def test_without_a_majority_all_ranks_are_named() -> None:
     assert finding.evidence.endswith("; no value has a majority, so all are named")
 
 
-def test_of_two_ranks_that_disagree_both_are_named() -> None:
-    (finding,) = findings({1: {"versions.nccl": "2.26.2"}}, num_ranks=2)
+@pytest.mark.parametrize(
+    ("differing", "name", "num_ranks", "named"),
+    [
+        ((1,), "versions.nccl", 2, (0, 1)),
+        ((8, 9, 10, 11), "versions.nccl", 12, (8, 9, 10, 11)),
+        # Ranks that hold the same part of the model have the same size.
+        ((5,), "model.num_parameters", 8, (5,)),
+    ],
+)
+def test_the_ranks_that_differ_are_named(
+    differing: tuple[int, ...], name: str, num_ranks: int, named: tuple[int, ...]
+) -> None:
+    (finding,) = findings({rank: {name: "2.26.2"} for rank in differing}, num_ranks=num_ranks)
 
-    assert finding.ranks == (0, 1)
+    assert finding.ranks == named
 
 
 @pytest.mark.parametrize(
@@ -153,26 +164,12 @@ def test_stages_hold_parts_of_the_model_of_their_own_size(stages: tuple[int, ...
     assert of_pipeline(*stages, dp=dp) == ()
 
 
-def test_ranks_that_hold_the_same_part_of_the_model_have_the_same_size() -> None:
-    (finding,) = findings({5: {"model.num_parameters": "60"}})
-
-    assert finding.ranks == (5,)
-
-
 def test_sizes_of_models_are_not_compared_without_a_layout() -> None:
     sizes = {rank: {"model.num_parameters": str(60 + rank // 4)} for rank in range(8)}
     run = replace(run_of(), layout=Layout())
 
     assert find_misconfigurations(run, RunContext(manifests=manifests(sizes))) == ()
     assert find_misconfigurations(run_of(), RunContext(manifests=manifests(sizes))) != ()
-
-
-def test_a_whole_host_that_differs_is_named() -> None:
-    (finding,) = findings(
-        {rank: {"versions.nccl": "2.26.2"} for rank in (8, 9, 10, 11)}, num_ranks=12
-    )
-
-    assert finding.ranks == (8, 9, 10, 11)
 
 
 def test_a_change_since_the_previous_run_has_low_confidence() -> None:

@@ -117,13 +117,7 @@ def candidates_with_slow_uplinks(*slow_stages: int) -> tuple[Candidate, ...]:
         )
         for rank in range(SIZE * NUM_STAGES)
     }
-    return find_slow_network(
-        profile(links, infos=ranks),
-        blamed=(),
-        step_ns=float(STEP_NS),
-        step_start_ns={step: step * STEP_NS for step in range(NUM_STEPS)},
-        samples=empty_samples(),
-    )
+    return candidates_of(links, ranks)
 
 
 def test_a_slow_uplink_is_one_candidate_beside_the_group_that_uses_it() -> None:
@@ -205,23 +199,22 @@ FOUR_HOSTS = {rank: f"host {rank // 4}" for rank in range(16)}
 GROUPS = [group(k, k + 4, k + 8, k + 12) for k in range(4)]
 
 
-def test_all_links_slower_in_some_steps_are_a_slow_network() -> None:
-    slow = [10.0, 10.1, 9.9, 10.0, 13.0, 13.1, 12.9, 13.0, 10.0, 10.1]
-
-    found = find_rise(profile(dict.fromkeys(GROUPS, slow), hosts=FOUR_HOSTS))
+@pytest.mark.parametrize(
+    ("ms", "first", "last"),
+    [
+        ([10.0, 10.1, 9.9, 10.0, 13.0, 13.1, 12.9, 13.0, 10.0, 10.1], 4, 7),
+        # In nearly all steps: from its onset on.
+        ([10.0, 10.1, *[13.0, 13.1, 12.9] * 6], 2, 19),
+    ],
+)
+def test_links_that_are_all_slower_in_some_steps_are_a_slow_network(
+    ms: list[float], first: int, last: int
+) -> None:
+    found = find_rise(profile(dict.fromkeys(GROUPS, ms), hosts=FOUR_HOSTS))
 
     assert found is not None
-    assert (found.phase.first, found.phase.last) == (4, 7)
+    assert (found.phase.first, found.phase.last) == (first, last)
     assert found.is_slower.all()
-
-
-def test_a_network_that_is_slow_in_nearly_all_steps_is_found_from_its_onset_on() -> None:
-    slow = [10.0, 10.1, *[13.0, 13.1, 12.9] * 6]
-
-    found = find_rise(profile(dict.fromkeys(GROUPS, slow), hosts=FOUR_HOSTS))
-
-    assert found is not None
-    assert (found.phase.first, found.phase.last) == (2, 19)
 
 
 def test_links_that_differ_much_within_a_step_are_no_slow_network() -> None:
@@ -314,21 +307,27 @@ def slow_candidate(*ranks: int, part: tuple[bool, ...]) -> Candidate:
     )
 
 
-def is_only(links: dict[Link, list[float]], hosts: dict[int, str] = HOST_NAMES) -> bool:
-    """Return whether link 0, the group of all ranks, is the only link between hosts."""
-    return are_only_groups(profile(links, hosts=hosts), [culprit(*range(8), links=(0,))])
+WHOLE = group(*range(8))
 
 
-def test_a_group_of_all_ranks_may_be_the_only_link_between_two_hosts() -> None:
-    whole = group(*range(8))
+@pytest.mark.parametrize(
+    ("others", "hosts", "is_the_only_one"),
+    [
+        ((), HOST_NAMES, True),
+        # Links inside a host do not count.
+        ((group(0, 1, 2, 3), pair(4, 5)), HOST_NAMES, True),
+        ((pair(0, 4),), HOST_NAMES, False),
+        # On one host or on unknown hosts there is no network.
+        ((), dict.fromkeys(range(8), "a"), False),
+        ((), dict.fromkeys(range(8), ""), False),
+    ],
+)
+def test_a_group_of_all_ranks_may_be_the_only_link_between_hosts(
+    others: tuple[Link, ...], hosts: dict[int, str], *, is_the_only_one: bool
+) -> None:
+    links = profile(dict.fromkeys((WHOLE, *others), STEPS), hosts=hosts)
 
-    assert is_only({whole: STEPS})
-    # AND links inside a host do not count
-    assert is_only({whole: STEPS, group(0, 1, 2, 3): STEPS, pair(4, 5): STEPS})
-
-
-def test_a_group_beside_another_link_between_hosts_is_not_the_only_one() -> None:
-    assert not is_only({group(*range(8)): STEPS, pair(0, 4): STEPS})
+    assert are_only_groups(links, [culprit(*range(8), links=(0,))]) is is_the_only_one
 
 
 def test_several_rings_that_have_no_rank_in_common_are_all_links_of_a_job() -> None:
@@ -349,50 +348,51 @@ def test_several_rings_that_have_no_rank_in_common_are_all_links_of_a_job() -> N
     )
 
 
-def test_a_group_on_one_host_or_on_unknown_hosts_has_no_network() -> None:
-    assert not is_only({group(*range(8)): STEPS}, dict.fromkeys(range(8), "a"))
-    assert not is_only({group(*range(8)): STEPS}, dict.fromkeys(range(8), ""))
+def symptom(word: str = "", *hosts: str, watched: str = "") -> NetworkSymptom:
+    """Return counters that rose on hosts; of congestion they are known of the hosts ``watched``."""
+    return NetworkSymptom(word=word, hosts=hosts, is_known=True, watched=frozenset(watched.split()))
 
 
-def test_without_counters_the_only_group_is_reported_as_the_network_with_half_the_confidence() -> (
-    None
-):
-    found = judge_only_groups(ON_TWO_HOSTS, slow_candidate(*range(8), part=(True,)), 1, NO_COUNTERS)
-
-    assert (found.cause.name, found.certainty) == ("network-degradation", 0.5)
-    assert found.evidence == (
-        "transfers take longer; no network counters were recorded; the job has no other group"
-        " between hosts, so a slow link of it and a slow network look alike"
-    )
+ALL_EIGHT = tuple(range(8))
+LOOKS_ALIKE = (
+    "; the job has no other group between hosts, so a slow link of it and a slow network look alike"
+)
 
 
-def test_counters_that_rose_on_no_host_make_the_only_group_a_slow_link() -> None:
-    slow = slow_candidate(*range(8), part=(True,))
-    quiet = NetworkSymptom(word="", hosts=(), is_known=True, watched=frozenset({"h0", "h1", "h2"}))
-    on_one_host = NetworkSymptom(word="", hosts=(), is_known=True, watched=frozenset({"h0"}))
+@pytest.mark.parametrize(
+    ("counters", "cause", "ranks", "certainty", "text"),
+    [
+        (
+            NO_COUNTERS, "network-degradation", ALL_EIGHT, 0.5,
+            f"; no network counters were recorded{LOOKS_ALIKE}",
+        ),
+        (
+            symptom(watched="h0"), "network-degradation", ALL_EIGHT, 0.5,
+            f"; network counters did not rise{LOOKS_ALIKE}",
+        ),
+        (
+            symptom(watched="h0 h1 h2"), "slow-link", ALL_EIGHT, 1.0,
+            "; network counters did not rise on any of its hosts, so one link of it is slow",
+        ),
+        (
+            symptom("retransmit", "h1"), "slow-link", (4, 5, 6, 7), 1.0,
+            "; retransmit counters rose on 1 host, h1 (ranks 4 to 7)",
+        ),
+        (
+            symptom("congestion", "h0", "h1"), "network-degradation", ALL_EIGHT, 1.0,
+            "; congestion counters rose on 2 hosts",
+        ),
+    ],
+)  # fmt: skip
+def test_counters_decide_whether_the_only_group_is_a_slow_link_or_the_network(
+    counters: NetworkSymptom, cause: str, ranks: tuple[int, ...], certainty: float, text: str
+) -> None:
+    slow = slow_candidate(*ALL_EIGHT, part=(True,))
 
-    found = judge_only_groups(ON_TWO_HOSTS, slow, 1, quiet)
+    found = judge_only_groups(ON_TWO_HOSTS, slow, 1, counters)
 
-    assert (found.cause.name, found.ranks, found.certainty) == ("slow-link", tuple(range(8)), 1.0)
-    assert found.evidence == (
-        "transfers take longer; network counters did not rise on any of its hosts, so one link of"
-        " it is slow"
-    )
-    assert judge_only_groups(ON_TWO_HOSTS, slow, 1, on_one_host).cause.name == "network-degradation"
-
-
-def test_counters_that_rose_on_one_host_name_its_ranks_and_on_two_the_network() -> None:
-    one = NetworkSymptom(word="retransmit", hosts=("h1",), is_known=True)
-    both = NetworkSymptom(word="congestion", hosts=("h0", "h1"), is_known=True)
-    slow = slow_candidate(*range(8), part=(True,))
-
-    found = judge_only_groups(ON_TWO_HOSTS, slow, 1, one)
-    network = judge_only_groups(ON_TWO_HOSTS, slow, 1, both)
-
-    assert (found.cause.name, found.ranks) == ("slow-link", (4, 5, 6, 7))
-    assert found.evidence.endswith("; retransmit counters rose on 1 host, h1 (ranks 4 to 7)")
-    assert (network.cause.name, network.ranks) == ("network-degradation", tuple(range(8)))
-    assert network.evidence.endswith("; congestion counters rose on 2 hosts")
+    assert (found.cause.name, found.ranks, found.certainty) == (cause, ranks, certainty)
+    assert found.evidence == f"transfers take longer{text}"
 
 
 def test_slow_links_with_one_location_are_no_slow_network_if_others_are_fast() -> None:
@@ -416,9 +416,9 @@ def test_a_counter_that_rises_in_the_phase_names_the_symptom_and_its_hosts() -> 
         {("a", -1): [0.0, 1, 2, 3, 900, 1800, 2700], ("b", -1): quiet, ("c", -1): quiet},
     )
 
-    symptom = find_network_symptom(readings, PHASE)
+    found = find_network_symptom(readings, PHASE)
 
-    assert (symptom.word, symptom.hosts) == ("retransmit", ("a",))
+    assert (found.word, found.hosts) == ("retransmit", ("a",))
 
 
 def test_counters_may_rise_on_all_hosts_alike() -> None:
@@ -426,9 +426,9 @@ def test_counters_may_rise_on_all_hosts_alike() -> None:
     marked = [0.0, 10, 20, 30, 130, 230, 330]
     readings = samples("rdma-ecn-marked-packets", {("a", -1): marked, ("b", -1): marked})
 
-    symptom = find_network_symptom(readings, PHASE)
+    found = find_network_symptom(readings, PHASE)
 
-    assert (symptom.word, symptom.hosts) == ("congestion", ("a", "b"))
+    assert (found.word, found.hosts) == ("congestion", ("a", "b"))
 
 
 def test_only_hosts_with_congestion_counters_are_watched() -> None:
@@ -485,13 +485,7 @@ def test_a_slow_pair_is_named_with_its_hosts_and_rates() -> None:
         for rank in range(SIZE)
     }
 
-    (found,) = find_slow_network(
-        profile(links, num=4, infos=TWO_HOSTS),
-        blamed=(),
-        step_ns=STEP_NS,
-        step_start_ns={step: step * STEP_NS for step in range(len(JITTER))},
-        samples=empty_samples(),
-    )
+    (found,) = candidates_of(links, TWO_HOSTS, num=4)
 
     assert found.evidence.startswith(
         "transfers over the pair 1 - 5 on h0 and h1 take 40.0 ms against 10.0 ms for alike ones"

@@ -17,6 +17,7 @@ from rankscope.trainer.simulator.fault import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Scenario, TpDetail
 from tests.support.analysis.cluster import MS
 from tests.support.analysis.one_group import ALL_REDUCE, findings_of, work
+from tests.support.analysis.tables import table_of
 from tests.support.rankscope.simulated_source import SimulatedSource
 
 if TYPE_CHECKING:
@@ -35,14 +36,13 @@ def items(length: np.ndarray[tuple[int, int, int], np.dtype[np.float64]]) -> Com
     """
     step, rank, microbatch = np.indices(length.shape).reshape(3, -1)
     self_ns = [np.rint(length.ravel() * own) for own in (10e6, 20e6)]
-    num = length.size
-    return ComputeItems(
-        step=np.tile(step, 2).astype(np.int32),
-        rank=np.tile(rank, 2).astype(np.int32),
-        kind=np.repeat(KINDS, num).astype(np.int8),
-        chunk=np.zeros(2 * num, dtype=np.int32),
-        microbatch=np.tile(microbatch, 2).astype(np.int32),
-        self_ns=np.concatenate(self_ns).astype(np.int64),
+    return table_of(
+        ComputeItems,
+        step=np.tile(step, 2),
+        rank=np.tile(rank, 2),
+        kind=np.repeat(KINDS, length.size),
+        microbatch=np.tile(microbatch, 2),
+        self_ns=np.concatenate(self_ns),
     )
 
 
@@ -75,14 +75,13 @@ def test_declared_lengths_explain_compute_beside_a_warm_up_step() -> None:
     length = 0.5 + 0.5 * squares
     length[0] *= 2.0
     measured = items(length)
-    step, rank, microbatch = np.indices(squares.shape).reshape(3, -1).astype(np.int32)
-    lengths = MicrobatchTable(
-        epoch=np.zeros(squares.size, dtype=np.int32),
+    step, rank, microbatch = np.indices(squares.shape).reshape(3, -1)
+    lengths = table_of(
+        MicrobatchTable,
         step=step,
         rank=rank,
         microbatch=microbatch,
-        num_tokens=np.full(squares.size, 4096),
-        sum_squared_lengths=np.rint(squares.ravel() * 4096**2).astype(np.int64),
+        sum_squared_lengths=np.rint(squares.ravel() * 4096**2),
     )
 
     equalized = equalize_declared_lengths(measured, lengths)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from rankscope.analysis.causes.slow_link import Culprit, find_culprits
 from rankscope.analysis.statistics.phases import Phase
-from rankscope.analysis.trace.tables import RankInfo
-from rankscope.tracer.topology import Coords
 from tests.support.analysis.link_builders import group, pair, profile
 
 if TYPE_CHECKING:
@@ -20,35 +20,46 @@ def slow(link: int, excess: float = 1.0) -> Phase:
     return Phase(row=link, first=0, last=5, excess_ratio=excess, deviation=0.01, threshold=0.1)
 
 
-def culprits_of(
-    found: list[Phase], links: list[Link], infos: dict[int, RankInfo] | None = None
-) -> tuple[Culprit, ...]:
-    """Return the culprits, at unknown locations if none are given."""
-    return find_culprits(profile(dict.fromkeys(links, [10.0] * 6), infos=infos), found)
+def culprits_of(phases: list[Phase], links: list[Link]) -> tuple[Culprit, ...]:
+    return find_culprits(profile(dict.fromkeys(links, [10.0] * 6)), phases)
 
 
-def ranks_of(found: tuple[Culprit, ...]) -> list[tuple[int, ...]]:
-    return [culprit.ranks for culprit in found]
+BOTH_WAYS = [pair(0, 4), pair(4, 0)]
 
 
-def test_a_rank_all_of_whose_pairs_are_slow_is_at_fault() -> None:
-    links = [pair(0, 4), pair(4, 0), pair(4, 8), pair(8, 4), pair(1, 5), pair(5, 1)]
+@pytest.mark.parametrize(
+    ("links", "slow_links", "named"),
+    [
+        pytest.param(
+            [*BOTH_WAYS, pair(4, 8), pair(8, 4), pair(1, 5), pair(5, 1)],
+            (0, 1, 2, 3),
+            [(4,)],
+            id="a rank all of whose pairs are slow",
+        ),
+        pytest.param(
+            [*BOTH_WAYS, pair(4, 8), pair(8, 4)],
+            (0, 1),
+            [(0, 4)],
+            id="a pair that is slow both ways",
+        ),
+        pytest.param(
+            [*BOTH_WAYS, group(*RING), group(4, 5, 6, 7)],
+            (0, 1, 3),
+            [(4,)],
+            id="a slow group decides which end of a pair it is",
+        ),
+        pytest.param(
+            [group(*RING), group(3, 7, 11)], (0, 1), [(3,)], id="a rank of two slow groups"
+        ),
+        pytest.param([pair(0, 4), pair(1, 5)], (0, 1), [(0, 4), (1, 5)], id="two pairs"),
+    ],
+)
+def test_the_culprits_are_what_slow_links_have_in_common(
+    links: list[Link], slow_links: tuple[int, ...], named: list[tuple[int, ...]]
+) -> None:
+    culprits = culprits_of([slow(link) for link in slow_links], links)
 
-    found = culprits_of([slow(0), slow(1), slow(2), slow(3)], links)
-
-    assert ranks_of(found) == [(4,)]
-
-
-def test_a_pair_that_is_slow_both_ways_is_named_as_a_pair() -> None:
-    links = [pair(0, 4), pair(4, 0), pair(4, 8), pair(8, 4)]
-
-    assert ranks_of(culprits_of([slow(0), slow(1)], links)) == [(0, 4)]
-
-
-def test_a_slow_group_decides_which_end_of_a_slow_pair_is_at_fault() -> None:
-    links = [pair(0, 4), pair(4, 0), group(0, 1, 2, 3), group(4, 5, 6, 7)]
-
-    assert ranks_of(culprits_of([slow(0), slow(1), slow(3)], links)) == [(4,)]
+    assert sorted(culprit.ranks for culprit in culprits) == named
 
 
 def test_a_group_slower_by_the_same_factor_decides_which_end_is_at_fault() -> None:
@@ -72,28 +83,3 @@ def test_all_members_of_a_single_slow_group_are_named() -> None:
 
     assert culprit.ranks == RING
     assert culprit.location == "one dp-comm group of 4 ranks (which link is not known)"
-
-
-def test_a_rank_shared_by_two_slow_groups_is_named() -> None:
-    links = [group(0, 1, 2, 3), group(3, 7, 11)]
-
-    assert ranks_of(culprits_of([slow(0), slow(1)], links)) == [(3,)]
-
-
-def test_two_pairs_without_a_common_rank_are_two_culprits() -> None:
-    links = [pair(0, 4), pair(1, 5)]
-
-    assert sorted(ranks_of(culprits_of([slow(0), slow(1)], links))) == [(0, 4), (1, 5)]
-
-
-def test_two_pairs_behind_one_switch_are_merged() -> None:
-    places = {0: ("a", "s1"), 1: ("b", "s1"), 4: ("c", "s2"), 5: ("d", "s3")}
-    ranks = {
-        rank: RankInfo(rank=rank, coords=Coords(), host=host, switch=switch)
-        for rank, (host, switch) in places.items()
-    }
-
-    (culprit,) = culprits_of([slow(0), slow(1)], [pair(0, 4), pair(1, 5)], ranks)
-
-    assert culprit.ranks == (0, 1)
-    assert culprit.location == "the links of switch s1"

@@ -13,9 +13,9 @@ import yaml
 from rankscope.analysis.readers.bytedance.format import TraceColumns
 from rankscope.analysis.trace.rows import make_span_table
 from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo, SpanTable, StepTable
-from rankscope.tracer.span import NONE
 from rankscope.tracer.topology import Coords, Layout
 from tests.support.analysis.cluster import Source
+from tests.support.analysis.tables import table_of
 from tests.support.traces import TRACES, require_traces
 
 if TYPE_CHECKING:
@@ -109,16 +109,7 @@ def _steps_of(spans: SpanTable) -> StepTable:
     start, end = np.full(num, np.iinfo(np.int64).max), np.full(num, np.iinfo(np.int64).min)
     np.minimum.at(start, index.ravel(), spans.start_ns)
     np.maximum.at(end, index.ravel(), spans.start_ns + spans.duration_ns)
-    return StepTable(
-        epoch=np.zeros(num, np.int32),
-        step=pairs[0],
-        rank=pairs[1],
-        start_ns=start,
-        end_ns=end,
-        num_tokens=np.full(num, NONE, np.int64),
-        loss=np.full(num, np.nan),
-        left_out=np.zeros(num, np.uint32),
-    )
+    return table_of(StepTable, step=pairs[0], rank=pairs[1], start_ns=start, end_ns=end)
 
 
 def published(name: str) -> tuple[Source, dict[str, Any], float, float]:

@@ -27,6 +27,7 @@ from rankscope.analysis.trace.tables import (
 )
 from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
 from rankscope.tracer.topology import Coords, Layout
+from tests.support.analysis.tables import table_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -230,15 +231,8 @@ class Cluster:
 
     def step_table(self) -> StepTable:
         step, rank, start, end = np.array(sorted(self.steps), np.int64).T
-        return StepTable(
-            epoch=np.zeros(len(step), np.int32),
-            step=step.astype(np.int32),
-            rank=rank.astype(np.int32),
-            start_ns=start,
-            end_ns=end,
-            num_tokens=np.full(len(step), 1024, np.int64),
-            loss=np.full(len(step), np.nan),
-            left_out=np.zeros(len(step), np.uint32),
+        return table_of(
+            StepTable, step=step, rank=rank, start_ns=start, end_ns=end, num_tokens=1024
         )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from rankscope.analysis.trace.context import EventRecord, RankExit, RunContext
 from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, RankInfo, RunInfo, StepTable
 from rankscope.tracer.topology import Coords, Layout
+from tests.support.analysis.tables import table_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,17 +21,9 @@ RANKS_PER_HOST = 4
 
 def steps_of(*rows: tuple[int, int]) -> StepTable:
     """Return finished steps of a minute: rows of (step, rank) in epoch 0."""
-    step, rank = (np.array([row[place] for row in rows], dtype=np.int32) for place in (0, 1))
-    unknown = np.full(len(rows), -1, dtype=np.int64)
-    return StepTable(
-        epoch=np.zeros(len(rows), dtype=np.int32),
-        step=step,
-        rank=rank,
-        start_ns=step * np.int64(STEP_NS),
-        end_ns=(step + 1) * np.int64(STEP_NS),
-        num_tokens=unknown,
-        loss=np.full(len(rows), np.nan),
-        left_out=np.zeros(len(rows), dtype=np.uint32),
+    step, rank = np.array(rows, dtype=np.int64).reshape(-1, 2).T
+    return table_of(
+        StepTable, step=step, rank=rank, start_ns=step * STEP_NS, end_ns=(step + 1) * STEP_NS
     )
 
 

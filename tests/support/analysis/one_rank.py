@@ -7,6 +7,7 @@ import numpy as np
 from rankscope.analysis.trace.rows import make_span_table
 from rankscope.analysis.trace.tables import GroupInfo, SpanTable, StepTable
 from rankscope.tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
+from tests.support.analysis.tables import table_of
 
 ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
 MS = 1_000_000
@@ -24,19 +25,16 @@ def tables(*rows: Row, bounds: tuple[int, ...] = ()) -> tuple[SpanTable, StepTab
         rows: Spans; communications are of one group.
         bounds: ``seq`` of communications whose end is only a bound.
     """
-    num = len(rows)
     kind, start, end, launch, seq = (list(column) for column in zip(*rows, strict=True))
     is_comm = np.array([seq != NONE for seq in seq])
 
-    def filled(value: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-        return np.full(num, value, dtype=np.int32)
-
+    zeros = np.zeros(len(rows), dtype=np.int32)
     spans = make_span_table(
-        epoch=filled(0),
-        step=filled(0),
-        rank=filled(0),
+        epoch=zeros,
+        step=zeros,
+        rank=zeros,
         kind=np.array([KIND_CODES[each] for each in kind], dtype=np.int8),
-        name=filled(0),
+        name=zeros,
         track=is_comm.astype(np.int32),
         start_ns=np.array(start, dtype=np.int64) * MS,
         duration_ns=np.array(np.subtract(end, start), dtype=np.int64) * MS,
@@ -47,17 +45,7 @@ def tables(*rows: Row, bounds: tuple[int, ...] = ()) -> tuple[SpanTable, StepTab
         names=("",),
         tracks=("compute", "comm"),
     )
-    steps = StepTable(
-        epoch=np.zeros(1, dtype=np.int32),
-        step=np.zeros(1, dtype=np.int32),
-        rank=np.zeros(1, dtype=np.int32),
-        start_ns=np.zeros(1, dtype=np.int64),
-        end_ns=np.full(1, 100 * MS),
-        num_tokens=np.full(1, NONE, dtype=np.int64),
-        loss=np.full(1, np.nan),
-        left_out=np.zeros(1, dtype=np.uint32),
-    )
-    return spans, steps
+    return spans, table_of(StepTable, end_ns=100 * MS)
 
 
 def _flags(seq: int, *, is_bound: bool) -> int:

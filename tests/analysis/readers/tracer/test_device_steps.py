@@ -28,6 +28,7 @@ from tests.support.analysis.cluster import (
     Source,
     source_of,
 )
+from tests.support.analysis.tables import table_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,17 +78,8 @@ INTERVAL = 5 * (FORWARD + BACKWARD) + 10 * TRANSFER
 def steps_of(*rows: tuple[int, int, int, int]) -> StepTable:
     """Return step rows of (epoch, step, begin, end), each of a rank of its own."""
     epoch, step, start, end = np.array(rows, dtype=np.int64).T
-    num = len(rows)
-    return StepTable(
-        epoch=epoch.astype(np.int32),
-        step=step.astype(np.int32),
-        rank=np.arange(num, dtype=np.int32),
-        start_ns=start,
-        end_ns=end,
-        num_tokens=np.full(num, -1),
-        loss=np.full(num, np.nan),
-        left_out=np.zeros(num, np.uint32),
-    )
+    ranks = range(len(rows))
+    return table_of(StepTable, epoch=epoch, step=step, rank=ranks, start_ns=start, end_ns=end)
 
 
 def test_time_that_two_steps_share_belongs_to_the_earlier_one() -> None:

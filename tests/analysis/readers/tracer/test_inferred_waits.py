@@ -10,6 +10,7 @@ from rankscope.analysis.readers.waits import split_waits
 from rankscope.analysis.trace.rows import make_span_table
 from rankscope.analysis.trace.tables import GroupInfo, SpanTable, StepTable
 from rankscope.tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
+from tests.support.analysis.tables import table_of
 
 MS = 1_000_000
 GROUP, STEP_MS = 7, 100
@@ -66,16 +67,12 @@ def tables(
         tracks=("compute", "comm"),
     )
     step_of_row, rank_of_row = (each.ravel() for each in np.mgrid[:num_steps, :num_ranks])
-    whole = num_steps * num_ranks
-    steps = StepTable(
-        epoch=np.zeros(whole, dtype=np.int32),
-        step=step_of_row.astype(np.int32),
-        rank=rank_of_row.astype(np.int32),
+    steps = table_of(
+        StepTable,
+        step=step_of_row,
+        rank=rank_of_row,
         start_ns=step_of_row * STEP_MS * MS,
         end_ns=(step_of_row + 1) * STEP_MS * MS,
-        num_tokens=np.full(whole, NONE, dtype=np.int64),
-        loss=np.full(whole, np.nan),
-        left_out=np.zeros(whole, dtype=np.uint32),
     )
     return spans, steps
 

@@ -22,6 +22,7 @@ from rankscope.analysis.trace.tables import (
 from rankscope.tracer.span import KIND_CODES, KINDS, NONE, SpanFlag, SpanKind
 from rankscope.tracer.topology import Coords, Layout
 from tests.support.analysis.cluster import Source
+from tests.support.analysis.tables import table_of
 
 PAIR = 9
 
@@ -59,16 +60,7 @@ def spans_of(rows: list[Row], *, epoch: int = 0, step: int = 0) -> SpanTable:
 def steps_of(*rows: tuple[int, int, int, int, int]) -> StepTable:
     """Return steps, given (epoch, step, rank, start, end)."""
     epoch, step, rank, start, end = np.array(rows, np.int64).T
-    return StepTable(
-        epoch=epoch.astype(np.int32),
-        step=step.astype(np.int32),
-        rank=rank.astype(np.int32),
-        start_ns=start,
-        end_ns=end,
-        num_tokens=np.full(len(rows), NONE, np.int64),
-        loss=np.full(len(rows), np.nan),
-        left_out=np.zeros(len(rows), np.uint32),
-    )
+    return table_of(StepTable, epoch=epoch, step=step, rank=rank, start_ns=start, end_ns=end)
 
 
 TWO_STAGES = RunInfo(

@@ -1,0 +1,38 @@
+"""Tables of steps, micro-batches and compute from the columns that a test is about."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from rankscope.analysis.replay.model import ComputeItems
+from rankscope.analysis.trace.context import MicrobatchTable
+from rankscope.analysis.trace.tables import StepTable
+from rankscope.tracer.span import NONE
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+Table = TypeVar("Table", StepTable, MicrobatchTable, ComputeItems)
+
+DTYPES = {"kind": np.int8, "loss": np.float64, "left_out": np.uint32}
+DTYPES |= dict.fromkeys(("start_ns", "end_ns", "self_ns"), np.int64)
+DTYPES |= dict.fromkeys(("num_tokens", "sum_squared_lengths"), np.int64)
+MISSING = {"num_tokens": NONE, "sum_squared_lengths": NONE, "loss": np.nan}
+
+
+def table_of(table: type[Table], /, **columns: ArrayLike) -> Table:
+    """Return a table with these columns; a scalar is repeated in all rows.
+
+    What is not given is unknown if it may be, else 0: epoch 0, rank 0, ...
+    """
+    num = max(np.size(column) for column in columns.values())
+    names = [name for name in table.__dataclass_fields__ if name != "deferred_ratio"]
+    filled: dict[str, Any] = {
+        name: np.array(np.broadcast_to(columns.get(name, MISSING.get(name, 0)), num)).astype(
+            DTYPES.get(name, np.int32)
+        )
+        for name in names
+    }
+    return table(**filled)
