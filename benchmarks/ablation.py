@@ -138,6 +138,7 @@ RULES = (
     Rule("small groups before large ones", "_smallest_groups", lambda groups, _: list(groups)),
     Rule("experts explain a stage", "mark_explained_stages", lambda found, *_: tuple(found)),
     Rule("a slow device explains its links", "is_explained_by_devices", _never),
+    Rule("links of one place are one finding", "merge_by_location", _first),
     Rule("single slow steps of a network", "_find_single_steps", lambda *_: None),
     Rule("counters judge an only group", "judge_only_groups", lambda *given: given[1]),
     Rule("few alike ones: its other steps", "_differs_from_other_steps", _always),

@@ -1,4 +1,4 @@
-"""Slow links: the rank, pair, group or host that they have in common.
+"""Slow links: the rank, pair or location that they have in common.
 
 `network_degradation` decides between a slow link and a network that is slow in many places.
 """
@@ -20,15 +20,23 @@ from .detector import Cause, ShownIn, Subject
 from .link_profile import MAX_PLANNED_RATIO
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ..statistics.phases import Phase
+    from ..trace.tables import RankInfo
     from .link_profile import LinkProfile
 
 
 MAX_NAMED_HOSTS = 2
 """Hosts that a sentence names: those of a rank or a pair."""
 
+
+LEVELS: tuple[tuple[str, Callable[[RankInfo], str]], ...] = (
+    ("host", lambda info: info.host),
+    ("switch", lambda info: info.switch),
+    ("rack", lambda info: info.rack),
+)
+"""Locations that ranks may share, the narrowest first, and how to read them."""
 
 CAUSE = Cause(
     name="slow-link",
@@ -58,13 +66,13 @@ class Culprit:
 
 
 def find_culprits(profile: LinkProfile, slow: Sequence[Phase]) -> tuple[Culprit, ...]:
-    """Explain slow links by as few ranks, pairs and groups as possible.
+    """Explain slow links by as few ranks, pairs and locations as possible.
 
     Ranks most of whose pairs are slow come first, then pairs, then groups one of whose members is
-    at fault.
+    at fault. Those of one host, switch or rack are merged.
     """
-    culprits: list[Culprit] = []
-    pairs = (profile.links[phase.row] for phase in slow if profile.is_pair[phase.row])
+    found: list[Culprit] = []
+    pairs = (profile.links[each.row] for each in slow if profile.is_pair[each.row])
     ends_of_pairs = {rank for pair in pairs for rank in pair.members}
     left = list(slow)
     while left:
@@ -73,9 +81,9 @@ def find_culprits(profile: LinkProfile, slow: Sequence[Phase]) -> tuple[Culprit,
             or _worst_pair(profile, left)
             or _worst_group(profile, left, ends_of_pairs)
         )
-        culprits.append(culprit)
-        left = [phase for phase in left if phase not in culprit.links]
-    return tuple(culprits)
+        found.append(culprit)
+        left = [each for each in left if each not in culprit.links]
+    return merge_by_location(found, profile.ranks)
 
 
 def find_slow_host(profile: LinkProfile) -> tuple[LinkProfile, Culprit] | None:
@@ -211,6 +219,31 @@ def _worst_group(profile: LinkProfile, slow: Sequence[Phase], ends_of_pairs: set
         common &= ends_of_pairs
         location = f"one {link.kind} group of {size:,} ranks, where only one has slow pairs,"
     return Culprit(ranks=tuple(sorted(common)), links=tuple(mine), location=location)
+
+
+def merge_by_location(
+    culprits: Sequence[Culprit], ranks: Mapping[int, RankInfo]
+) -> tuple[Culprit, ...]:
+    """Merge the culprits on one host, or behind one switch or rack, if no other has as many."""
+    for name, read in LEVELS:
+        places = {info.rank: read(info) for info in ranks.values() if read(info)}
+        count = Counter(
+            place
+            for culprit in culprits
+            for place in {places[rank] for rank in culprit.ranks if rank in places}
+        )
+        (place, num), (_, next_num) = (*count.most_common(2), ("", 0), ("", 0))[:2]
+        if len(set(places.values())) == 1 or num <= max(next_num, 1):
+            continue
+        mine = [each for each in culprits if place in {places.get(rank) for rank in each.ranks}]
+        inside = {rank for each in mine for rank in each.ranks if places.get(rank) == place}
+        merged = Culprit(
+            ranks=tuple(sorted(inside)),
+            links=tuple({slow.row: slow for each in mine for slow in each.links}.values()),
+            location=f"the links of {name} {place}",
+        )
+        culprits = (merged, *(each for each in culprits if each not in mine))
+    return tuple(culprits)
 
 
 def is_explained_by_devices(

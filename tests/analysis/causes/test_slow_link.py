@@ -8,6 +8,8 @@ import pytest
 
 from rankscope.analysis.causes.slow_link import Culprit, find_culprits
 from rankscope.analysis.statistics.phases import Phase
+from rankscope.analysis.trace.tables import RankInfo
+from rankscope.tracer.topology import Coords
 from tests.support.analysis.link_builders import group, pair, profile
 
 if TYPE_CHECKING:
@@ -20,8 +22,11 @@ def slow(link: int, excess: float = 1.0) -> Phase:
     return Phase(row=link, first=0, last=5, excess_ratio=excess, deviation=0.01, threshold=0.1)
 
 
-def culprits_of(phases: list[Phase], links: list[Link]) -> tuple[Culprit, ...]:
-    return find_culprits(profile(dict.fromkeys(links, [10.0] * 6)), phases)
+def culprits_of(
+    phases: list[Phase], links: list[Link], infos: dict[int, RankInfo] | None = None
+) -> tuple[Culprit, ...]:
+    """Return the culprits, at unknown locations if none are given."""
+    return find_culprits(profile(dict.fromkeys(links, [10.0] * 6), infos=infos), phases)
 
 
 BOTH_WAYS = [pair(0, 4), pair(4, 0)]
@@ -83,3 +88,16 @@ def test_all_members_of_a_single_slow_group_are_named() -> None:
 
     assert culprit.ranks == RING
     assert culprit.location == "one dp-comm group of 4 ranks (which link is not known)"
+
+
+def test_two_pairs_behind_one_switch_are_merged() -> None:
+    places = {0: ("a", "s1"), 1: ("b", "s1"), 4: ("c", "s2"), 5: ("d", "s3")}
+    ranks = {
+        rank: RankInfo(rank=rank, coords=Coords(), host=host, switch=switch)
+        for rank, (host, switch) in places.items()
+    }
+
+    (culprit,) = culprits_of([slow(0), slow(1)], [pair(0, 4), pair(1, 5)], ranks)
+
+    assert culprit.ranks == (0, 1)
+    assert culprit.location == "the links of switch s1"
