@@ -17,8 +17,8 @@ from ..errors import StoreError, WireError
 from ..http.tokens import Role, owner_name
 from ..read.runs import read_world_sizes
 from ..spool.cut import ProcessFacts
-from ..store.ledger import resume_page
-from ..store.writer import CutState, StoreWriter
+from ..store.ledger import CutState, resume_page
+from ..store.writer import StoreWriter
 from ..wire.codec import TABLES, CutBatch, WireLimits
 from ..wire.sizes import check_inflated_size
 from .admission import (
