@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import random
 import resource
 import shutil
@@ -24,14 +23,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
+from rankscope.collector.errors import WireError
 from rankscope.collector.host.heartbeat import HeartbeatSource
-from rankscope.collector.ingest.decoder import decode_in_child
 from rankscope.collector.ingest.rows import parse_rows
-from rankscope.collector.ingest.shared_memory import create_memory, map_memory, read_batch, seal
-from rankscope.collector.names import escape_invisible
+from rankscope.collector.ingest.screening import screen
 from rankscope.collector.spool.cut import Placement, Resume
 from rankscope.collector.spool.tail import SegmentPolicy, SpoolTail
-from rankscope.collector.wire.codec import WireLimits, encode_cuts
+from rankscope.collector.wire.codec import WireLimits, decode_batch, encode_cuts
 from rankscope.collector.wire.schema import SCHEMA_VERSION
 from rankscope.tracer.spool import DropReason
 from tests.support.collector.cut_builder import span_cut
@@ -57,30 +55,17 @@ LONG_WORDS = (-1, 1 << 31, 1 << 40, 1 << 62, (1 << 63) - 1, -(1 << 63), -2)
 
 
 def decoded(body: bytes) -> CutBatch | None:
-    """Return the decoded body, transferred as between the decoder process and the service.
-
-    None if it is refused.
+    """Return the decoded body, as the service decodes it; None if it is refused.
 
     Raises:
-        AssertionError: The answer is of a form that the service does not know.
-        Exception: The decoder process would have crashed.
+        Exception: The service would answer 500.
     """
-    held = create_memory("body")
     try:
-        os.write(held, body)
-        seal(held)
-        reply, rows = decode_in_child(held, LIMITS)
-    finally:
-        os.close(held)
-    if rows is None:
-        assert reply["status"] in REFUSALS, reply
-        assert reply["reason"] == escape_invisible(reply["reason"]), reply
+        return screen(decode_batch(body, limits=LIMITS))
+    except WireError as refusal:
+        if refusal.status not in REFUSALS:
+            raise
         return None
-    assert reply["status"] == 200, reply
-    try:
-        return read_batch(map_memory(rows), reply["ends"], unknown_columns=reply["unknown"])
-    finally:
-        os.close(rows)
 
 
 def try_body(body: bytes) -> None:
@@ -89,8 +74,6 @@ def try_body(body: bytes) -> None:
     Raises:
         Exception: A finding.
     """
-    if not body:
-        return  # The service refuses it unread.
     batch = decoded(body)
     if batch is None or not batch.keys:
         return
