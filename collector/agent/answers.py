@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..errors import CollectorError
+    from ..http_client import Answer
     from ..spool.cut import Cut
-    from .link import Answer
 
 REJECTIONS = frozenset({400, 409, 413, 415, 422})
 """The collector will never accept what was sent."""
