@@ -93,7 +93,7 @@ class HttpClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a connection is open, which the server may have closed meanwhile."""
+        """True if a connection is open, which the server may have closed meanwhile."""
         return self._connection is not None
 
     def request(

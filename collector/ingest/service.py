@@ -252,18 +252,27 @@ class IngestService:
             stored = await asyncio.shield(asyncio.wrap_future(done))
             for place, state in zip(kept, stored, strict=True):
                 states[place] = str(state)
-        self._count(batch, states)
-        return _status(states), _document(batch, states)
+        counts = self.counts
+        counts.num_spans += batch.tables["spans"].num_rows
+        counts.num_bad_rows += batch.tables["bad_rows"].num_rows
+        counts.num_unknown_columns += bool(batch.unknown_columns)
+        for state in states:
+            counts.cuts[state] = counts.cuts.get(state, 0) + 1
+        cuts = [
+            {"segment": key.segment, "first_row": key.first_row, "state": state}
+            for key, state in zip(batch.keys, states, strict=True)
+        ]
+        return _status(states), {"schema": 1, "cuts": cuts}
 
     def _refused_runs(self, runs: set[str], owner: str | None) -> dict[str, str]:
         """Return the runs of which this sender may store nothing, with the state of their cuts."""
-        found: dict[str, str] = {}
+        refused: dict[str, str] = {}
         for run_id in runs:
             if self._is_deleted(run_id):
-                found[run_id] = DELETED
+                refused[run_id] = DELETED
             elif not self._owners.may_write(run_id, owner):
-                found[run_id] = CutState.CONFLICT
-        return found
+                refused[run_id] = CutState.CONFLICT
+        return refused
 
     def _check_scope(self, grant: Grant, runs: set[str]) -> None:
         outside = sorted(run_id for run_id in runs if not grant.covers(run_id))
@@ -297,7 +306,11 @@ class IngestService:
                 raise WireError(409, f"the clock of host {host} has another owner; nothing stored")
         if table in {"ranks", "groups"}:
             _check_world(rows, read_world_sizes(self._store, runs_of(rows)))
-        rows = [_with_possible_revision(row, now_ns=self._unix_ns()) for row in rows]
+        now_ns = self._unix_ns()  # a revision in the future would pin its row
+        rows = [
+            {**row, "revision": min(row["revision"], now_ns)} if "revision" in row else row
+            for row in rows
+        ]
         return [self._placed(row) for row in rows] if table == "ranks" else rows
 
     def _place(self, rows: list[Row], owner: str | None) -> list[Row | None]:
@@ -306,11 +319,14 @@ class IngestService:
             [ProcessFacts(**row) for row in rows],
             lambda run_id: self._owners.may_write(run_id, owner),
         )
-        for note in {one.note for one in placements if one and one.note} - self._logged_notes:
+        notes = {placement.note for placement in placements if placement and placement.note}
+        for note in notes - self._logged_notes:
             if len(self._logged_notes) < MAX_LOGGED_CONFLICTS:
                 self._logged_notes.add(note)
                 self._say(note)
-        return [None if one is None else asdict(one) for one in placements]
+        return [
+            None if placement is None else asdict(placement) for placement in placements
+        ]
 
     def _record_conflict(self, key: CutKey) -> None:
         """Log and store, once per cut, that other bytes came under its key."""
@@ -335,14 +351,6 @@ class IngestService:
         }
         self._writer.upsert("events", [event])
 
-    def _count(self, batch: CutBatch, states: Sequence[str]) -> None:
-        counts = self.counts
-        counts.num_spans += batch.tables["spans"].num_rows
-        counts.num_bad_rows += batch.tables["bad_rows"].num_rows
-        counts.num_unknown_columns += bool(batch.unknown_columns)
-        for state in states:
-            counts.cuts[state] = counts.cuts.get(state, 0) + 1
-
 
 def _check_world(rows: Sequence[Row], sizes: Mapping[tuple[str, int], int]) -> None:
     """Raise if a rank or a member is beyond the world size that its run has declared."""
@@ -351,11 +359,6 @@ def _check_world(rows: Sequence[Row], sizes: Mapping[tuple[str, int], int]) -> N
         rank = row["rank"] if "rank" in row else max(row.get("members", [0]))
         if rank >= size:
             raise WireError(422, f"row {place}: rank {rank} is beyond the world size of {size}")
-
-
-def _with_possible_revision(row: Row, *, now_ns: int) -> Row:
-    """Return a row whose revision, a time, is not in the future: it would pin the row."""
-    return {**row, "revision": min(row["revision"], now_ns)} if "revision" in row else row
 
 
 def _decode(body: bytes, limits: WireLimits) -> CutBatch:
@@ -391,13 +394,3 @@ def _status(states: Sequence[str]) -> int:
     if states and set(states) == {CutState.CONFLICT}:
         return 409
     return 200
-
-
-def _document(batch: CutBatch, states: Sequence[str]) -> dict[str, Any]:
-    return {
-        "schema": 1,
-        "cuts": [
-            {"segment": key.segment, "first_row": key.first_row, "state": state}
-            for key, state in zip(batch.keys, states, strict=True)
-        ],
-    }

@@ -351,7 +351,9 @@ def _table(
     counts = np.diff(ends)
     num_rows = int(ends[-1])
     named: dict[str, Any] = {
-        "run_id": _repeated_texts(keys["run_id"], counts),
+        "run_id": coded_strings(
+            np.repeat(np.arange(len(counts), dtype=np.int32), counts), keys["run_id"]
+        ),
         "epoch": numbers(np.repeat(np.array(keys["epoch"], dtype=np.int32), counts)),
         "rank": numbers(_ranks(items, table, cut_ranks=keys["rank"], counts=counts)),
         "segment": numbers(np.repeat(np.array(keys["segment"], dtype=np.uint64), counts)),
@@ -383,28 +385,15 @@ def _ranks(
     return np.where(ranks == NONE, own, ranks).astype(np.int32)
 
 
-def _repeated_texts(texts: list[str], counts: NDArray[np.int64]) -> Column:
-    return coded_strings(np.repeat(np.arange(len(texts), dtype=np.int32), counts), texts)
-
-
 def _default_column(column: WireColumn, num_rows: int) -> Column:
     """Return the column of a sender that does not have it."""
-    dtype = _dtype(column)
-    if dtype is None:
+    arrow_type: Any = column.arrow_type
+    if pa.types.is_dictionary(arrow_type) or pa.types.is_string(arrow_type):
         return empty_column(column)
+    dtype = np.dtype(arrow_type.to_pandas_dtype())
     if column.default is None:
         return optional_numbers(np.zeros(num_rows, dtype=dtype), np.zeros(num_rows, dtype=bool))
     return numbers(np.full(num_rows, column.default, dtype=dtype))
-
-
-def _dtype(column: WireColumn) -> np.dtype[Any] | None:
-    """Return the numpy type of a column; None for text."""
-    arrow_type = column.arrow_type
-    if pa.types.is_dictionary(arrow_type) or pa.types.is_string(arrow_type):
-        return None
-    name: Any = arrow_type.to_pandas_dtype()
-    dtype: np.dtype[Any] = np.dtype(name)
-    return dtype
 
 
 def _converted(found: pa.ChunkedArray[Any], column: WireColumn, *, label: str) -> Any:  # noqa: ANN401  # Arrow
@@ -420,7 +409,8 @@ def _converted(found: pa.ChunkedArray[Any], column: WireColumn, *, label: str) -
     if found_type == wanted:
         return found
     if _is_text(found_type) and _is_text(wanted):
-        return _as_text(found, coded=pa.types.is_dictionary(wanted))
+        plain = found.cast(pa.string())
+        return plain.dictionary_encode() if pa.types.is_dictionary(wanted) else plain
     if pa.types.is_integer(found_type) and pa.types.is_integer(wanted):
         return found.cast(wanted, safe=True)
     if pa.types.is_floating(found_type) and pa.types.is_floating(wanted):
@@ -432,8 +422,3 @@ def _is_text(arrow_type: pa.DataType) -> bool:
     if pa.types.is_dictionary(arrow_type):
         return _is_text(cast("Any", arrow_type).value_type)
     return pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type)
-
-
-def _as_text(found: pa.ChunkedArray[Any], *, coded: bool) -> Any:  # noqa: ANN401  # Arrow
-    plain = found.cast(pa.string())
-    return plain.dictionary_encode() if coded else plain
