@@ -93,9 +93,9 @@ faults: $(STAMP) ## kill agent and collector at random, 300 times: make faults A
 edges: $(STAMP) ## send all odd values, each in a run of its own: make edges ARGS=--stored, or ARGS="--soak 3600 --seed 2" (30 minutes)
 	@$(BIN)/python -m tests.faults.odd_runs $(ARGS)
 
-fuzz: $(STAMP) ## break bodies (or a process's files) guided by coverage: make fuzz ARGS="files --seconds 3600 --seed 2" (10 minutes)
+fuzz: $(STAMP) ## break the files of a process guided by coverage: make fuzz ARGS="--seconds 3600 --seed 2" (10 minutes)
 	@$(BIN)/python -c 'import atheris' 2> /dev/null || $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable ".[fuzz]"
-	@$(BIN)/python -m tests.faults.fuzzing $(or $(ARGS),bodies)
+	@$(BIN)/python -m tests.faults.fuzzing $(ARGS)
 
 outage: $(STAMP) ## ten minutes without a collector at 64,000 spans/s (half an hour)
 	$(BIN)/python -m benchmarks.data_path --outage 600 --seconds 1560 $(ARGS)

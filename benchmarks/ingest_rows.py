@@ -19,12 +19,14 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from concurrent.futures import Future
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.intervals import median_interval
+from rankscope.collector.ingest.service import ServiceLimits
 from rankscope.collector.store.store import open_store
 from tests.support.collector.serving import OWN, serving
 
@@ -50,7 +52,7 @@ class InsertEach:
     def __init__(self, service: IngestService, store: Store) -> None:
         self._service = service
         self._store = store
-        self.num_inserts = 0
+        self.num_inserts: Counter[str] = Counter()
         self.is_running = True
 
     def submit(self, table: str, rows: Sequence[Row], *, num_rows: int) -> Future[int]:
@@ -60,7 +62,7 @@ class InsertEach:
 
         def insert() -> None:
             self._store.insert_rows(table, rows)
-            self.num_inserts += 1
+            self.num_inserts[table] += 1
             done.set_result(num_rows)
 
         loop.run_in_executor(self._service._threads, insert)
@@ -111,15 +113,15 @@ def measured(
     collector: Collector, *, num_senders: int, seconds: float, period_s: float
 ) -> dict[str, float]:
     """Return bodies and inserts per second, and the time of an answer."""
-    commit = collector.service.row_commit
-    before, began_s = commit.num_inserts, time.monotonic()
+    commit = collector.service.commit
+    before, began_s = commit.num_inserts["samples"], time.monotonic()
     waits = asyncio.run(
         _post_until(collector, began_s + seconds, num_senders=num_senders, period_s=period_s)
     )
     took_s = time.monotonic() - began_s
     return {
         "bodies_per_s": len(waits) / took_s,
-        "inserts_per_s": (commit.num_inserts - before) / took_s,
+        "inserts_per_s": (commit.num_inserts["samples"] - before) / took_s,
         "answer_p50_s": statistics.median(waits),
         "answer_max_s": max(waits),
     }
@@ -131,19 +133,19 @@ def compare(*, num_senders: int, seconds: float, num_rounds: int) -> dict[str, A
     with (
         tempfile.TemporaryDirectory() as folder,
         open_store(f"chdb://{folder}/store") as store,
-        serving(store) as collector,
+        serving(store, limits=ServiceLimits()) as collector,
     ):
         service = collector.service
-        grouped, each = service.row_commit, InsertEach(service, store)
+        grouped, each = service.commit, InsertEach(service, store)
         parts: dict[str, list[int]] = {"grouped": [], "each": []}
         for _ in range(num_rounds):
             for way in ("grouped", "each", "each", "grouped"):
-                service.row_commit = grouped if way == "grouped" else each  # type: ignore[assignment]
+                service.commit = grouped if way == "grouped" else each  # type: ignore[assignment]
                 result = measured(collector, num_senders=num_senders, seconds=seconds, period_s=0.0)
                 found[way].append(result)
                 parts[way].append(store.rows(NUM_PARTS)[0]["num_parts"])
                 store.command("TRUNCATE TABLE samples")
-        service.row_commit = grouped
+        service.commit = grouped
         steady = measured(collector, num_senders=num_senders, seconds=seconds, period_s=1.0)
     ratios = [
         (found["grouped"][k]["bodies_per_s"] + found["grouped"][k + 1]["bodies_per_s"])

@@ -1,12 +1,10 @@
-"""Rate of the ingest service, relative to a bare `insert_arrow`, and cost of the decoder process.
+"""Rate of the ingest service, relative to a bare `insert_arrow`, and time of decoding a body.
 
     python -m benchmarks.ingest_service [--bodies 32] [--senders 8] [--rounds 5] [--json FILE]
 
 A round compares two variants in the order A B B A: all bodies through `POST /v1/spans` (gate,
-decoder process, ledger, group commit, answers; no network), and the same rows by `insert_arrow`,
-262,144 at a time, the largest group of the service. One body is also decoded and checked in a
-decoder process and in this one: the difference is the price of protecting the service from bodies
-that crash a decoder.
+decoding, ledger, group commit, answers; no network), and the same rows by `insert_arrow`, 262,144
+at a time. One body is also decoded and checked alone.
 """
 
 from __future__ import annotations
@@ -28,12 +26,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from benchmarks.intervals import median_interval
-from rankscope.collector.ingest.decoder import DecoderPool
 from rankscope.collector.ingest.router import ARROW_TYPE
 from rankscope.collector.ingest.screening import screen
-from rankscope.collector.ingest.shared_memory import create_memory, seal
+from rankscope.collector.ingest.service import ServiceLimits
 from rankscope.collector.store.store import open_store
-from rankscope.collector.wire.codec import DEFAULT_LIMITS, decode_batch, encode_cuts
+from rankscope.collector.wire.codec import decode_batch, encode_cuts
 from tests.support.collector.cut_builder import span_cut
 from tests.support.collector.serving import OWN, serving
 
@@ -102,7 +99,7 @@ def measure_service(num_bodies: int, *, num_senders: int, num_rounds: int) -> di
     with (
         tempfile.TemporaryDirectory() as folder,
         open_store(f"chdb://{folder}/store") as store,
-        serving(store) as collector,
+        serving(store, limits=ServiceLimits()) as collector,
     ):
         for number in range(num_rounds):
             runs = [f"run-{number}-{half}" for half in range(2)]
@@ -121,7 +118,7 @@ def measure_service(num_bodies: int, *, num_senders: int, num_rounds: int) -> di
             rates.append(2 * num_spans / took["service"])
             ratios.append(took["bare"] / took["service"])
             store.command("TRUNCATE TABLE spans")
-        num_groups = collector.service.span_commit.num_inserts
+        num_groups = collector.service.commit.num_inserts["spans"]
     return {
         "spans_a_round": 2 * num_spans,
         "spans_per_s": round(statistics.median(rates)),
@@ -131,37 +128,17 @@ def measure_service(num_bodies: int, *, num_senders: int, num_rounds: int) -> di
     }
 
 
-def measure_decoder() -> dict[str, Any]:
-    """Return the time of decoding a body in this process and in a decoder process."""
+def measure_decoding() -> dict[str, Any]:
+    """Return the time of decoding and checking one body."""
     body = encode_cuts(cuts_of("decoded", 0))
-    descriptor = create_memory("body")
-    os.write(descriptor, body)
-    seal(descriptor)
-    pool = DecoderPool(1)
-    here_ms: list[float] = []
-    there_ms: list[float] = []
-    pool.decode(descriptor, DEFAULT_LIMITS)  # Starts the decoder.
-    for _ in range(DECODE_ROUNDS):
-        here_s, there_s = 0.0, 0.0
-        for way in ("here", "there", "there", "here"):
-            if way == "here":
-                here_s += seconds(lambda: screen(decode_batch(body)))
-            else:
-                there_s += seconds(lambda: pool.decode(descriptor, DEFAULT_LIMITS))
-        here_ms.append(here_s * 500)
-        there_ms.append(there_s * 500)
-    pool.close()
-    os.close(descriptor)
-    ratios = [there / here for there, here in zip(there_ms, here_ms, strict=True)]
+    took_ms = [seconds(lambda: screen(decode_batch(body))) * 1e3 for _ in range(DECODE_ROUNDS)]
     num_spans = CUTS_A_BODY * ROWS_A_CUT
     return {
         "spans": num_spans,
         "body_bytes_a_span": round(len(body) / num_spans, 2),
-        "here_ms": round(statistics.median(here_ms), 2),
-        "own_process_ms": round(statistics.median(there_ms), 2),
-        "own_process_over_here": round(statistics.median(ratios), 2),
-        "own_process_over_here_95": [round(bound, 2) for bound in median_interval(ratios)],
-        "decoder_spans_per_s": round(num_spans / statistics.median(there_ms) * 1e3),
+        "decode_ms": round(statistics.median(took_ms), 2),
+        "decode_ms_95": [round(bound, 2) for bound in median_interval(took_ms)],
+        "decoded_spans_per_s": round(num_spans / statistics.median(took_ms) * 1e3),
     }
 
 
@@ -175,7 +152,7 @@ def main() -> None:
     options = parser.parse_args()
     before = os.getloadavg()
     found = {
-        "decoder": measure_decoder(),
+        "decoding": measure_decoding(),
         "service": measure_service(
             options.bodies, num_senders=options.senders, num_rounds=options.rounds
         ),

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..errors import CollectorError
+    from ..http_client import Answer
     from ..spool.cut import Cut
-    from .link import Answer
 
 REJECTIONS = frozenset({400, 409, 413, 415, 422})
 """The collector will never accept what was sent."""
@@ -68,7 +68,13 @@ def read_accepted(answer: Answer) -> Any:  # noqa: ANN401  # a JSON document
         raise RunGoneError("the run was deleted")
     if status in REJECTIONS:
         raise _rejection(answer)
-    raise RetryLaterError(_describe(status), pause_s=answer.retry_after_s)
+    if status in TEMPORARY or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        reason = f"the collector answers {status}"
+    elif HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
+        reason = f"the address answers with a redirect ({status}), which is not followed"
+    else:
+        reason = f"the address answers {status}: it is not a collector of this version"
+    raise RetryLaterError(reason, pause_s=answer.retry_after_s)
 
 
 def read_cut_states(document: object, cuts: Sequence[Cut]) -> list[str]:
@@ -198,14 +204,6 @@ def is_from_collector(answer: Answer) -> bool:
     """
     document = _document(answer)
     return isinstance(document, dict) and "schema" in document
-
-
-def _describe(status: int) -> str:
-    if status in TEMPORARY or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return f"the collector answers {status}"
-    if HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
-        return f"the address answers with a redirect ({status}), which is not followed"
-    return f"the address answers {status}: it is not a collector of this version"
 
 
 def _reason(answer: Answer) -> str:

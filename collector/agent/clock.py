@@ -91,7 +91,10 @@ class AgentClocks:
         self._reported_ns: int | None = None
         self._pending_rows: list[Row] = []
         for row in journal.clock_rows():
-            self._add((row["host"], row["boot_id"]), _stretch(row))
+            stretch = Stretch(
+                begin_ns=row["begin_ns"], offset_ns=row["offset_ns"], drift_ppb=row["drift_ppb"]
+            )
+            self._add((row["host"], row["boot_id"]), stretch)
 
     def clock_map(
         self, identity: SpoolIdentity, *, declared_error_ns: int = UNKNOWN_ERROR_NS
@@ -243,10 +246,6 @@ def _along(estimate: ClockEstimate, begin_ns: int) -> Stretch:
     return Stretch(begin_ns=begin_ns, offset_ns=offset_ns, drift_ppb=estimate.fit.drift_ppb)
 
 
-def _stretch(row: Row) -> Stretch:
-    return Stretch(begin_ns=row["begin_ns"], offset_ns=row["offset_ns"], drift_ppb=row["drift_ppb"])
-
-
 def exchange_over(link: Link) -> Callable[[], ProbeReply]:
     """Return a function that sends one probe and returns the reply, for `ClockSync`.
 
@@ -312,15 +311,9 @@ class ProbeThread:
             if not self._clock.poll():
                 continue
             num_since += 1
-            if num_since >= _probes_per_fit(self._latest):
+            # A fit of many probes takes some ms. With few probes each is fitted: if many agents
+            # share a collector, five probes take seconds.
+            num_probes = 0 if self._latest is None else self._latest.num_probes
+            if num_since >= min(PROBES_PER_FIT, 1 + num_probes // 8):
                 self._latest, num_since = self._clock.estimate(), 0
                 self._events.extend(self._clock.take_events())
-
-
-def _probes_per_fit(latest: ClockEstimate | None) -> int:
-    """Return the number of probes between two fits.
-
-    A fit of many probes takes some ms. With few probes each is fitted: if many agents share a
-    collector, five probes take seconds.
-    """
-    return 1 if latest is None else min(PROBES_PER_FIT, 1 + latest.num_probes // 8)

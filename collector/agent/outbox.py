@@ -322,9 +322,9 @@ class DeadLetters:
         """
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
-            num_files, num_bytes = self._used()
-            has_place = num_files < MAX_DEAD_LETTER_FILES
-            is_kept = has_place and num_bytes + len(body) <= MAX_DEAD_LETTER_BYTES
+            sizes = [entry.stat().st_size for entry in os.scandir(self.folder)]
+            has_place = len(sizes) < MAX_DEAD_LETTER_FILES
+            is_kept = has_place and sum(sizes) + len(body) <= MAX_DEAD_LETTER_BYTES
             if is_kept:
                 write_durably(self.folder / f"{name}.body", body)
             if has_place:
@@ -336,10 +336,6 @@ class DeadLetters:
                 f"{self.folder} can't be written ({error.strerror or error}): a rejected batch"
                 " waits until it can"
             ) from error
-
-    def _used(self) -> tuple[int, int]:
-        sizes = [entry.stat().st_size for entry in os.scandir(self.folder)]
-        return len(sizes), sum(sizes)
 
 
 class HeartbeatSender:

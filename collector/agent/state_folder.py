@@ -58,15 +58,23 @@ def open_state_folder(folder: Path) -> None:
         _check_parents(folder.parent)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_parents(folder.parent)
-        found = folder.lstat()
-        is_own = found.st_uid == os.geteuid() and not found.st_mode & OTHERS_WRITE
-        if not stat.S_ISDIR(found.st_mode) or not is_own:
+        status = folder.lstat()
+        is_own = status.st_uid == os.geteuid() and not status.st_mode & OTHERS_WRITE
+        if not stat.S_ISDIR(status.st_mode) or not is_own:
             raise StateFolderError(
                 f"--state {folder} must be a folder of this user, no link, that no other user can"
                 " write: choose another one"
             )
         for path in sorted(folder.iterdir()):
-            _check_entry(path, path.lstat())
+            entry = path.lstat()
+            is_file = stat.S_ISREG(entry.st_mode) and entry.st_nlink == 1
+            is_own = entry.st_uid in {0, os.geteuid()} and not entry.st_mode & OTHERS_WRITE
+            if not is_own or not (is_file or stat.S_ISDIR(entry.st_mode)):
+                raise StateFolderError(
+                    f"{path} must be a regular file of this user, without a second name, that no"
+                    " other user can write: another user may have made it. Move it away, or give"
+                    " another --state"
+                )
     except OSError as error:
         raise StateFolderError(f"--state {folder} can't be used ({error.strerror})") from error
 
@@ -96,13 +104,3 @@ def _check_parents(folder: Path) -> None:
         at = at.parent if part == ".." else at / part
         if not os.path.lexists(at):
             return
-
-
-def _check_entry(path: Path, found: os.stat_result) -> None:
-    is_file = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
-    is_own = found.st_uid in {0, os.geteuid()} and not found.st_mode & OTHERS_WRITE
-    if not is_own or not (is_file or stat.S_ISDIR(found.st_mode)):
-        raise StateFolderError(
-            f"{path} must be a regular file of this user, without a second name, that no other"
-            " user can write: another user may have made it. Move it away, or give another --state"
-        )

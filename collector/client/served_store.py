@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from http import HTTPStatus
-from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
 from ..errors import StoreError, StoreHeldError, StoreVersionError
+from ..http_client import request_once
 from ..store.location import EmbeddedLocation, parse_store_url, read_server_file
 from ..store.migrations import known_migrations
 from ..store.store import MAX_ERROR_CHARS, Store, open_store
-from ..timed_connection import TimedConnection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -81,12 +79,12 @@ def _answers(server: ServerFile) -> bool:
     Checked before the driver connects, because the driver logs its failures.
     """
     try:
-        with closing(TimedConnection(server.url, timeout_s=CONNECT_S)) as connection:
-            connection.request("GET", "/ping", headers={"Authorization": f"Bearer {server.token}"})
-            answer = connection.getresponse()
-            return answer.status == HTTPStatus.OK and answer.read(len(PONG)) == PONG
-    except (OSError, HTTPException, ValueError):
+        headers = {"Authorization": f"Bearer {server.token}"}
+        url = f"{server.url}/ping"
+        answer = request_once("GET", url, timeout_s=CONNECT_S, headers=headers)
+    except (OSError, ValueError):
         return False
+    return answer.status == HTTPStatus.OK and answer.body == PONG
 
 
 class ServedStore(Store):

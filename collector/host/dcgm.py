@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import math
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -10,7 +9,7 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 
 from ..errors import CollectorError
-from ..timed_connection import TimedConnection
+from ..http_client import request_once
 from .gpu import IDLE_REASON, plain_uuid
 from .sample import Sample, SourceAbsentError
 
@@ -107,7 +106,7 @@ class DcgmSource:
         """
         try:
             body = self._fetch()
-        except (OSError, http.client.HTTPException) as error:
+        except OSError as error:
             raise SourceAbsentError(
                 f"no DCGM exporter at {self._parts.netloc} ({error}): no GPU samples"
             ) from error
@@ -119,20 +118,20 @@ class DcgmSource:
 
     def _fetch(self) -> bytes:
         parts = self._parts
-        connection = TimedConnection(parts.geturl(), timeout_s=self._timeout_s)
-        try:
-            connection.request("GET", parts.path or "/metrics", headers={"user-agent": "rankscope"})
-            response = connection.getresponse()
-            if response.status != HTTP_OK:
-                raise DcgmError(f"{parts.netloc} answered {response.status}: no GPU samples")
-            body = response.read(MAX_BODY_BYTES + 1)
-        finally:
-            connection.close()
-        if len(body) > MAX_BODY_BYTES:
+        answer = request_once(
+            "GET",
+            f"{parts.scheme}://{parts.netloc}{parts.path or '/metrics'}",
+            timeout_s=self._timeout_s,
+            headers={"user-agent": "rankscope"},
+            max_answer_bytes=MAX_BODY_BYTES,
+        )
+        if answer.status != HTTP_OK:
+            raise DcgmError(f"{parts.netloc} answered {answer.status}: no GPU samples")
+        if not answer.is_whole:
             raise DcgmError(
                 f"the page of {parts.netloc} is over {MAX_BODY_BYTES} bytes: no GPU samples"
             )
-        return body
+        return answer.body
 
 
 def _known_samples(body: bytes) -> Iterator[PageSample]:

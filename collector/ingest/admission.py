@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from ..errors import WireError
 from .backoff import BusyError
-from .shared_memory import create_memory, seal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -21,86 +18,30 @@ if TYPE_CHECKING:
 RETRY_S = 1.0
 
 
-@dataclass(slots=True)
-class Body:
-    """A whole body in memory; a context manager that closes its descriptor."""
-
-    descriptor: int
-    num_bytes: int = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.descriptor)
-
-
 def declared_bytes(request: Request) -> int | None:
     """Return the length that a request declares; None if it declares none."""
     text = request.headers.get("content-length", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None  # noqa: PLR2004
 
 
-def check_declared_bytes(request: Request, *, max_bytes: int) -> None:
-    """Check a body's declared length before any of it is read.
-
-    Raises:
-        WireError: 413; it is larger than ``max_bytes``.
-    """
-    declared = declared_bytes(request)
-    if declared is not None and declared > max_bytes:
-        raise _too_large(max_bytes)
-
-
 async def read_body(request: Request, *, max_bytes: int) -> bytes:
-    """Return a small body.
+    """Return the body of a request. The rest of one that is too large is not read.
 
     Raises:
-        WireError: 413; it is larger than ``max_bytes``. The rest is not read.
+        WireError: 413; it is larger than ``max_bytes``, whatever it declares.
     """
     chunks: list[bytes] = []
     num_bytes = 0
     async for chunk in request.stream():
         num_bytes += len(chunk)
         if num_bytes > max_bytes:
-            raise _too_large(max_bytes)
+            raise too_large(max_bytes)
         chunks.append(chunk)
     return b"".join(chunks)
 
 
-async def read_body_into_memory(request: Request, *, max_bytes: int) -> Body:
-    """Return a body in sealed memory that a decoder can map.
-
-    Raises:
-        WireError: 413 if it is larger than ``max_bytes``, whatever it declared; 422 if it is empty.
-    """
-    body = Body(create_memory("rankscope-body"))
-    try:
-        await _fill(body, request, max_bytes=max_bytes)
-    except BaseException:
-        os.close(body.descriptor)
-        raise
-    return body
-
-
-async def _fill(body: Body, request: Request, *, max_bytes: int) -> None:
-    async for chunk in request.stream():
-        body.num_bytes += len(chunk)
-        if body.num_bytes > max_bytes:
-            raise _too_large(max_bytes)
-        _write_all(body.descriptor, chunk)
-    if not body.num_bytes:
-        raise WireError(422, "the body is empty")
-    seal(body.descriptor)
-
-
-def _write_all(descriptor: int, chunk: bytes) -> None:
-    view = memoryview(chunk)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def _too_large(max_bytes: int) -> WireError:
+def too_large(max_bytes: int) -> WireError:
+    """Return the refusal of a body that is too large."""
     return WireError(413, f"the body has more than {max_bytes} bytes: send less at once")
 
 

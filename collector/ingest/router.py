@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from ..errors import WireError
 from ..http.gate import GRANT_KEY
 from ..identity import RUN_NAME
+from ..names import escape_invisible
 from .backoff import BusyError
 from .rows import QUESTIONS, ROW_TABLES, request_schema
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 ARROW_TYPE = "application/vnd.apache.arrow.stream"
 JSON_TYPE = "application/json"
 MAX_RANKS = 4_096
+MAX_REASON_LETTERS = 400
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"description": "The body is not JSON."},
@@ -124,7 +126,9 @@ async def _answer(
         return await work()
     except WireError as error:
         service.count_refusal(error.status)
-        document: dict[str, Any] = {"schema": 1, "error": error.reason}
+        # A reason may quote the body.
+        reason = escape_invisible(error.reason[:MAX_REASON_LETTERS])[:MAX_REASON_LETTERS]
+        document: dict[str, Any] = {"schema": 1, "error": reason}
         if error.supported is not None:
             document["supported"] = list(error.supported)
         # Part of the body may be unread, so the connection cannot take another request.

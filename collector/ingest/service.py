@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,26 +18,17 @@ from ..errors import StoreError, WireError
 from ..http.tokens import Role, owner_name
 from ..read.runs import read_world_sizes
 from ..spool.cut import ProcessFacts
-from ..store.ledger import resume_page
-from ..store.writer import CutState, StoreWriter
-from ..wire.codec import TABLES, CutBatch, WireLimits
-from ..wire.sizes import check_inflated_size
-from .admission import (
-    Body,
-    ByteBudget,
-    check_declared_bytes,
-    declared_bytes,
-    read_body,
-    read_body_into_memory,
-)
+from ..store.ledger import CutState, resume_page
+from ..store.writer import StoreWriter
+from ..wire.codec import TABLES, CutBatch, WireLimits, decode_batch
+from .admission import ByteBudget, declared_bytes, read_body, too_large
 from .backoff import StoreBackoff, check_disk_space, free_bytes, is_row_error
-from .commit import Gathering, GroupCommit, RateLimit
-from .decoder import DecoderPool
+from .commit import MIN_INTERVAL_S, GroupCommit
 from .rows import PROCESSES, parse_rows, runs_of
-from .shared_memory import map_memory
+from .screening import screen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from pathlib import Path
 
     from fastapi import Request
@@ -48,7 +40,8 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 MAX_ROWS_BODY_BYTES = 8 * MIB
-MAX_DECODERS = 4
+NUM_THREADS = 4
+SPANS = "spans"
 CONFLICT_KIND = "conflict"
 MAX_LOGGED_CONFLICTS = 10_000
 DELETED = "deleted"
@@ -65,15 +58,14 @@ class ServiceLimits:
     """Budget of all bodies as received; a request beyond it is refused."""
 
     max_inflated_bytes_in_progress: int = 64 * MIB
-    """Budget of all rows that are decoded and not yet stored. A body beyond it waits as received,
-    which takes a tenth of the memory."""
+    """Budget of all rows that are decoded and not yet stored, exceeded by the last body only. Other
+    bodies wait as received, which takes a tenth of the memory."""
 
     budget_timeout_s: float = 10.0
     """Longest wait for the second budget."""
 
-    num_decoders: int = field(
-        default_factory=lambda: max(1, min(MAX_DECODERS, (os.cpu_count() or 2) // 2))
-    )
+    insert_interval_s: float = MIN_INTERVAL_S
+    """Time between two inserts of few rows into one table."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,34 +139,26 @@ class IngestService:
             self._limits.max_inflated_bytes_in_progress, what="bytes of decoded rows"
         )
         self._owners = self._writer.owners
-        self.decoders = DecoderPool(self._limits.num_decoders, say=say)
-        self.span_commit: GroupCommit[CutBatch, list[CutState]] = GroupCommit(
-            self._write_cuts, Gathering(), backoff=self.backoff, name="ingest"
+        self._decoding = ByteBudget(1, what="bodies to decode")
+        self.commit: GroupCommit[Any, Any] = GroupCommit(
+            self._write, backoff=self.backoff, min_interval_s=self._limits.insert_interval_s
         )
-        self.row_commit: GroupCommit[Sequence[Row], int] = GroupCommit(
-            self._write_rows, RateLimit(), backoff=self.backoff, name="ingest-rows"
-        )
-        self._threads = ThreadPoolExecutor(
-            max_workers=self._limits.num_decoders + 2, thread_name_prefix="decode"
-        )
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="requests")
         self._logged_conflicts: set[CutKey] = set()
         self._logged_notes: set[str] = set()
 
     def start(self) -> None:
-        """Start the threads that store."""
-        self.span_commit.start()
-        self.row_commit.start()
+        """Start the thread that stores."""
+        self.commit.start()
 
     def close(self) -> None:
-        """Store what was admitted, and end every thread and process."""
-        self.span_commit.close()
-        self.row_commit.close()
-        self.decoders.close()
+        """Store what was admitted, and end every thread."""
+        self.commit.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def why_not_ready(self) -> str | None:
         """Return why nothing can be stored now; None if rows can be stored."""
-        if not (self.span_commit.is_running and self.row_commit.is_running):
+        if not self.commit.is_running:
             return "the ingest thread has ended"
         return self.backoff.reason
 
@@ -185,14 +169,18 @@ class IngestService:
             WireError: The body is rejected.
             BusyError: Nothing can be taken now.
         """
-        limits = self._limits.wire
-        check_declared_bytes(request, max_bytes=limits.max_wire_bytes)
-        self.backoff.check()
-        declared = declared_bytes(request)
-        with self.wire_budget.take(limits.max_wire_bytes if declared is None else declared):
-            body = await read_body_into_memory(request, max_bytes=limits.max_wire_bytes)
-            with body:
-                return await self._take_body(body, grant)
+        timeout_s = self._limits.budget_timeout_s
+        async with AsyncExitStack() as held:
+            max_bytes = self._limits.wire.max_wire_bytes
+            body = await held.enter_async_context(self._admitted(request, max_bytes=max_bytes))
+            self.counts.num_requests += 1
+            self.counts.num_bytes += len(body)
+            # One at a time: decoding is several times as fast as storing.
+            async with self._decoding.wait_and_take(1, timeout_s=timeout_s):
+                batch = await self._in_thread(_decode, body, self._limits.wire)
+                room = self.inflated_budget.wait_and_take(batch.num_bytes, timeout_s=timeout_s)
+                await held.enter_async_context(room)
+            return await self._store_batch(batch, grant)
 
     async def take_rows(self, table: str, request: Request, grant: Grant) -> dict[str, Any]:
         """Store a body of descriptions; return the document of the answer.
@@ -201,20 +189,26 @@ class IngestService:
             WireError: The body is rejected.
             BusyError: Nothing can be taken now.
         """
-        check_declared_bytes(request, max_bytes=MAX_ROWS_BODY_BYTES)
-        self.backoff.check()
-        declared = declared_bytes(request)
-        with self.wire_budget.take(MAX_ROWS_BODY_BYTES if declared is None else declared):
-            body = await read_body(request, max_bytes=MAX_ROWS_BODY_BYTES)
+        async with self._admitted(request, max_bytes=MAX_ROWS_BODY_BYTES) as body:
             rows = await self._in_thread(parse_rows, table, body)
             self._check_scope(grant, runs_of(rows))
             if table == PROCESSES:
-                found = await self._in_thread(self._place, rows, owner_of(grant))
-                return {"schema": 1, "num_rows": len(rows), "placements": found}
+                placements = await self._in_thread(self._place, rows, owner_of(grant))
+                return {"schema": 1, "num_rows": len(rows), "placements": placements}
             checked = await self._in_thread(self._check_rows, table, rows, owner_of(grant))
-            done = self.row_commit.submit(table, checked, num_rows=len(checked))
+            done = self.commit.submit(table, checked, num_rows=len(checked))
             num_stored = await asyncio.shield(asyncio.wrap_future(done))
         return {"schema": 1, "num_rows": num_stored}
+
+    @asynccontextmanager
+    async def _admitted(self, request: Request, *, max_bytes: int) -> AsyncIterator[bytes]:
+        """Return a body whose bytes count as in progress for the duration of the block."""
+        declared = declared_bytes(request)
+        if declared is not None and declared > max_bytes:
+            raise too_large(max_bytes)
+        self.backoff.check()
+        with self.wire_budget.take(max_bytes if declared is None else declared):
+            yield await read_body(request, max_bytes=max_bytes)
 
     async def resume(
         self, run_id: str, grant: Grant, *, after: int, ranks: Sequence[int]
@@ -228,7 +222,8 @@ class IngestService:
         self._check_scope(grant, {run_id})
         if not await self._in_thread(self._owners.may_read, run_id, owner_of(grant)):
             raise WireError(409, f"run {run_id} has another owner")
-        page: dict[str, Any] = await self._in_thread(self._resume_page, run_id, after, tuple(ranks))
+        read = partial(resume_page, self._store, run_id, after=after, ranks=tuple(ranks))
+        page: dict[str, Any] = await self._in_thread(read)
         return page
 
     def count_refusal(self, status: int) -> None:
@@ -245,16 +240,6 @@ class IngestService:
                 raise WireError(422, f"the store rejects the rows: {error}") from error
             raise self.backoff.failed(error) from error
 
-    async def _take_body(self, body: Body, grant: Grant) -> tuple[int, dict[str, Any]]:
-        limits = self._limits.wire
-        self.counts.num_requests += 1
-        self.counts.num_bytes += body.num_bytes
-        num_bytes = await self._in_thread(_inflated_bytes, body, limits)
-        timeout_s = self._limits.budget_timeout_s
-        async with self.inflated_budget.wait_and_take(num_bytes, timeout_s=timeout_s):
-            batch = await self._in_thread(self.decoders.decode, body.descriptor, limits)
-            return await self._store_batch(batch, grant)
-
     async def _store_batch(self, batch: CutBatch, grant: Grant) -> tuple[int, dict[str, Any]]:
         runs = {key.run_id for key in batch.keys}
         self._check_scope(grant, runs)
@@ -263,30 +248,46 @@ class IngestService:
         states = [refused.get(key.run_id, "") for key in batch.keys]
         if kept:
             part = batch if len(kept) == len(batch.keys) else _select_cuts(batch, kept)
-            done = self.span_commit.submit("spans", part, num_rows=part.num_rows)
+            done = self.commit.submit(SPANS, part, num_rows=part.num_rows)
             stored = await asyncio.shield(asyncio.wrap_future(done))
             for place, state in zip(kept, stored, strict=True):
                 states[place] = str(state)
-        self._count(batch, states)
-        return _status(states), _document(batch, states)
+        counts = self.counts
+        counts.num_spans += batch.tables["spans"].num_rows
+        counts.num_bad_rows += batch.tables["bad_rows"].num_rows
+        counts.num_unknown_columns += bool(batch.unknown_columns)
+        for state in states:
+            counts.cuts[state] = counts.cuts.get(state, 0) + 1
+        cuts = [
+            {"segment": key.segment, "first_row": key.first_row, "state": state}
+            for key, state in zip(batch.keys, states, strict=True)
+        ]
+        return _status(states), {"schema": 1, "cuts": cuts}
 
     def _refused_runs(self, runs: set[str], owner: str | None) -> dict[str, str]:
         """Return the runs of which this sender may store nothing, with the state of their cuts."""
-        found: dict[str, str] = {}
+        refused: dict[str, str] = {}
         for run_id in runs:
             if self._is_deleted(run_id):
-                found[run_id] = DELETED
+                refused[run_id] = DELETED
             elif not self._owners.may_write(run_id, owner):
-                found[run_id] = CutState.CONFLICT
-        return found
+                refused[run_id] = CutState.CONFLICT
+        return refused
 
     def _check_scope(self, grant: Grant, runs: set[str]) -> None:
         outside = sorted(run_id for run_id in runs if not grant.covers(run_id))
         if outside:
             raise WireError(403, f"this token is not for run {outside[0]}; nothing was stored")
 
-    def _write_cuts(self, _: str, batches: Sequence[CutBatch]) -> list[list[CutState]]:
+    def _write(self, table: str, requests: Sequence[Any]) -> Sequence[Any]:
+        """Store the requests of one insert; return the result of each."""
         check_disk_space(self._store.path, free=self._free)
+        if table == SPANS:
+            return self._write_cuts(requests)
+        self._writer.upsert(table, [row for rows in requests for row in rows])
+        return [len(rows) for rows in requests]
+
+    def _write_cuts(self, batches: Sequence[CutBatch]) -> list[list[CutState]]:
         states = self._writer.store(batches)
         for batch, batch_states in zip(batches, states, strict=True):
             for key, state in zip(batch.keys, batch_states, strict=True):
@@ -305,7 +306,11 @@ class IngestService:
                 raise WireError(409, f"the clock of host {host} has another owner; nothing stored")
         if table in {"ranks", "groups"}:
             _check_world(rows, read_world_sizes(self._store, runs_of(rows)))
-        rows = [_with_possible_revision(row, now_ns=self._unix_ns()) for row in rows]
+        now_ns = self._unix_ns()  # a revision in the future would pin its row
+        rows = [
+            {**row, "revision": min(row["revision"], now_ns)} if "revision" in row else row
+            for row in rows
+        ]
         return [self._placed(row) for row in rows] if table == "ranks" else rows
 
     def _place(self, rows: list[Row], owner: str | None) -> list[Row | None]:
@@ -314,19 +319,14 @@ class IngestService:
             [ProcessFacts(**row) for row in rows],
             lambda run_id: self._owners.may_write(run_id, owner),
         )
-        for note in {one.note for one in placements if one and one.note} - self._logged_notes:
+        notes = {placement.note for placement in placements if placement and placement.note}
+        for note in notes - self._logged_notes:
             if len(self._logged_notes) < MAX_LOGGED_CONFLICTS:
                 self._logged_notes.add(note)
                 self._say(note)
-        return [None if one is None else asdict(one) for one in placements]
-
-    def _write_rows(self, table: str, requests: Sequence[Sequence[Row]]) -> list[int]:
-        check_disk_space(self._store.path, free=self._free)
-        self._writer.upsert(table, [row for rows in requests for row in rows])
-        return [len(rows) for rows in requests]
-
-    def _resume_page(self, run_id: str, after: int, ranks: tuple[int, ...]) -> dict[str, Any]:
-        return resume_page(self._store, run_id, after=after, ranks=ranks)
+        return [
+            None if placement is None else asdict(placement) for placement in placements
+        ]
 
     def _record_conflict(self, key: CutKey) -> None:
         """Log and store, once per cut, that other bytes came under its key."""
@@ -351,14 +351,6 @@ class IngestService:
         }
         self._writer.upsert("events", [event])
 
-    def _count(self, batch: CutBatch, states: Sequence[str]) -> None:
-        counts = self.counts
-        counts.num_spans += batch.tables["spans"].num_rows
-        counts.num_bad_rows += batch.tables["bad_rows"].num_rows
-        counts.num_unknown_columns += bool(batch.unknown_columns)
-        for state in states:
-            counts.cuts[state] = counts.cuts.get(state, 0) + 1
-
 
 def _check_world(rows: Sequence[Row], sizes: Mapping[tuple[str, int], int]) -> None:
     """Raise if a rank or a member is beyond the world size that its run has declared."""
@@ -369,17 +361,12 @@ def _check_world(rows: Sequence[Row], sizes: Mapping[tuple[str, int], int]) -> N
             raise WireError(422, f"row {place}: rank {rank} is beyond the world size of {size}")
 
 
-def _with_possible_revision(row: Row, *, now_ns: int) -> Row:
-    """Return a row whose revision, a time, is not in the future: it would pin the row."""
-    return {**row, "revision": min(row["revision"], now_ns)} if "revision" in row else row
-
-
-def _inflated_bytes(body: Body, limits: WireLimits) -> int:
-    return check_inflated_size(
-        map_memory(body.descriptor),
-        max_bytes=limits.max_inflated_bytes,
-        max_wire_bytes=limits.max_wire_bytes,
-    )
+def _decode(body: bytes, limits: WireLimits) -> CutBatch:
+    batch = decode_batch(body, limits=limits)
+    try:
+        return screen(batch)
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        raise WireError(422, f"the body cannot be decoded: {error}") from error
 
 
 def _select_cuts(batch: CutBatch, places: Sequence[int]) -> CutBatch:
@@ -407,13 +394,3 @@ def _status(states: Sequence[str]) -> int:
     if states and set(states) == {CutState.CONFLICT}:
         return 409
     return 200
-
-
-def _document(batch: CutBatch, states: Sequence[str]) -> dict[str, Any]:
-    return {
-        "schema": 1,
-        "cuts": [
-            {"segment": key.segment, "first_row": key.first_row, "state": state}
-            for key, state in zip(batch.keys, states, strict=True)
-        ],
-    }

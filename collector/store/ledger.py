@@ -12,18 +12,28 @@ write: on replicated tables, a quorum of writes and sequential reads.
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import OrderedDict
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
+from ..arrow_columns import to_numpy
 from ..spool.cut import CutKey, Resume
+from ..wire.codec import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    import pyarrow as pa
+
     from ..identity import Row
+    from ..wire.codec import CutBatch
     from .store import Store
 
 Found = TypeVar("Found")
@@ -91,11 +101,31 @@ PAGE_UNANSWERED = 200
 
 MAX_WATERMARKS = 200_000
 MAX_ROW = (1 << 32) - 1
+WRITER_BYTES = 8
 SENT = "sent"
-REPEATED = "repeated"
+
+UNKNOWN_HASH = ""
+"""Hash of a range of a cut: the cut's own hash covers other bytes, so it must not make exactly
+that range a conflict when a sender sends it."""
 
 SegmentKey = tuple[str, int, int, int]
 """run_id, epoch, rank, segment."""
+
+
+class CutState(StrEnum):
+    """Result of storing a cut, spelled as in the ledger and in the answer to its sender."""
+
+    STORED = "stored"
+    """Its rows are stored, once."""
+
+    REPEATED = "repeated"
+    """Its rows are stored, perhaps twice: reads remove duplicates."""
+
+    DUPLICATE = "duplicate"
+    """Its rows were stored before; nothing was written."""
+
+    CONFLICT = "conflict"
+    """Other rows were stored under its key before; nothing was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +148,24 @@ class CutPart:
 
     key: CutKey
     sha256: str
-    """Hash of the whole cut; "" for a range of one."""
+    """Hash of the whole cut; `UNKNOWN_HASH` for a range of one."""
 
     num_rows: dict[str, int]
     """By table."""
 
     num_torn: int
+
+
+@dataclass(slots=True)
+class CutPlan:
+    """The rows of one cut to insert, and its state."""
+
+    state: CutState
+    parts: list[CutPart]
+
+
+Plans = list[list[CutPlan]]
+"""A plan for each cut of each batch."""
 
 
 class Ledger:
@@ -140,6 +182,8 @@ class Ledger:
     def __init__(self, store: Store, *, is_shared: bool | None = None) -> None:
         self._store = store
         self.is_shared = store.path is None if is_shared is None else is_shared
+        # New at each start: attempts of this process before a restart are another writer's.
+        self._writer = secrets.token_hex(WRITER_BYTES)
         self._locked: set[SegmentKey] = set()
         self._unlocked = threading.Condition()
         # Row of each segment from which on the ledger is known to hold nothing.
@@ -148,7 +192,36 @@ class Ledger:
         )
 
     @contextmanager
-    def locked(self, keys: Iterable[CutKey]) -> Iterator[None]:
+    def plan(self, batches: Sequence[CutBatch], *, unix_ns: Callable[[], int]) -> Iterator[Plans]:
+        """Return what of the batches is new, and record that it is about to be stored.
+
+        For the duration of the block, other writers of this process are excluded from the segments
+        of these batches. The block inserts the rows, and calls `record` when they are durable.
+
+        Args:
+            batches: The batches.
+            unix_ns: Clock of the lines.
+        """
+        with self._locked_segments(key for batch in batches for key in batch.keys):
+            known = self._read_ranges(key for batch in batches for key in batch.keys)
+            plans = [
+                [_plan_cut(batch, place, known) for place in range(len(batch.keys))]
+                for batch in batches
+            ]
+            self._write(parts_of(plans, CutState.STORED), state=SENT, revision=1, at_ns=unix_ns())
+            if self.is_shared:
+                self._find_other_writers(plans, at_ns=unix_ns())
+            repeated = parts_of(plans, CutState.REPEATED)
+            self._write_repeated_segments(repeated, at_ns=unix_ns())
+            yield plans
+
+    def record(self, plans: Plans, *, at_ns: int) -> None:
+        """Record that the rows of these plans are durable."""
+        for state, revision in ((CutState.STORED, 2), (CutState.REPEATED, 3)):
+            self._write(parts_of(plans, state), state=state, revision=revision, at_ns=at_ns)
+
+    @contextmanager
+    def _locked_segments(self, keys: Iterable[CutKey]) -> Iterator[None]:
         """Exclude this process's other writers from the segments of these cuts.
 
         Two writers that store one row at once see nothing of each other in the store. If their
@@ -166,7 +239,7 @@ class Ledger:
                 self._locked -= segments
                 self._unlocked.notify_all()
 
-    def read_ranges(self, keys: Iterable[CutKey]) -> dict[SegmentKey, list[Range]]:
+    def _read_ranges(self, keys: Iterable[CutKey]) -> dict[SegmentKey, list[Range]]:
         """Return the ledger's ranges that overlap these cuts, by segment.
 
         An embedded store has no other writer: once a segment was read, rows behind its last range
@@ -185,57 +258,58 @@ class Ledger:
             self._raise_watermark(segment, end_row)
         return found
 
-    def write(self, parts: Sequence[CutPart], *, state: str, revision: int, at_ns: int) -> None:
-        """Write a line for each part; a line of a higher revision replaces one of a lower.
-
-        Args:
-            parts: The parts.
-            state: ``sent``, ``stored`` or ``repeated``.
-            revision: Revision of the lines.
-            at_ns: Unix time.
-        """
+    def _write(self, parts: Sequence[CutPart], *, state: str, revision: int, at_ns: int) -> None:
+        """Write a line for each part; a line of a higher revision replaces one of a lower."""
         self._insert(parts, state=state, revision=revision, at_ns=at_ns)
         for part in parts:
             self._raise_watermark(segment_key(part.key), part.key.end_row)
 
-    def write_repeated_segments(self, parts: Sequence[CutPart], *, at_ns: int) -> None:
+    def _write_repeated_segments(self, parts: Sequence[CutPart], *, at_ns: int) -> None:
         """Write that the segments of these parts may hold rows twice, as lines without rows.
 
         Must come before the rows: if it came after them, two crashes in a row would leave two
         copies that no reader knows of.
         """
-        no_rows = dict.fromkeys(("spans", "steps", "microbatches", "bad_rows"), 0)
         lines = {
             segment_key(part.key): CutPart(
                 key=replace(part.key, first_row=MAX_ROW, end_row=MAX_ROW),
                 sha256="",
-                num_rows=no_rows,
+                num_rows=dict.fromkeys(TABLES, 0),
                 num_torn=0,
             )
             for part in parts
         }
-        self._insert(list(lines.values()), state=REPEATED, revision=3, at_ns=at_ns)
+        self._insert(list(lines.values()), state=CutState.REPEATED, revision=3, at_ns=at_ns)
 
-    def write_attempts(self, parts: Sequence[CutPart], *, writer: str, at_ns: int) -> None:
-        """Write that ``writer`` is about to store these parts."""
+    def _find_other_writers(self, plans: Plans, *, at_ns: int) -> None:
+        """Record this writer's attempts; plan as repeated what another is about to store."""
+        parts = [part for plan in chain.from_iterable(plans) for part in plan.parts]
+        if not parts:
+            return
         self._store.insert_rows(
             "attempts",
             [
-                {**_identity(part.key), "sha256": part.sha256, "writer": writer, "at_ns": at_ns}
+                {
+                    **_identity(part.key),
+                    "sha256": part.sha256,
+                    "writer": self._writer,
+                    "at_ns": at_ns,
+                }
                 for part in parts
             ],
         )
-
-    def read_other_attempts(
-        self, parts: Sequence[CutPart], *, writer: str
-    ) -> dict[SegmentKey, list[Range]]:
-        """Return the overlapping attempts of writers other than ``writer``, by segment."""
-        found: dict[SegmentKey, list[Range]] = {}
-        wanted = _row_bounds(part.key for part in parts)
-        for row in self._overlapping(SELECT_ATTEMPTS, wanted, writer=writer):
+        others: dict[SegmentKey, list[Range]] = {}
+        bounds = _row_bounds(part.key for part in parts)
+        for row in self._overlapping(SELECT_ATTEMPTS, bounds, writer=self._writer):
             attempt = Range(row["first_row"], row["end_row"])
-            found.setdefault(_row_segment_key(row), []).append(attempt)
-        return found
+            others.setdefault(_row_segment_key(row), []).append(attempt)
+        for plan in chain.from_iterable(plans):
+            if plan.state is CutState.STORED and any(
+                attempt.overlaps(part.key.first_row, part.key.end_row)
+                for part in plan.parts
+                for attempt in others.get(segment_key(part.key), ())
+            ):
+                plan.state = CutState.REPEATED
 
     def _insert(self, parts: Sequence[CutPart], *, state: str, revision: int, at_ns: int) -> None:
         if not parts:
@@ -298,6 +372,70 @@ class Ledger:
             self._watermarks.popitem(last=False)
 
 
+def parts_of(plans: Plans, state: CutState) -> list[CutPart]:
+    """Return what is to be inserted of the cuts that have this state."""
+    return [
+        part for plan in chain.from_iterable(plans) if plan.state is state for part in plan.parts
+    ]
+
+
+def rows_within(rows: pa.Table, first_row: int, end_row: int) -> Any:  # noqa: ANN401  # numpy booleans
+    """Return which rows are within a range of row numbers."""
+    if not rows.num_rows:
+        return np.zeros(0, dtype=bool)
+    row = to_numpy(rows["row"])
+    return (row >= first_row) & (row < end_row)
+
+
+def _plan_cut(batch: CutBatch, place: int, known: dict[SegmentKey, list[Range]]) -> CutPlan:
+    """Plan one cut, and add what it will store to the known ranges."""
+    key, sha256 = batch.keys[place], batch.sha256[place]
+    ranges = known.setdefault(segment_key(key), [])
+    overlapping = [part for part in ranges if part.overlaps(key.first_row, key.end_row)]
+    stored = [part for part in overlapping if part.state != SENT]
+    for part in stored:
+        if (part.first_row, part.end_row) == (key.first_row, key.end_row):
+            is_same = part.sha256 in {sha256, UNKNOWN_HASH}
+            return CutPlan(CutState.DUPLICATE if is_same else CutState.CONFLICT, [])
+    missing = missing_ranges(key.first_row, key.end_row, stored)
+    if not missing:
+        return CutPlan(CutState.DUPLICATE, [])
+    is_repeated = len(stored) < len(overlapping)
+    state = CutState.REPEATED if is_repeated else CutState.STORED
+    if missing == [(key.first_row, key.end_row)]:
+        ranges.append(Range(key.first_row, key.end_row, sha256, state))
+        return CutPlan(state, [_whole_cut(batch, place)])
+    ranges += [Range(first, end, UNKNOWN_HASH, state) for first, end in missing]
+    return CutPlan(state, [_part_of_cut(batch, place, first, end) for first, end in missing])
+
+
+def _whole_cut(batch: CutBatch, place: int) -> CutPart:
+    key = batch.keys[place]
+    num_rows = {table: int(ends[place + 1] - ends[place]) for table, ends in batch.offsets.items()}
+    # Rows that the sender left out without reporting them count as torn: otherwise the account
+    # would say that all rows of the range are stored.
+    num_missing = key.end_row - key.first_row - sum(num_rows.values())
+    return CutPart(
+        key=key,
+        sha256=batch.sha256[place],
+        num_rows=num_rows,
+        num_torn=max(batch.num_torn[place], num_missing),
+    )
+
+
+def _part_of_cut(batch: CutBatch, place: int, first_row: int, end_row: int) -> CutPart:
+    num_rows = {
+        table: int(rows_within(batch.rows(table, place), first_row, end_row).sum())
+        for table in TABLES
+    }
+    return CutPart(
+        key=replace(batch.keys[place], first_row=first_row, end_row=end_row),
+        sha256=UNKNOWN_HASH,
+        num_rows=num_rows,
+        num_torn=max(0, end_row - first_row - sum(num_rows.values())),
+    )
+
+
 def segment_key(key: CutKey) -> SegmentKey:
     """Return the segment of a cut."""
     return (key.run_id, key.epoch, key.rank, key.segment)
@@ -305,17 +443,17 @@ def segment_key(key: CutKey) -> SegmentKey:
 
 def missing_ranges(first_row: int, end_row: int, stored: Iterable[Range]) -> list[tuple[int, int]]:
     """Return the parts of a range that no stored range covers, in order."""
-    found: list[tuple[int, int]] = []
+    missing: list[tuple[int, int]] = []
     at = first_row
-    for part in sorted(stored, key=lambda one: one.first_row):
+    for part in sorted(stored, key=lambda part: part.first_row):
         if part.first_row >= end_row:
             break
         if part.first_row > at:
-            found.append((at, part.first_row))
+            missing.append((at, part.first_row))
         at = max(at, part.end_row)
     if at < end_row:
-        found.append((at, end_row))
-    return found
+        missing.append((at, end_row))
+    return missing
 
 
 def read_resume(store: Store, run_id: str) -> Resume:

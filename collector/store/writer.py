@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
-from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +12,7 @@ import pyarrow as pa
 
 from ..arrow_columns import numbers, optional_numbers, to_numpy
 from ..wire.codec import TABLES, CutBatch
-from .ledger import SENT, CutPart, Ledger, Range, missing_ranges, read_resume, segment_key
+from .ledger import CutState, Ledger, parts_of, read_resume, rows_within
 from .name_quota import NameQuota
 from .owners import SERVER, Owners
 from .placements import Placements
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
 
     from ..identity import Row
     from ..spool.cut import Cut, CutKey, Placement, ProcessFacts, Resume
-    from .ledger import SegmentKey
+    from .ledger import CutPlan, Plans
     from .store import Store
 
 SELECT_CLOCKS = """
@@ -40,42 +37,12 @@ AND (run_id, epoch, segment) IN {segments:Array(Tuple(String, Int32, UInt64))}
 GROUP BY run_id, epoch, segment, row
 """
 
-WRITER_BYTES = 8
-
 SIGNS = frozenset({"stalled", "lost", "exit"})
 """Kinds of events that say of a process that it does not go on."""
-
-UNKNOWN_HASH = ""
-"""Hash of a range of a cut: the cut's own hash covers other bytes, so it must not make exactly
-that range a conflict when a sender sends it."""
 
 MANY_SLICES = 64
 """More slices than this are copied together: the engine makes a block of each, and two thousand
 blocks of a hundred rows took several times as long as one."""
-
-
-class CutState(StrEnum):
-    """Result of storing a cut, spelled as in the ledger and in the answer to its sender."""
-
-    STORED = "stored"
-    """Its rows are stored, once."""
-
-    REPEATED = "repeated"
-    """Its rows are stored, perhaps twice: reads remove duplicates."""
-
-    DUPLICATE = "duplicate"
-    """Its rows were stored before; nothing was written."""
-
-    CONFLICT = "conflict"
-    """Other rows were stored under its key before; nothing was written."""
-
-
-@dataclass(slots=True)
-class _Plan:
-    """The rows of one cut to insert, and its state."""
-
-    state: CutState
-    parts: list[CutPart]
 
 
 class StoreWriter:
@@ -110,8 +77,6 @@ class StoreWriter:
         self._placements = Placements(store, unix_ns=unix_ns)
         self._owner = owner
         self.owners = Owners(store, unix_ns=unix_ns)
-        # New at each start: attempts of this process before a restart are another writer's.
-        self._writer = secrets.token_hex(WRITER_BYTES)
         self.num_signs: Counter[str] = Counter()
         """Events of `SIGNS` that were stored, by run."""
 
@@ -160,46 +125,12 @@ class StoreWriter:
         Raises:
             StoreError: The store failed. No cut counts as stored: send all of them again.
         """
-        # The lock excludes writers of this process; those of other processes show by attempts.
-        with self._ledger.locked(key for batch in batches for key in batch.keys):
-            plans = self._store_locked(batches)
+        with self._ledger.plan(batches, unix_ns=self._unix_ns) as plans:
+            self._insert(batches, plans)
+            self._ledger.record(plans, at_ns=self._unix_ns())
         return [[plan.state for plan in batch_plans] for batch_plans in plans]
 
-    def _store_locked(self, batches: Sequence[CutBatch]) -> list[list[_Plan]]:
-        plans = self._plan(batches)
-        sent = _parts(plans, CutState.STORED)
-        self._ledger.write(sent, state=SENT, revision=1, at_ns=self._unix_ns())
-        self._find_other_writers(plans)
-        repeated = _parts(plans, CutState.REPEATED)
-        self._ledger.write_repeated_segments(repeated, at_ns=self._unix_ns())
-        self._insert(batches, plans)
-        at_ns = self._unix_ns()
-        stored = _parts(plans, CutState.STORED)
-        self._ledger.write(stored, state=CutState.STORED, revision=2, at_ns=at_ns)
-        self._ledger.write(repeated, state=CutState.REPEATED, revision=3, at_ns=at_ns)
-        return plans
-
-    def _plan(self, batches: Sequence[CutBatch]) -> list[list[_Plan]]:
-        known = self._ledger.read_ranges(key for batch in batches for key in batch.keys)
-        return [
-            [_plan_cut(batch, place, known) for place in range(len(batch.keys))]
-            for batch in batches
-        ]
-
-    def _find_other_writers(self, plans: list[list[_Plan]]) -> None:
-        """Plan cuts that another collector is about to store as repeated."""
-        if not self._ledger.is_shared:
-            return
-        parts = [part for plan in _flat(plans) for part in plan.parts]
-        if not parts:
-            return
-        self._ledger.write_attempts(parts, writer=self._writer, at_ns=self._unix_ns())
-        attempts = self._ledger.read_other_attempts(parts, writer=self._writer)
-        for plan in _flat(plans):
-            if plan.state is CutState.STORED and _overlap(plan.parts, attempts):
-                plan.state = CutState.REPEATED
-
-    def _insert(self, batches: Sequence[CutBatch], plans: list[list[_Plan]]) -> None:
+    def _insert(self, batches: Sequence[CutBatch], plans: Plans) -> None:
         for table in TABLES:
             slices = [
                 rows
@@ -214,7 +145,7 @@ class StoreWriter:
                 whole = whole.combine_chunks()
             if table == "spans":
                 whole = self._names.limit(whole)
-                repeated = (part.key for part in _parts(plans, CutState.REPEATED))
+                repeated = (part.key for part in parts_of(plans, CutState.REPEATED))
                 whole = with_first_times(self._store, whole, repeated)
             if table == "steps":
                 whole = with_unknown_loss(whole)
@@ -273,64 +204,7 @@ def with_unknown_loss(steps: pa.Table) -> pa.Table:
     return steps.set_column(place, "loss", optional_numbers(loss, ~np.isnan(loss)))
 
 
-def _parts(plans: list[list[_Plan]], state: CutState) -> list[CutPart]:
-    return [part for plan in _flat(plans) if plan.state is state for part in plan.parts]
-
-
-def _flat(plans: list[list[_Plan]]) -> Iterable[_Plan]:
-    return (plan for batch_plans in plans for plan in batch_plans)
-
-
-def _plan_cut(batch: CutBatch, place: int, known: dict[SegmentKey, list[Range]]) -> _Plan:
-    """Plan one cut, and add what it will store to the known ranges."""
-    key, sha256 = batch.keys[place], batch.sha256[place]
-    ranges = known.setdefault(segment_key(key), [])
-    overlapping = [one for one in ranges if one.overlaps(key.first_row, key.end_row)]
-    stored = [one for one in overlapping if one.state != SENT]
-    for one in stored:
-        if (one.first_row, one.end_row) == (key.first_row, key.end_row):
-            is_same = one.sha256 in {sha256, UNKNOWN_HASH}
-            return _Plan(CutState.DUPLICATE if is_same else CutState.CONFLICT, [])
-    missing = missing_ranges(key.first_row, key.end_row, stored)
-    if not missing:
-        return _Plan(CutState.DUPLICATE, [])
-    is_repeated = len(stored) < len(overlapping)
-    state = CutState.REPEATED if is_repeated else CutState.STORED
-    if missing == [(key.first_row, key.end_row)]:
-        ranges.append(Range(key.first_row, key.end_row, sha256, state))
-        return _Plan(state, [_whole_cut(batch, place)])
-    ranges += [Range(first, end, UNKNOWN_HASH, state) for first, end in missing]
-    return _Plan(state, [_part_of_cut(batch, place, first, end) for first, end in missing])
-
-
-def _whole_cut(batch: CutBatch, place: int) -> CutPart:
-    key = batch.keys[place]
-    num_rows = {table: int(ends[place + 1] - ends[place]) for table, ends in batch.offsets.items()}
-    # Rows that the sender left out without reporting them count as torn: otherwise the account
-    # would say that all rows of the range are stored.
-    num_missing = key.end_row - key.first_row - sum(num_rows.values())
-    return CutPart(
-        key=key,
-        sha256=batch.sha256[place],
-        num_rows=num_rows,
-        num_torn=max(batch.num_torn[place], num_missing),
-    )
-
-
-def _part_of_cut(batch: CutBatch, place: int, first_row: int, end_row: int) -> CutPart:
-    num_rows = {
-        table: int(_is_within(batch.rows(table, place), first_row, end_row).sum())
-        for table in TABLES
-    }
-    return CutPart(
-        key=replace(batch.keys[place], first_row=first_row, end_row=end_row),
-        sha256=UNKNOWN_HASH,
-        num_rows=num_rows,
-        num_torn=max(0, end_row - first_row - sum(num_rows.values())),
-    )
-
-
-def _planned_rows(batch: CutBatch, plans: list[_Plan], table: str) -> list[pa.Table]:
+def _planned_rows(batch: CutBatch, plans: list[CutPlan], table: str) -> list[pa.Table]:
     """Return the rows of a batch to insert, without a copy if that is all of them."""
     if all(
         [(part.key.first_row, part.key.end_row) for part in plan.parts]
@@ -345,16 +219,9 @@ def _planned_rows(batch: CutBatch, plans: list[_Plan], table: str) -> list[pa.Ta
             continue
         is_new = np.zeros(rows.num_rows, dtype=bool)
         for part in plan.parts:
-            is_new |= _is_within(rows, part.key.first_row, part.key.end_row)
+            is_new |= rows_within(rows, part.key.first_row, part.key.end_row)
         slices += [rows] if is_new.all() else _true_slices(rows, is_new)
     return slices
-
-
-def _is_within(rows: pa.Table, first_row: int, end_row: int) -> Any:  # noqa: ANN401  # numpy booleans
-    if not rows.num_rows:
-        return np.zeros(0, dtype=bool)
-    row = to_numpy(rows["row"])
-    return (row >= first_row) & (row < end_row)
 
 
 def _true_slices(rows: pa.Table, mask: Any) -> list[pa.Table]:  # noqa: ANN401  # numpy booleans
@@ -366,11 +233,3 @@ def _true_slices(rows: pa.Table, mask: Any) -> list[pa.Table]:  # noqa: ANN401  
         for place, (first, end) in enumerate(pairwise(bounds))
         if place % 2 == 0
     ]
-
-
-def _overlap(parts: Iterable[CutPart], attempts: dict[SegmentKey, list[Range]]) -> bool:
-    return any(
-        attempt.overlaps(part.key.first_row, part.key.end_row)
-        for part in parts
-        for attempt in attempts.get(segment_key(part.key), ())
-    )

@@ -38,7 +38,6 @@ from .schema import (
     struct_type,
     wire_columns,
 )
-from .sizes import check_inflated_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,6 +105,11 @@ class CutBatch:
         """Number of rows of all tables."""
         return sum(table.num_rows for table in self.tables.values())
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the rows."""
+        return sum(table.nbytes for table in self.tables.values())
+
     def rows(self, table: str, index: int) -> pa.Table:
         """Return the rows of one cut as a slice, without a copy."""
         first, end = self.offsets[table][index : index + 2].tolist()
@@ -148,9 +152,7 @@ def encode_cuts(cuts: Sequence[Cut]) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def decode_batch(
-    body: bytes | memoryview | pa.Buffer, *, limits: WireLimits = DEFAULT_LIMITS
-) -> CutBatch:
+def decode_batch(body: bytes, *, limits: WireLimits = DEFAULT_LIMITS) -> CutBatch:
     """Return the cuts of a body in its order, with their rows together.
 
     Args:
@@ -160,22 +162,17 @@ def decode_batch(
     Raises:
         WireError: The body is rejected; ``status`` is the status of the answer.
     """
-    held = body if isinstance(body, pa.Buffer) else pa.py_buffer(body)
-    check_inflated_size(
-        held, max_bytes=limits.max_inflated_bytes, max_wire_bytes=limits.max_wire_bytes
-    )
     try:
-        reader = pa.ipc.open_stream(held)
+        reader = pa.ipc.open_stream(body)
         check_version(reader.schema)
         unknown = _unknown_columns(reader.schema)
         whole = _read_all(reader, limits)
         return _decoded(whole, unknown=unknown, limits=limits)
     except MemoryError as error:
-        raise WireError(413, "decoding the body needs more memory than is allowed") from error
-    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
-        raise WireError(
-            422, f"the body is not a valid Arrow stream: {_first_line(error)}"
-        ) from error
+        raise WireError(413, "decoding the body needs more memory than there is") from error
+    except (pa.ArrowException, ValueError, OverflowError, OSError) as error:
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise WireError(422, f"the body is not a valid Arrow stream: {line}") from error
 
 
 def check_version(schema: pa.Schema) -> int:
@@ -264,11 +261,16 @@ def _item_type(field: pa.Field[Any], table: str) -> pa.StructType:
 
 def _read_all(reader: pa.RecordBatchStreamReader, limits: WireLimits) -> pa.Table:
     batches: list[pa.RecordBatch] = []
-    num_cuts = 0
+    num_cuts = num_bytes = 0
     for batch in reader:
         num_cuts += batch.num_rows
         if num_cuts > limits.max_cuts:
             raise WireError(413, f"the body has more than {limits.max_cuts} cuts: send fewer")
+        num_bytes += batch.get_total_buffer_size()
+        if num_bytes > limits.max_inflated_bytes:
+            raise WireError(
+                413, f"the body inflates to more than {limits.max_inflated_bytes} bytes: send fewer"
+            )
         # The code below follows offsets and indices, which come from the client.
         batch.validate(full=True)
         batches.append(batch)
@@ -349,7 +351,9 @@ def _table(
     counts = np.diff(ends)
     num_rows = int(ends[-1])
     named: dict[str, Any] = {
-        "run_id": _repeated_texts(keys["run_id"], counts),
+        "run_id": coded_strings(
+            np.repeat(np.arange(len(counts), dtype=np.int32), counts), keys["run_id"]
+        ),
         "epoch": numbers(np.repeat(np.array(keys["epoch"], dtype=np.int32), counts)),
         "rank": numbers(_ranks(items, table, cut_ranks=keys["rank"], counts=counts)),
         "segment": numbers(np.repeat(np.array(keys["segment"], dtype=np.uint64), counts)),
@@ -381,28 +385,15 @@ def _ranks(
     return np.where(ranks == NONE, own, ranks).astype(np.int32)
 
 
-def _repeated_texts(texts: list[str], counts: NDArray[np.int64]) -> Column:
-    return coded_strings(np.repeat(np.arange(len(texts), dtype=np.int32), counts), texts)
-
-
 def _default_column(column: WireColumn, num_rows: int) -> Column:
     """Return the column of a sender that does not have it."""
-    dtype = _dtype(column)
-    if dtype is None:
+    arrow_type: Any = column.arrow_type
+    if pa.types.is_dictionary(arrow_type) or pa.types.is_string(arrow_type):
         return empty_column(column)
+    dtype = np.dtype(arrow_type.to_pandas_dtype())
     if column.default is None:
         return optional_numbers(np.zeros(num_rows, dtype=dtype), np.zeros(num_rows, dtype=bool))
     return numbers(np.full(num_rows, column.default, dtype=dtype))
-
-
-def _dtype(column: WireColumn) -> np.dtype[Any] | None:
-    """Return the numpy type of a column; None for text."""
-    arrow_type = column.arrow_type
-    if pa.types.is_dictionary(arrow_type) or pa.types.is_string(arrow_type):
-        return None
-    name: Any = arrow_type.to_pandas_dtype()
-    dtype: np.dtype[Any] = np.dtype(name)
-    return dtype
 
 
 def _converted(found: pa.ChunkedArray[Any], column: WireColumn, *, label: str) -> Any:  # noqa: ANN401  # Arrow
@@ -418,7 +409,8 @@ def _converted(found: pa.ChunkedArray[Any], column: WireColumn, *, label: str) -
     if found_type == wanted:
         return found
     if _is_text(found_type) and _is_text(wanted):
-        return _as_text(found, coded=pa.types.is_dictionary(wanted))
+        plain = found.cast(pa.string())
+        return plain.dictionary_encode() if pa.types.is_dictionary(wanted) else plain
     if pa.types.is_integer(found_type) and pa.types.is_integer(wanted):
         return found.cast(wanted, safe=True)
     if pa.types.is_floating(found_type) and pa.types.is_floating(wanted):
@@ -430,12 +422,3 @@ def _is_text(arrow_type: pa.DataType) -> bool:
     if pa.types.is_dictionary(arrow_type):
         return _is_text(cast("Any", arrow_type).value_type)
     return pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type)
-
-
-def _as_text(found: pa.ChunkedArray[Any], *, coded: bool) -> Any:  # noqa: ANN401  # Arrow
-    plain = found.cast(pa.string())
-    return plain.dictionary_encode() if coded else plain
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,8 +1,8 @@
-"""Fuzzing of the readers of bytes: bodies for the collector, files in the spool of a process.
+"""Fuzzing of the files in the spool of a process, which the agent of its host reads.
 
-`try_body` and `ProcessFolder.try_file` try one input; an error that they raise is a finding.
-``python -m tests.faults.fuzzing bodies --seconds 600`` searches with atheris, guided by coverage;
-`make fuzz` installs it.
+`ProcessFolder.try_file` tries one input; an error that it raises is a finding.
+``python -m tests.faults.fuzzing --seconds 600`` searches with atheris, guided by coverage; `make
+fuzz` installs it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import random
 import resource
 import shutil
@@ -20,21 +19,17 @@ import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
+from rankscope.collector.errors import WireError
 from rankscope.collector.host.heartbeat import HeartbeatSource
-from rankscope.collector.ingest.decoder import decode_in_child
 from rankscope.collector.ingest.rows import parse_rows
-from rankscope.collector.ingest.shared_memory import create_memory, map_memory, read_batch, seal
-from rankscope.collector.names import escape_invisible
+from rankscope.collector.ingest.screening import screen
 from rankscope.collector.spool.cut import Placement, Resume
 from rankscope.collector.spool.tail import SegmentPolicy, SpoolTail
-from rankscope.collector.wire.codec import WireLimits, encode_cuts
+from rankscope.collector.wire.codec import WireLimits, decode_batch, encode_cuts
 from rankscope.collector.wire.schema import SCHEMA_VERSION
 from rankscope.tracer.spool import DropReason
-from tests.support.collector.cut_builder import span_cut
 from tests.support.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
@@ -57,106 +52,17 @@ LONG_WORDS = (-1, 1 << 31, 1 << 40, 1 << 62, (1 << 63) - 1, -(1 << 63), -2)
 
 
 def decoded(body: bytes) -> CutBatch | None:
-    """Return the decoded body, transferred as between the decoder process and the service.
-
-    None if it is refused.
+    """Return the decoded body, as the service decodes it; None if it is refused.
 
     Raises:
-        AssertionError: The answer is of a form that the service does not know.
-        Exception: The decoder process would have crashed.
+        Exception: The service would answer 500.
     """
-    held = create_memory("body")
     try:
-        os.write(held, body)
-        seal(held)
-        reply, rows = decode_in_child(held, LIMITS)
-    finally:
-        os.close(held)
-    if rows is None:
-        assert reply["status"] in REFUSALS, reply
-        assert reply["reason"] == escape_invisible(reply["reason"]), reply
+        return screen(decode_batch(body, limits=LIMITS))
+    except WireError as refusal:
+        if refusal.status not in REFUSALS:
+            raise
         return None
-    assert reply["status"] == 200, reply
-    try:
-        return read_batch(map_memory(rows), reply["ends"], unknown_columns=reply["unknown"])
-    finally:
-        os.close(rows)
-
-
-def try_body(body: bytes) -> None:
-    """Decode a body. An accepted body must be accepted unchanged when it is sent on.
-
-    Raises:
-        Exception: A finding.
-    """
-    if not body:
-        return  # The service refuses it unread.
-    batch = decoded(body)
-    if batch is None or not batch.keys:
-        return
-    cuts = [batch.cut(place) for place in range(len(batch.keys))]
-    again = decoded(encode_cuts(cuts))
-    assert again is not None, "what was taken once is refused when it is sent on"
-    assert again.keys == batch.keys
-    for table, rows in batch.tables.items():
-        decoded_again = again.tables[table]
-        # Compared by value: dictionaries may be encoded differently, and a NaN loss equals an
-        # unknown one.
-        assert repr(decoded_again.to_pylist()) == repr(
-            rows.select(decoded_again.column_names).to_pylist()
-        ), table
-
-
-def body_seeds() -> list[bytes]:
-    """Return valid bodies: few and many cuts, each compression, one of another version."""
-    one = encode_cuts([span_cut("run", 0, 3)])
-    two = encode_cuts([span_cut("run", 0, 2), span_cut("run", 2, 40, rank=1)])
-    plain = [_as_plain(body, None) for body in (one, two)]
-    return [one, two, *plain, _as_plain(two, "lz4"), plain[0].replace(b"schema", b"schemb")]
-
-
-def _as_plain(body: bytes, codec: Literal["lz4"] | None) -> bytes:
-    """Return the same stream with another compression."""
-    table = pa.ipc.open_stream(body).read_all()
-    options = pa.ipc.IpcWriteOptions(compression=codec)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes()
-
-
-def messages(body: bytes) -> list[bytes]:
-    """Return the messages of a stream as far as they can be separated."""
-    found: list[bytes] = []
-    at = 0
-    try:
-        for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body)):
-            (length,) = struct.unpack_from("<I", body, at + 4)
-            end = at + 8 + length + (0 if message.body is None else message.body.size)
-            found.append(body[at:end])
-            at = end
-    except (pa.ArrowException, OSError, struct.error):
-        pass
-    return [*found, body[at:]]
-
-
-def mutated_body(body: bytes, chooser: random.Random) -> bytes:
-    """Return a body with one forged word, or with its messages in another order."""
-    if chooser.random() < 0.7:
-        return _with_forged_word(body, chooser)
-    parts = messages(body)
-    others = messages(chooser.choice(body_seeds()))
-    place = chooser.randrange(len(parts))
-    kind = chooser.randrange(4)
-    if kind == 0:
-        parts.insert(place, chooser.choice(others))
-    elif kind == 1:
-        parts[place] = chooser.choice(others)
-    elif kind == 2:
-        del parts[place]
-    else:
-        chooser.shuffle(parts)
-    return b"".join(parts)
 
 
 def _with_forged_word(data: bytes, chooser: random.Random) -> bytes:
@@ -273,7 +179,6 @@ def mutated_file(data: bytes, chooser: random.Random) -> bytes:
 def main() -> None:
     """Search for a finding until the time is over; its input is kept in ``--keep``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["bodies", "files"])
     parser.add_argument("--seconds", type=int, default=600)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, default=Path(), help="folder for what is found")
@@ -286,12 +191,9 @@ def main() -> None:
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # As from the kernel.
     work = Path(tempfile.mkdtemp(dir=memory))
     folder = ProcessFolder(work / "spool")
-    try_one: Callable[[bytes], object] = try_body if options.what == "bodies" else folder.try_file
-    mutated = mutated_body if options.what == "bodies" else mutated_file
-    seeds = body_seeds() if options.what == "bodies" else folder.seeds()
     corpus = work / "corpus"
     corpus.mkdir()
-    for number, seed in enumerate(seeds):
+    for number, seed in enumerate(folder.seeds()):
         (corpus / str(number)).write_bytes(seed)
 
     def mutator(data: bytes, max_size: int, seed: int) -> bytes:
@@ -299,12 +201,12 @@ def main() -> None:
         if chooser.random() < 0.4:
             changed: bytes = atheris.Mutate(data, max_size)
             return changed
-        return mutated(data, chooser)[:max_size]
+        return mutated_file(data, chooser)[:max_size]
 
     flags = [f"-max_total_time={options.seconds}", f"-seed={options.seed}"]
     flags += [f"-max_len={MAX_INPUT}", f"-timeout={TIMEOUT_S}", "-rss_limit_mb=0"]
     flags += [f"-artifact_prefix={options.keep}/", "-len_control=0", "-reduce_inputs=0"]
-    atheris.Setup([sys.argv[0], *flags, str(corpus)], try_one, custom_mutator=mutator)
+    atheris.Setup([sys.argv[0], *flags, str(corpus)], folder.try_file, custom_mutator=mutator)
     try:
         atheris.Fuzz()
     finally:

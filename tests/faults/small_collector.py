@@ -30,7 +30,6 @@ LIMITS = ServiceLimits(
     wire=WireLimits(max_wire_bytes=2 * MIB, max_inflated_bytes=24 * MIB),
     max_wire_bytes_in_progress=WIRE_BYTES,
     max_inflated_bytes_in_progress=INFLATED_BYTES,
-    num_decoders=1,
 )
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from http import HTTPStatus
-from http.client import HTTPException
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rankscope.analysis.report.text import format_time
 from rankscope.collector.errors import StoreHeldError
+from rankscope.collector.http_client import request_once
 from rankscope.collector.store.location import read_server_file
 from rankscope.collector.store.store import open_store
-from rankscope.collector.timed_connection import TimedConnection
 
 from ..errors import BadInputError, FailedError
 from .alerting import Alerting
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 PATH = "/v1/alerts"
 TIMEOUT_S = 60
-MAX_ANSWER_BYTES = 65_536
 MAX_SILENCE_S = 90 * 86_400
 """Longer silences are forgotten ones: disable the rule instead."""
 
@@ -99,20 +97,17 @@ def change_alerts(store_url: str, change: AlertChange) -> str:
 
 
 def _request_change(change: AlertChange, server: ServerFile) -> str:
-    connection = TimedConnection(server.url, timeout_s=TIMEOUT_S)
     headers = {"Authorization": f"Bearer {server.token}", "Content-Type": "application/json"}
     try:
-        connection.request("POST", PATH, change.model_dump_json(), headers)
-        answer = connection.getresponse()
-        status = answer.status
-        document = json.loads(answer.read(MAX_ANSWER_BYTES))
-    except (OSError, HTTPException, ValueError) as error:
+        body = change.model_dump_json().encode()
+        url = f"{server.url}{PATH}"
+        answer = request_once("POST", url, timeout_s=TIMEOUT_S, headers=headers, body=body)
+        status, document = answer.status, json.loads(answer.body)
+    except (OSError, ValueError) as error:
         raise FailedError(
             f"the server {server.url}, which holds the store, did not answer ({error}):"
             " stop it and try again"
         ) from error
-    finally:
-        connection.close()
     if status == HTTPStatus.OK:
         return str(document["done"])
     if status == HTTPStatus.NOT_FOUND and "detail" in document:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from http import HTTPStatus
-from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.collector.errors import StoreHeldError
+from rankscope.collector.http_client import request_once
 from rankscope.collector.read.runs import read_run_names
 from rankscope.collector.retention.deletion import Deletion, Deletions
 from rankscope.collector.store.location import read_server_file
 from rankscope.collector.store.store import open_store
-from rankscope.collector.timed_connection import TimedConnection
 
 from ..errors import FailedError
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 900
 """Longer than the ten minutes for which the server waits for the engine."""
-
-MAX_ANSWER_BYTES = 65_536
 
 
 def delete_run(store_url: str, run_id: str) -> Deletion:
@@ -54,20 +51,17 @@ def _delete_here(store_url: str, run_id: str) -> Deletion:
 
 
 def _request_deletion(run_id: str, server: ServerFile) -> Deletion:
-    connection = TimedConnection(server.url, timeout_s=TIMEOUT_S)
     headers = {"Authorization": f"Bearer {server.token}", "Accept": "application/json"}
     try:
-        connection.request("DELETE", f"/v1/runs?{urlencode({'run_id': run_id})}", headers=headers)
-        answer = connection.getresponse()
-        status, body = answer.status, answer.read(MAX_ANSWER_BYTES)
-        document = json.loads(body) if status != HTTPStatus.UNAUTHORIZED else {}
-    except (OSError, HTTPException, ValueError) as error:
+        url = f"{server.url}/v1/runs?{urlencode({'run_id': run_id})}"
+        answer = request_once("DELETE", url, timeout_s=TIMEOUT_S, headers=headers)
+        status = answer.status
+        document = json.loads(answer.body) if status != HTTPStatus.UNAUTHORIZED else {}
+    except (OSError, ValueError) as error:
         raise FailedError(
             f"the server {server.url}, which holds the store, did not answer ({error}):"
             " stop it and try again"
         ) from error
-    finally:
-        connection.close()
     return _deletion(status, document, run_id=run_id, server=server)
 
 

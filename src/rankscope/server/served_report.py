@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from http import HTTPStatus
-from http.client import HTTPException
 from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from rankscope.analysis.report.exchange import read_report, write_report
 from rankscope.analysis.trace.errors import AnalysisError
+from rankscope.collector.http_client import request_once
 from rankscope.collector.spool.descriptions import RUNNING
-from rankscope.collector.timed_connection import TimedConnection
 
 from .reports import find_run
 
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     from .reports import Reports
 
 PATH = "/v1/report"
+MAX_REPORT_BYTES = 1 << 30
 ANSWER_S = 600
 """Longest wait for a report, which the server may have to make first."""
 
@@ -69,10 +68,13 @@ def fetch_report(server: ServerFile, run_id: str) -> RunReport | None:
     query = urlencode({"run_id": run_id, "version": installed_version("rankscope")})
     headers = {"Authorization": f"Bearer {server.token}"}
     try:
-        with closing(TimedConnection(server.url, timeout_s=ANSWER_S)) as connection:
-            connection.request("GET", f"{PATH}?{query}", headers=headers)
-            answer = connection.getresponse()
-            body = answer.read()
-            return read_report(body.decode()) if answer.status == HTTPStatus.OK else None
-    except (OSError, HTTPException, ValueError):
+        answer = request_once(
+            "GET",
+            f"{server.url}{PATH}?{query}",
+            timeout_s=ANSWER_S,
+            headers=headers,
+            max_answer_bytes=MAX_REPORT_BYTES,
+        )
+        return read_report(answer.body.decode()) if answer.status == HTTPStatus.OK else None
+    except (OSError, ValueError):
         return None

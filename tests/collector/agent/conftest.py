@@ -27,7 +27,7 @@ def spool(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _close_rigs() -> Iterator[None]:
-    """Close what a failed test left open: its sockets would fail a later test."""
+    """Close what a test left open: its sockets would fail a later test."""
     yield
     for rig in list(OPEN_RIGS):
         rig.close()

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.agent.retry import LONGEST_RETRY_AFTER_S, Backoff
-from tests.support.collector.agent_rig import Rig, any_settled, assert_clean, write_spans
+from tests.support.collector.agent_rig import (
+    Rig,
+    any_settled,
+    assert_clean,
+    write_ended,
+    write_spans,
+)
 from tests.support.collector.fake_collector import TOKEN, FakeCollector, Reply
 from tests.support.collector.spool_builder import SpoolBuilder
 
@@ -40,9 +46,7 @@ def test_only_the_right_answer_is_an_acknowledgement(
 ) -> None:
     with FakeCollector() as collector:
         collector.misbehave = lambda path, _: reply if path == "/v1/spans" else None
-        builder = SpoolBuilder(spool, run_id="run")
-        write_spans(builder, oracle, 20)
-        builder.end()
+        write_ended(spool, oracle, 20)
         rig = Rig(spool, collector.url)
         for _ in range(4):
             rig.turn()
@@ -54,7 +58,6 @@ def test_only_the_right_answer_is_an_acknowledgement(
         rig.turn_until(lambda: len(collector.stored.rows) >= 20)
 
         assert_clean(tmp_path, collector.stored)
-        rig.close()
 
 
 FOREIGN_ANSWERS = [
@@ -94,7 +97,6 @@ def test_rows_are_given_up_only_if_the_collector_itself_says_so(
 
         assert_clean(tmp_path, collector.stored)
         assert {"runs", "ranks", "groups", "manifests"} <= collector.stored.described.keys()
-        rig.close()
 
 
 def test_a_proxy_that_limits_the_length_of_bodies_gets_shorter_ones(
@@ -103,9 +105,7 @@ def test_a_proxy_that_limits_the_length_of_bodies_gets_shorter_ones(
     limit, lengths = 10_000, []
     too_large = Reply(status=413, body=b"<html>Request Entity Too Large</html>")
     for rank in range(60):
-        builder = SpoolBuilder(spool, run_id="run", rank=rank)
-        write_spans(builder, oracle, 20)
-        builder.end()
+        write_ended(spool, oracle, 20, rank=rank)
 
     def reject_long(path: str, body: bytes) -> Reply | None:
         if path == "/v1/spans":
@@ -120,7 +120,6 @@ def test_a_proxy_that_limits_the_length_of_bodies_gets_shorter_ones(
         assert max(lengths) > limit
         assert_clean(tmp_path, collector.stored)
         assert not (rig.state / "dead").exists()
-        rig.close()
 
 
 def test_no_request_is_sent_within_the_pause_of_retry_after(oracle: Oracle, spool: Path) -> None:
@@ -135,7 +134,6 @@ def test_no_request_is_sent_within_the_pause_of_retry_after(oracle: Oracle, spoo
         rig.turn_until(lambda: collector.num_requests("/v1/spans") == 2)
 
         assert 20 <= rig.pauses.now_s - asked_s <= 27
-        rig.close()
 
 
 def test_a_replaced_token_is_used_at_once_and_nothing_is_lost(
@@ -146,9 +144,7 @@ def test_a_replaced_token_is_used_at_once_and_nothing_is_lost(
     file.write_text("expired\n")
     file.chmod(0o600)
     with FakeCollector() as collector:
-        builder = SpoolBuilder(spool, run_id="run")
-        write_spans(builder, oracle, 20)
-        builder.end()
+        write_ended(spool, oracle, 20)
         rig = Rig(spool, collector.url, environment={"RANKSCOPE_TOKEN_FILE": str(file)})
         begun_s = rig.pauses.now_s
         rig.turn()
@@ -166,7 +162,6 @@ def test_a_replaced_token_is_used_at_once_and_nothing_is_lost(
         assert_clean(tmp_path, collector.stored)
         assert [line.partition(":")[0] for line in rig.lines] == ["the collector"] * 2
         assert TOKEN not in "".join(rig.lines)
-        rig.close()
 
 
 def test_a_token_replaced_during_a_request_is_used_at_once(
@@ -190,7 +185,6 @@ def test_a_token_replaced_during_a_request_is_used_at_once(
         rig.turn_until(lambda: len(collector.stored.rows) >= 4)  # the newest row waits
 
         assert rig.pauses.now_s - before_s < 10  # not the end of the minute
-        rig.close()
 
 
 @pytest.mark.parametrize("content", ["", "two words", "\x00\xff", "x" * 10_000])
@@ -201,9 +195,7 @@ def test_the_agent_waits_for_a_valid_token_file(
     file.write_text(content)
     file.chmod(0o600)
     with FakeCollector() as collector:
-        builder = SpoolBuilder(spool, run_id="run")
-        write_spans(builder, oracle, 5)
-        builder.end()
+        write_ended(spool, oracle, 5)
         rig = Rig(spool, collector.url, environment={"RANKSCOPE_TOKEN_FILE": str(file)})
         rig.turn()
         assert collector.requests == []
@@ -213,7 +205,6 @@ def test_the_agent_waits_for_a_valid_token_file(
 
         assert rig.pauses.now_s - before_s < 10  # not the end of the minute
         assert_clean(tmp_path, collector.stored)
-        rig.close()
 
 
 def test_each_new_reason_of_a_trouble_is_logged_once(oracle: Oracle, spool: Path) -> None:
@@ -233,7 +224,6 @@ def test_each_new_reason_of_a_trouble_is_logged_once(oracle: Oracle, spool: Path
         assert logged[1].startswith("the collector does not know the token")
         assert logged[2].startswith("works again after")
         assert len(logged) == 3
-        rig.close()
 
 
 def test_sixty_four_agents_do_not_retry_together() -> None:

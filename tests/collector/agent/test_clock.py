@@ -278,7 +278,6 @@ def test_a_step_of_the_wall_clock_is_an_event_and_changes_no_time(
         event = next(row for row in collector.stored.described["events"] if row["line"] == -4)
         assert (event["run_id"], event["rank"], event["kind"]) == ("run", 1, "wall-clock-step")
         assert event["at_ns"] == 7_000 + OFFSET_NS
-        rig.close()
 
 
 def test_the_first_probes_give_an_estimate_at_once() -> None:

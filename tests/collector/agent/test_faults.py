@@ -11,7 +11,13 @@ from rankscope.collector.agent.link import Deadlines
 from rankscope.collector.spool.folder import used_bytes
 from rankscope.tracer.spool import DropReason
 from tests.faults.proxy import FaultProxy, Faults
-from tests.support.collector.agent_rig import Rig, any_unanswered, assert_clean, write_spans
+from tests.support.collector.agent_rig import (
+    Rig,
+    any_unanswered,
+    assert_clean,
+    write_ended,
+    write_spans,
+)
 from tests.support.collector.fake_collector import FakeCollector, rejection
 from tests.support.collector.spool_builder import SpoolBuilder
 from tests.support.ports import fixed_port
@@ -57,7 +63,6 @@ def test_a_network_failure_loses_and_duplicates_no_row(
         rig.turn_until(lambda: len(collector.stored.rows) >= 110 and not any_unanswered(rig))
 
         assert_clean(tmp_path, collector.stored)
-        rig.close()
 
 
 def test_a_slow_network_succeeds_with_smaller_requests(
@@ -67,15 +72,12 @@ def test_a_slow_network_succeeds_with_smaller_requests(
     with FakeCollector() as collector, FaultProxy(collector.port) as proxy:
         proxy.faults = Faults(bytes_per_s=64_000 / 8, slice_bytes=1_000)
         for rank in range(8):
-            builder = SpoolBuilder(spool, run_id="run", rank=rank)
-            write_spans(builder, oracle, 10)
-            builder.end()
+            write_ended(spool, oracle, 10, rank=rank)
         slow = Deadlines(connect_s=2, stall_s=2, answer_s=0.4)
         rig = Rig(spool, f"http://localhost:{proxy.port}", deadlines=slow)
         rig.turn_until(lambda: len(collector.stored.rows) >= 80 and not any_unanswered(rig))
 
         assert_clean(tmp_path, collector.stored)
-        rig.close()
 
 
 def test_a_request_that_arrives_late_is_stored_once(
@@ -98,7 +100,6 @@ def test_a_request_that_arrives_late_is_stored_once(
         rig.turn_until(lambda: len(collector.stored.rows) >= 30 and not any_unanswered(rig))
 
         assert_clean(tmp_path, collector.stored)
-        rig.close()
 
 
 # Outages
@@ -134,7 +135,6 @@ def test_an_outage_beyond_the_quota_is_accounted_for_to_the_row(
         assert back.stored.rows
         assert_clean(tmp_path, back.stored, num_dropped=num_dropped)
         assert any("dropped, the newest first" in line for line in rig.lines)
-    rig.close()
 
 
 def test_segments_of_a_backlog_are_deleted_while_it_is_sent(
@@ -158,7 +158,6 @@ def test_segments_of_a_backlog_are_deleted_while_it_is_sent(
 
     assert present[0] == 16
     assert min(present) < 16
-    rig.close()
 
 
 def test_rows_dropped_by_the_ranks_and_by_the_agent_are_both_counted(
@@ -177,7 +176,6 @@ def test_rows_dropped_by_the_ranks_and_by_the_agent_are_both_counted(
         newest = collector.stored.described["ranks"][-1]
 
     assert newest["dropped"] == {"spool-full": 7, "refused": 4}
-    rig.close()
 
 
 def test_two_agents_of_one_collector_do_not_interfere(oracle: Oracle, tmp_path: Path) -> None:
@@ -185,9 +183,7 @@ def test_two_agents_of_one_collector_do_not_interfere(oracle: Oracle, tmp_path: 
         rigs = []
         for rank in range(2):
             spool = tmp_path / f"spool-{rank}"
-            builder = SpoolBuilder(spool, run_id="run", rank=rank)
-            write_spans(builder, oracle, 50)
-            builder.end()
+            write_ended(spool, oracle, 50, rank=rank)
             rigs.append(Rig(spool, collector.url))
         threads = [
             threading.Thread(target=lambda rig=rig: [rig.turn() for _ in range(4)]) for rig in rigs
@@ -198,5 +194,3 @@ def test_two_agents_of_one_collector_do_not_interfere(oracle: Oracle, tmp_path: 
             thread.join()
 
         assert_clean(tmp_path, collector.stored)
-        for rig in rigs:
-            rig.close()

@@ -10,7 +10,14 @@ import pytest
 from rankscope.collector.spool.folder import used_bytes
 from tests.faults.checker import Oracle, check
 from tests.faults.proxy import FaultProxy, Faults
-from tests.support.collector.agent_rig import Rig, any_unanswered, assert_clean, faulty, write_spans
+from tests.support.collector.agent_rig import (
+    Rig,
+    any_unanswered,
+    assert_clean,
+    faulty,
+    write_ended,
+    write_spans,
+)
 from tests.support.collector.fake_collector import FakeCollector
 from tests.support.collector.spool_builder import SpoolBuilder
 from tests.support.ports import fixed_port
@@ -107,7 +114,6 @@ def test_a_kill_between_storing_and_acknowledging_duplicates_nothing(
             again.turn()
 
         assert_clean(tmp_path, collector.stored)
-        again.close()
 
 
 def test_an_agent_killed_during_a_request_sends_no_row_in_another_cut(
@@ -138,7 +144,6 @@ def test_an_agent_killed_during_a_request_sends_no_row_in_another_cut(
         again.turn_until(lambda: collector.num_requests("/v1/spans") > num_before)
 
         assert_clean(tmp_path, collector.stored)
-        again.close()
 
 
 def test_an_agent_killed_before_it_deletes_what_it_dropped_counts_it_once(
@@ -176,7 +181,6 @@ def test_an_agent_killed_before_it_deletes_what_it_dropped_counts_it_once(
 
         assert newest["dropped"] == {"agent-spool-full": 64}
         assert_clean(tmp_path, collector.stored, num_dropped=64)
-    again.close()
 
 
 def test_cuts_that_the_journal_can_not_record_are_not_sent(
@@ -189,9 +193,7 @@ def test_cuts_that_the_journal_can_not_record_are_not_sent(
             raise sqlite3.OperationalError("database or disk is full")
 
     with FakeCollector() as collector:
-        builder = SpoolBuilder(spool, run_id="run")
-        write_spans(builder, oracle, 20)
-        builder.end()
+        write_ended(spool, oracle, 20)
         rig = Rig(spool, collector.url, connect=faulty(fail))
         is_full = True
         for _ in range(5):
@@ -202,4 +204,3 @@ def test_cuts_that_the_journal_can_not_record_are_not_sent(
 
         assert_clean(tmp_path, collector.stored)
         assert sum("can't be written" in line for line in rig.lines) == 1
-        rig.close()

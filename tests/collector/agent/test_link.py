@@ -12,7 +12,8 @@ import pytest
 from urllib3.connection import HTTPConnection
 
 from rankscope.collector.agent.errors import AgentConfigError, LinkError, RetryLaterError
-from rankscope.collector.agent.link import MAX_ANSWER_BYTES, Deadlines, Link
+from rankscope.collector.agent.link import Deadlines, Link
+from rankscope.collector.http_client import MAX_ANSWER_BYTES
 from tests.support.collector.fake_collector import FakeCollector, Reply
 from tests.support.collector.talking_server import speaking, trickle
 from tests.support.ports import fixed_port
@@ -201,7 +202,8 @@ def test_closing_a_link_ends_the_request_in_progress() -> None:
 
         waiter = threading.Thread(target=wait)
         waiter.start()
-        wait_until(lambda: link._connection is not None and link._connection.sock is not None)
+        (client,) = link._clients
+        wait_until(lambda: client._connection is not None and client._connection.sock is not None)
         link.close()
         waiter.join(30)
 

@@ -9,7 +9,7 @@ import pytest
 
 from rankscope.collector.identity import segment_id
 from tests.faults.checker import Oracle, check
-from tests.support.collector.agent_rig import Rig, state_of, write_spans
+from tests.support.collector.agent_rig import Rig, state_of, write_ended, write_spans
 from tests.support.collector.fake_collector import FakeCollector, Reply, rejection
 from tests.support.collector.spool_builder import SpoolBuilder
 from tests.support.ports import fixed_port
@@ -48,30 +48,24 @@ def test_all_rows_and_descriptions_arrive_once_and_segments_are_deleted(
     assert states == {0: "ended", 1: "ended"}
     assert {row["state"] for row in collector.stored.described["runs"]} >= {"ended"}
     assert not list(spool.glob("run/*/seg-*"))
-    rig.close()
 
 
 def test_small_segments_of_many_ranks_are_sent_in_one_request(
     collector: FakeCollector, oracle: Oracle, spool: Path
 ) -> None:
     for rank in range(20):
-        builder = SpoolBuilder(spool, run_id="run", rank=rank)
-        write_spans(builder, oracle, 3)
-        builder.end()
+        write_ended(spool, oracle, 3, rank=rank)
     rig = Rig(spool, collector.url)
 
     rig.turn_until(lambda: len(collector.stored.rows) == 60)
 
     assert collector.num_requests("/v1/spans") == 1
-    rig.close()
 
 
 def test_a_lost_answer_loses_and_duplicates_no_row(
     collector: FakeCollector, oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
-    builder = SpoolBuilder(spool, run_id="run")
-    write_spans(builder, oracle, 40)
-    builder.end()
+    write_ended(spool, oracle, 40)
     answers = iter([Reply(status=500), Reply(status=502)])
     collector.after_storing = lambda: next(answers, None)
     rig = Rig(spool, collector.url)
@@ -80,7 +74,6 @@ def test_a_lost_answer_loses_and_duplicates_no_row(
 
     assert collector.num_requests("/v1/spans") == 3
     assert verdict_of(collector, tmp_path).is_clean
-    rig.close()
 
 
 def test_a_restarted_agent_continues_where_the_last_one_stopped(
@@ -103,7 +96,6 @@ def test_a_restarted_agent_continues_where_the_last_one_stopped(
 
     # THEN it sent the old cut again unchanged, and then the rest
     assert verdict_of(collector, tmp_path).is_clean
-    second.close()
 
 
 def test_an_agent_that_lost_its_journal_asks_the_collector(
@@ -122,7 +114,6 @@ def test_an_agent_that_lost_its_journal_asks_the_collector(
     second.turn_until(lambda: len(collector.stored.rows) >= 50)
 
     assert verdict_of(collector, tmp_path).is_clean
-    second.close()
 
 
 def test_the_agent_asks_page_by_page_for_its_own_ranks_only(
@@ -155,7 +146,6 @@ def test_the_agent_asks_page_by_page_for_its_own_ranks_only(
         (str(ids[1]), "4"),
         (str(ids[1]), "5"),
     ]
-    rig.close()
 
 
 def test_an_outage_loses_nothing_and_is_logged_once(
@@ -179,7 +169,6 @@ def test_an_outage_loses_nothing_and_is_logged_once(
         assert verdict_of(back, tmp_path).is_clean
     assert len(rig.lines) == 2
     assert "works again after" in rig.lines[1]
-    rig.close()
 
 
 @pytest.mark.slow
@@ -189,9 +178,7 @@ def test_one_rejected_cut_of_a_hundred_becomes_a_dead_letter_and_the_others_arri
     from tests.support.collector.kept_cuts import decode_cuts
 
     for rank in range(100):
-        builder = SpoolBuilder(spool, run_id="run", rank=rank)
-        write_spans(builder, oracle, 2)
-        builder.end()
+        write_ended(spool, oracle, 2, rank=rank)
 
     def reject_one(path: str, body: bytes) -> Reply | None:
         if path == "/v1/spans" and any(cut.key.rank == 37 for cut in decode_cuts(body)):
@@ -216,15 +203,12 @@ def test_one_rejected_cut_of_a_hundred_becomes_a_dead_letter_and_the_others_arri
     assert (kept.key.rank, kept.rows.spans.num_rows) == (37, 2)
     newest = [row for row in collector.stored.described["ranks"] if row["rank"] == 37][-1]
     assert newest["dropped"] == {"refused": 2}
-    rig.close()
 
 
 def test_a_single_cut_is_rejected_three_times_before_it_is_a_dead_letter(
     collector: FakeCollector, oracle: Oracle, spool: Path
 ) -> None:
-    builder = SpoolBuilder(spool, run_id="run")
-    write_spans(builder, oracle, 2)
-    builder.end()
+    write_ended(spool, oracle, 2)
     collector.misbehave = lambda path, _: rejection(400) if path == "/v1/spans" else None
     rig = Rig(spool, collector.url)
 
@@ -232,7 +216,6 @@ def test_a_single_cut_is_rejected_three_times_before_it_is_a_dead_letter(
     rig.turn()
 
     assert collector.num_requests("/v1/spans") == 3
-    rig.close()
 
 
 @pytest.mark.slow
@@ -240,9 +223,7 @@ def test_a_collector_that_rejects_everything_does_not_empty_the_spool(
     collector: FakeCollector, oracle: Oracle, spool: Path
 ) -> None:
     for rank in range(100):
-        builder = SpoolBuilder(spool, run_id="run", rank=rank)
-        write_spans(builder, oracle, 1)
-        builder.end()
+        write_ended(spool, oracle, 1, rank=rank)
     collector.misbehave = lambda path, _: rejection(400) if path == "/v1/spans" else None
     rig = Rig(spool, collector.url)
 
@@ -251,7 +232,6 @@ def test_a_collector_that_rejects_everything_does_not_empty_the_spool(
 
     assert 8 <= len(list((state_of(spool) / "dead").glob("*.json"))) <= 9
     assert any("rejects everything" in line for line in rig.lines)
-    rig.close()
 
 
 def test_a_cut_stored_before_with_other_content_becomes_a_dead_letter(
@@ -275,7 +255,6 @@ def test_a_cut_stored_before_with_other_content_becomes_a_dead_letter(
     again.turn_until(lambda: len(list((state_of(spool) / "dead").glob("*.json"))) == 2)
 
     assert any("stored before with other content" in line for line in again.lines)
-    again.close()
 
 
 def test_a_deleted_run_is_dropped_and_others_continue(
@@ -284,9 +263,7 @@ def test_a_deleted_run_is_dropped_and_others_continue(
     from tests.support.collector.kept_cuts import decode_cuts
 
     for run_id in ("gone", "kept"):
-        builder = SpoolBuilder(spool, run_id=run_id)
-        write_spans(builder, oracle, 4)
-        builder.end()
+        write_ended(spool, oracle, 4, run_id=run_id)
 
     def deleted(path: str, body: bytes) -> Reply | None:
         is_gone = path == "/v1/spans" and decode_cuts(body)[0].key.run_id == "gone"
@@ -302,7 +279,6 @@ def test_a_deleted_run_is_dropped_and_others_continue(
     ]
     assert not list(spool.glob("gone/*/seg-*"))
     assert not (state_of(spool) / "dead").exists()
-    rig.close()
 
 
 def test_a_run_that_the_token_does_not_cover_delays_no_other(
@@ -311,9 +287,7 @@ def test_a_run_that_the_token_does_not_cover_delays_no_other(
     from tests.support.collector.kept_cuts import decode_cuts
 
     for run_id in ("a-foreign", "own"):
-        builder = SpoolBuilder(spool, run_id=run_id)
-        write_spans(builder, oracle, 4)
-        builder.end()
+        write_ended(spool, oracle, 4, run_id=run_id)
 
     def scoped(path: str, body: bytes) -> Reply | None:
         is_foreign = path == "/v1/spans" and decode_cuts(body)[0].key.run_id == "a-foreign"
@@ -327,15 +301,12 @@ def test_a_run_that_the_token_does_not_cover_delays_no_other(
     assert {key[0] for key, _ in collector.stored.rows} == {"own"}
     assert list(spool.glob("a-foreign/*/seg-*"))
     assert [line.partition(":")[0] for line in rig.lines] == ["run a-foreign"]
-    rig.close()
 
 
 def test_data_that_is_too_new_for_the_collector_stays_in_the_spool(
     collector: FakeCollector, oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
-    builder = SpoolBuilder(spool, run_id="run")
-    write_spans(builder, oracle, 4)
-    builder.end()
+    write_ended(spool, oracle, 4)
     too_old = Reply(
         status=422,
         document={"schema": 1, "error": "version 1, I read 0 to 0", "supported": [0, 0]},
@@ -350,16 +321,13 @@ def test_data_that_is_too_new_for_the_collector_stays_in_the_spool(
     rig.turn_until(lambda: len(collector.stored.rows) == 4)
 
     assert verdict_of(collector, tmp_path).is_clean
-    rig.close()
 
 
 def test_one_rejected_description_becomes_a_dead_letter_and_the_others_arrive(
     collector: FakeCollector, oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:
     for rank in range(5):
-        builder = SpoolBuilder(spool, run_id="run", rank=rank)
-        write_spans(builder, oracle, 4)
-        builder.end()
+        write_ended(spool, oracle, 4, rank=rank)
 
     def reject_rank(path: str, body: bytes) -> Reply | None:
         is_rejected = path == "/v1/rows/ranks" and b'"rank": 3' in body
@@ -377,4 +345,3 @@ def test_one_rejected_description_becomes_a_dead_letter_and_the_others_arrive(
     assert {(document["status"], document["reason"]) for document in letters} == {
         (422, "row 3, host: no")
     }
-    rig.close()

@@ -1,9 +1,8 @@
-"""Group commit of spans (gathered) and of descriptions (rate limited), on a store that waits."""
+"""Group commit on a store that waits, with a clock that a test moves."""
 
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,17 +11,13 @@ from rankscope.collector.errors import StoreError, StoreQueryError, WireError
 from rankscope.collector.ingest.backoff import TOO_MANY_PARTS, BusyError, StoreBackoff
 from rankscope.collector.ingest.commit import (
     BURST,
-    MAX_DESCRIPTION_ROWS,
-    MIN_GATHER_S,
+    MAX_ROWS,
     MIN_INTERVAL_S,
-    Gathering,
     GroupCommit,
-    Pacing,
-    RateLimit,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from concurrent.futures import Future
 
 BAD_ROW = 13
@@ -53,18 +48,13 @@ class SlowStore:
 class Bench:
     """A group commit over a slow store."""
 
-    def __init__(
-        self, pacing: Pacing, *, monotonic_s: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
         self.store = SlowStore()
         self.said: list[str] = []
         self.backoff = StoreBackoff(lambda: 0.0, say=self.said.append)
         self.commit: GroupCommit[list[int], int] = GroupCommit(
-            self.store.write,
-            pacing,
-            backoff=self.backoff,
-            name="bench",
-            monotonic_s=monotonic_s,
+            self.store.write, backoff=self.backoff, monotonic_s=lambda: self.now_s
         )
         self.commit.start()
 
@@ -92,42 +82,13 @@ class Bench:
             assert self.submit(100 + number).result(WAIT_S) == 1
 
 
-def closing(bench: Bench) -> Iterator[Bench]:
-    yield bench
-    bench.store.may_go_on.set()
-    bench.commit.close()
-    assert not bench.commit.is_running
-
-
 @pytest.fixture
-def gathered() -> Iterator[Bench]:
-    yield from closing(Bench(Gathering()))
-
-
-class Clock:
-    """A clock that a test moves: without it, a request that waits for an interval never ends."""
-
-    def __init__(self) -> None:
-        self.now_s = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def limited(clock: Clock) -> Iterator[Bench]:
-    yield from closing(Bench(RateLimit(), monotonic_s=clock))
-
-
-@pytest.fixture(params=["gathered", "limited"])
-def bench(request: pytest.FixtureRequest) -> Bench:
-    made: Bench = request.getfixturevalue(request.param)
-    return made
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.store.may_go_on.set()
+    made.commit.close()
+    assert not made.commit.is_running
 
 
 def test_nothing_is_acknowledged_before_its_insert(bench: Bench) -> None:
@@ -144,7 +105,7 @@ def test_requests_during_an_insert_share_the_next_one(bench: Bench) -> None:
 
     assert [future.result(WAIT_S) for future in done] == [1] * 4
     assert bench.store.inserts == [("samples", [0]), ("samples", [1, 2, 3])]
-    assert bench.commit.num_inserts == 2
+    assert bench.commit.num_inserts == {"samples": 2}
 
 
 def test_each_table_has_its_own_insert_and_each_sender_its_own_result(bench: Bench) -> None:
@@ -187,32 +148,22 @@ def test_a_failing_store_refuses_the_whole_group_and_takes_the_next(bench: Bench
     assert bench.said == ["ingest is paused: no answer", "ingest has resumed"]
 
 
-def test_too_many_parts_lengthen_the_pause_until_inserts_succeed(gathered: Bench) -> None:
-    gathered.store.may_go_on.set()
-    pauses = []
+def test_too_many_parts_lengthen_the_interval_until_inserts_succeed(bench: Bench) -> None:
+    bench.store.may_go_on.set()
+    intervals_s = []
     for _ in range(3):
-        gathered.store.errors = [StoreQueryError("too many parts", code=TOO_MANY_PARTS)]
+        bench.now_s += 10.0
+        bench.store.errors = [StoreQueryError("too many parts", code=TOO_MANY_PARTS)]
         with pytest.raises(BusyError):
-            gathered.submit(0).result(WAIT_S)
-        pauses.append(gathered.commit.pacing.pause_s)
-    gathered.submit(0).result(WAIT_S)
+            bench.submit(0).result(WAIT_S)
+        intervals_s.append(bench.commit.interval_s)
+    for _ in range(4):
+        bench.now_s += 10.0
+        bench.submit(0).result(WAIT_S)
+        intervals_s.append(bench.commit.interval_s)
 
-    assert pauses == [MIN_GATHER_S * 4, MIN_GATHER_S * 16, MIN_GATHER_S * 64]
-    assert gathered.commit.pacing.pause_s == MIN_GATHER_S * 32
-
-
-def test_the_pause_goes_back_to_its_usual_length(limited: Bench) -> None:
-    limited.store.errors = [StoreQueryError("too many parts", code=TOO_MANY_PARTS)]
-    limited.store.may_go_on.set()
-
-    with pytest.raises(BusyError):
-        limited.submit(1).result(WAIT_S)
-    assert limited.commit.pacing.pause_s == MIN_INTERVAL_S * 4
-
-    for number in (2, 3):
-        limited.submit(number).result(WAIT_S)
-    limited.commit.close()
-    assert limited.commit.pacing.pause_s == MIN_INTERVAL_S
+    usual_s = MIN_INTERVAL_S
+    assert intervals_s == [usual_s * times for times in (4, 8, 8, 4, 2, 1, 1)]
 
 
 def test_closing_stores_what_waits_and_takes_no_more(bench: Bench) -> None:
@@ -224,53 +175,57 @@ def test_closing_stores_what_waits_and_takes_no_more(bench: Bench) -> None:
         bench.submit(3)
 
 
-def test_a_single_sender_waits_for_no_interval(limited: Bench) -> None:
-    limited.store.may_go_on.set()
+def test_a_single_sender_waits_for_no_interval(bench: Bench) -> None:
+    bench.store.may_go_on.set()
 
     for number in range(BURST):
-        assert limited.submit(number).result(WAIT_S) == 1
+        assert bench.submit(number).result(WAIT_S) == 1
 
-    assert limited.store.inserts == [("samples", [number]) for number in range(BURST)]
+    assert bench.store.inserts == [("samples", [number]) for number in range(BURST)]
 
 
-def test_a_busy_table_takes_one_insert_per_interval(limited: Bench, clock: Clock) -> None:
-    limited.use_up_burst()
+def test_a_busy_table_takes_one_insert_per_interval(bench: Bench) -> None:
+    bench.use_up_burst()
 
     # GIVEN two requests before the interval is over
-    early = [limited.submit(1), limited.submit(2)]
+    early = [bench.submit(1), bench.submit(2)]
     assert not early[1].done()
-    assert len(limited.store.inserts) == BURST
+    assert len(bench.store.inserts) == BURST
 
     # WHEN it is over
-    clock.now_s += MIN_INTERVAL_S
-    late = limited.submit(3)
+    bench.now_s += MIN_INTERVAL_S
+    late = bench.submit(3)
 
     assert [one.result(WAIT_S) for one in (*early, late)] == [1, 1, 1]
-    assert limited.store.inserts[BURST:] == [("samples", [1, 2, 3])]
+    assert bench.store.inserts[BURST:] == [("samples", [1, 2, 3])]
 
 
-def test_a_large_group_waits_for_no_interval(limited: Bench) -> None:
-    limited.use_up_burst()
-    half = MAX_DESCRIPTION_ROWS // 2
+def test_a_large_group_waits_for_no_interval(bench: Bench) -> None:
+    bench.use_up_burst()
+    half = MAX_ROWS // 2
 
-    done = [limited.submit(*range(20, 20 + half)) for _ in range(2)]
+    done = [bench.submit(*range(20, 20 + half)) for _ in range(2)]
 
     assert [one.result(WAIT_S) for one in done] == [half] * 2
-    assert len(limited.store.inserts) == BURST + 1
+    assert len(bench.store.inserts) == BURST + 1
+
+    # AND it leaves the interval to small ones
+    bench.now_s += MIN_INTERVAL_S
+    assert bench.submit(1).result(WAIT_S) == 1
 
 
-def test_a_busy_table_delays_no_other(limited: Bench) -> None:
-    limited.use_up_burst()
-    waits = limited.submit(1)
+def test_a_busy_table_delays_no_other(bench: Bench) -> None:
+    bench.use_up_burst()
+    waits = bench.submit(1)
 
-    assert limited.submit(2, table="events").result(WAIT_S) == 1
+    assert bench.submit(2, table="events").result(WAIT_S) == 1
     assert not waits.done()
 
 
-def test_closing_waits_for_no_interval(limited: Bench) -> None:
-    limited.use_up_burst()
-    waits = limited.submit(1)
+def test_closing_waits_for_no_interval(bench: Bench) -> None:
+    bench.use_up_burst()
+    waits = bench.submit(1)
 
-    limited.commit.close()
+    bench.commit.close()
 
     assert waits.result(WAIT_S) == 1

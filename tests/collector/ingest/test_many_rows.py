@@ -10,6 +10,7 @@ import pytest
 
 from rankscope.collector.http.tokens import Role
 from rankscope.collector.ingest.commit import BURST, MIN_INTERVAL_S
+from rankscope.collector.ingest.service import ServiceLimits
 from tests.support.collector.serving import serving, tokens_for
 
 if TYPE_CHECKING:
@@ -85,11 +86,11 @@ def test_many_bodies_share_few_inserts_and_each_row_is_stored_once(
         ("samples", samples_of(f"{run_id}-{number}"), by_holder["ours"])
         for number in range(NUM_HOSTS)
     ]
-    with serving(store, tokens=book) as collector:
+    with serving(store, tokens=book, limits=ServiceLimits()) as collector:
         began_s = time.monotonic()
         answers = ask_at_once(collector, asked)
         took_s = time.monotonic() - began_s
-        num_inserts = collector.service.row_commit.num_inserts
+        num_inserts = collector.service.commit.num_inserts["samples"]
 
     assert [answer.json() for answer in answers] == [
         {"schema": 1, "num_rows": ROWS_A_BODY}

@@ -1,4 +1,4 @@
-"""Arrow streams with one forged value, at every position: the service rejects each and goes on.
+"""Arrow streams with one forged value: the service rejects each and goes on.
 
 The streams are built here and then broken, so they follow changes of the wire format.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import struct
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,12 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 import pytest
 
-from rankscope.collector.errors import WireError
-from rankscope.collector.ingest.decoder import DecoderPool
 from rankscope.collector.ingest.service import ServiceLimits
-from rankscope.collector.ingest.shared_memory import create_memory, seal
 from rankscope.collector.wire.codec import WireLimits, encode_cuts
-from rankscope.collector.wire.sizes import check_inflated_size
 from tests.support.collector.cut_builder import span_cut
 from tests.support.collector.serving import OWN, serving
 
@@ -43,7 +38,6 @@ LIMITS = ServiceLimits(
     wire=WireLimits(max_wire_bytes=1 * MIB, max_inflated_bytes=4 * MIB, max_rows=20_000),
     max_wire_bytes_in_progress=4 * MIB,
     max_inflated_bytes_in_progress=16 * MIB,
-    num_decoders=1,
 )
 CONTINUATION = b"\xff\xff\xff\xff"
 FORGED = (1, 0x7FFFFFFF, 0xFFFFFFFF)
@@ -77,37 +71,6 @@ def statuses(collector: Collector, bodies: Iterable[bytes]) -> list[int]:
         return found
 
     return asyncio.run(post_all())
-
-
-def decoder_statuses(bodies: Iterable[bytes]) -> Counter[int]:
-    """Return the number of bodies that the decoder takes (200) or rejects, by status.
-
-    Like the service without the store, which would need a query for each.
-
-    Raises:
-        Exception: Any other error: the service would answer 500.
-    """
-    found: Counter[int] = Counter()
-    pool = DecoderPool(1)
-    for body in bodies:
-        descriptor = create_memory("body")
-        try:
-            os.write(descriptor, body)
-            seal(descriptor)
-            check_inflated_size(
-                pa.py_buffer(body),
-                max_bytes=LIMITS.wire.max_inflated_bytes,
-                max_wire_bytes=LIMITS.wire.max_wire_bytes,
-            )
-            pool.decode(descriptor, LIMITS.wire)
-        except WireError as error:
-            found[error.status] += 1
-        else:
-            found[200] += 1
-        finally:
-            os.close(descriptor)
-    pool.close()
-    return found
 
 
 def assert_goes_on(collector: Collector, run_id: str) -> None:
@@ -167,7 +130,7 @@ def test_a_stream_cut_short_anywhere_is_rejected(collector: Collector, run_id: s
     body = of_table(cut_table(run_id))
     end_mark = len(body) - 8
 
-    found = statuses(collector, (body[:end] for end in range(0, end_mark, 8)))
+    found = statuses(collector, (body[:end] for end in range(0, end_mark, 64)))
 
     # Cut after the schema, or after the dictionaries, it is a stream without cuts.
     assert set(found) <= REFUSED | {NOTHING}, Counter(found)
@@ -188,14 +151,6 @@ def forged_headers(body: bytes) -> Iterator[bytes]:
                 yield bytes(broken)
 
 
-@pytest.mark.slow
-def test_a_forged_word_in_any_header_is_rejected_or_harmless(run_id: str) -> None:
-    found = decoder_statuses(forged_headers(of_table(cut_table(run_id))))
-
-    assert set(found) <= REFUSED | {200}
-    assert found[422] > 500, found
-
-
 def test_the_service_survives_forged_headers(collector: Collector, run_id: str) -> None:
     bodies = itertools.islice(forged_headers(of_table(cut_table(run_id))), 0, None, 40)
 
@@ -203,19 +158,6 @@ def test_the_service_survives_forged_headers(collector: Collector, run_id: str) 
 
     assert set(found) <= REFUSED | TAKEN | {NOTHING}, found
     assert found[422] > 20, found
-    assert_goes_on(collector, f"{run_id}-after")
-
-
-def test_a_forged_message_length_is_rejected(collector: Collector, run_id: str) -> None:
-    body = of_table(cut_table(run_id))
-    broken = []
-    for begin, _ in headers(body):
-        for value in (1, 7, 0x7FFFFFF8, 0x80000000, 0xFFFFFFFF):
-            mutant = bytearray(body)
-            struct.pack_into("<I", mutant, begin - 4, value)
-            broken.append(bytes(mutant))
-
-    assert set(statuses(collector, broken)) <= REFUSED
     assert_goes_on(collector, f"{run_id}-after")
 
 
@@ -243,27 +185,6 @@ def test_a_forged_size_of_a_compressed_buffer_is_rejected(
 
     assert set(found) <= REFUSED, found
     assert_goes_on(collector, f"{run_id}-after")
-
-
-@pytest.mark.slow
-def test_a_negative_length_does_not_lower_the_inflated_size(run_id: str) -> None:
-    """A sum with it would hide the size of other buffers."""
-    body = of_table(cut_table(run_id))
-    begin, end = headers(body)[-1]
-    num_refused = 0
-    for place in range(begin, end - 7, 8):
-        for value in (-1, -(1 << 40), -(1 << 62)):
-            broken = bytearray(body)
-            struct.pack_into("<q", broken, place, value)
-            try:
-                declared = check_inflated_size(
-                    pa.py_buffer(broken), max_bytes=4 * MIB, max_wire_bytes=MIB
-                )
-            except WireError:
-                num_refused += 1
-            else:
-                assert declared >= 0
-    assert num_refused > 100
 
 
 def coded(indices: Sequence[int]) -> pa.Array[Any]:

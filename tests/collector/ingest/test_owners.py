@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.http.tokens import Role
-from rankscope.collector.read.runs import read_run
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
@@ -118,19 +117,6 @@ def test_reading_what_is_stored_of_a_run_does_not_claim_it(
     assert collector.ship(span_cut(run_id, 0, 3), token=by["team"]).status_code == 200
     assert collector.resume(run_id=run_id, token=by["team"]).status_code == 200
     assert collector.resume(run_id=run_id, token=by["other"]).status_code == 409
-
-
-@pytest.mark.parametrize("revision", [2**63, 2**64 - 1])
-def test_a_revision_that_is_no_time_is_refused(
-    store: Store, run_id: str, collector: Collector, by: dict[str, str], revision: int
-) -> None:
-    row = {"run_id": run_id, "epoch": 0, "revision": revision}
-
-    answer = collector.rows("runs", [row], token=by["team"])
-
-    assert answer.status_code == 400
-    assert "is no time in ns" in answer.json()["error"]
-    assert read_run(store, run_id).epochs == []
 
 
 @pytest.mark.parametrize("revision", [2**63 - 1, NOW_NS + 1])

@@ -97,7 +97,7 @@ def test_concurrent_requests_share_inserts(store: Store, run_id: str) -> None:
 
     with serving(store) as served:
         assert asyncio.run(all_at_once(served)) == [200] * 80
-        assert served.service.span_commit.num_inserts < 40
+        assert served.service.commit.num_inserts["spans"] < 40
 
     assert len(shown(store, run_id)) == 400
     assert not has_repeated_cuts(store, run_id)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rankscope.collector.arrow_columns import to_numpy
 from rankscope.collector.read.rollups import read_open_steps
 from rankscope.collector.read.spans import read_spans
-from rankscope.collector.store.ledger import has_repeated_cuts
-from rankscope.collector.store.writer import CutState, StoreWriter
+from rankscope.collector.store.ledger import CutState, has_repeated_cuts
+from rankscope.collector.store.writer import StoreWriter
 from tests.support.collector.cut_builder import span_cut
 from tests.support.collector.interrupted_store import (
     Interrupted,

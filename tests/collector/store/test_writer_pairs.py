@@ -18,8 +18,8 @@ from tests.support.collector.stored import shown
 from tests.support.collector.writing import DUPLICATE, STORED, counted, names, put
 
 if TYPE_CHECKING:
+    from rankscope.collector.store.ledger import CutState
     from rankscope.collector.store.store import Store
-    from rankscope.collector.store.writer import CutState
 
 BLOCKED_S = 0.2
 TIMEOUT_S = 60.0

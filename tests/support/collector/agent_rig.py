@@ -20,6 +20,7 @@ from rankscope.collector.identity import segment_id
 from rankscope.collector.spool.liveness import boot_id
 from tests.faults.checker import check, content_hash, key_of
 from tests.support.collector.fake_collector import TOKEN
+from tests.support.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from rankscope.collector.clock.watch import ClockEvent
     from tests.faults.checker import Oracle
     from tests.support.collector.fake_collector import Stored
-    from tests.support.collector.spool_builder import SpoolBuilder
 
 WAIT_S = 60.0
 LONG = Deadlines(connect_s=30, stall_s=30, answer_s=30)
@@ -187,6 +187,15 @@ def write_spans(
             content_hash(name, step, duration_ns),
         )
         builder.span(name, step=step, start_ns=5_000, duration_ns=duration_ns)
+
+
+def write_ended(
+    spool: Path, oracle: Oracle, num_spans: int, *, run_id: str = "run", rank: int = 0
+) -> None:
+    """Write spans of a process that has ended."""
+    builder = SpoolBuilder(spool, run_id=run_id, rank=rank)
+    write_spans(builder, oracle, num_spans)
+    builder.end()
 
 
 def any_unanswered(rig: Rig) -> bool:

@@ -10,8 +10,6 @@ from rankscope.collector.wire.codec import decode_batch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import pyarrow as pa
-
     from rankscope.collector.identity import Row
     from rankscope.collector.spool.cut import Cut, ProcessFacts
 
@@ -38,7 +36,7 @@ class KeptCuts:
         self.cuts += cuts
 
 
-def decode_cuts(body: bytes | memoryview | pa.Buffer) -> list[Cut]:
+def decode_cuts(body: bytes) -> list[Cut]:
     """Return the cuts of a body, in its order: the inverse of `encode_cuts`."""
     batch = decode_batch(body)
     return [batch.cut(index) for index in range(len(batch.keys))]

@@ -126,12 +126,12 @@ def serving(
     Args:
         store: The store.
         tokens: Further tokens that are accepted.
-        limits: Limits of admission; None: the defaults, with one decoder.
+        limits: Limits of admission; None: the defaults, with a short interval of inserts.
         more: Further routes.
         metrics: Metrics for ``/metrics``; None: there is no such route.
         options: Further arguments of the service.
     """
-    limits = limits or ServiceLimits(num_decoders=1)
+    limits = limits or ServiceLimits(insert_interval_s=0.005)
     service = IngestService(store, limits=limits, **options)
     service.start()
     try:

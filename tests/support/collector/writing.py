@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankscope.collector.read.runs import read_run
-from rankscope.collector.store.ledger import Ledger
-from rankscope.collector.store.writer import CutState, StoreWriter
+from rankscope.collector.store.ledger import CutState, Ledger
+from rankscope.collector.store.writer import StoreWriter
 from rankscope.collector.wire.codec import CutBatch
 
 if TYPE_CHECKING:

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.timed_connection import TimedConnection
+from rankscope.collector.http_client import request_once
 from tests.support.collector.talking_server import speaking, trickle
 
 if TYPE_CHECKING:
@@ -16,11 +15,9 @@ if TYPE_CHECKING:
 LONG_S = 60.0
 
 
-def answer_of(port: int, *, timeout_s: float, server: str = "http://127.0.0.1") -> bytes:
-    url = f"{server}:{port}/ignored"
-    with closing(TimedConnection(url, timeout_s=timeout_s, address="127.0.0.1")) as connection:
-        connection.request("POST", "/path", body=b"x", headers={"a": "b"})
-        return connection.getresponse().read()
+def answer_of(port: int, *, timeout_s: float, scheme: str = "http") -> bytes:
+    url = f"{scheme}://localhost:{port}/path"
+    return request_once("POST", url, timeout_s=timeout_s, body=b"x", headers={"a": "b"}).body
 
 
 @pytest.mark.parametrize(
@@ -34,7 +31,7 @@ def test_an_answer_is_read_whole(head: bytes, body: bytes) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n" + body)
 
     with speaking(talk) as port:
-        assert answer_of(port, timeout_s=LONG_S, server="http://some.name") == b"body"
+        assert answer_of(port, timeout_s=LONG_S) == b"body"
 
 
 def swallow(connection: socket.socket) -> None:
@@ -53,9 +50,10 @@ def flood_of_continues(connection: socket.socket) -> None:
         swallow,
         trickle(b"HTTP/1.1 200 OK\r\nx: " + b"y" * 1000),
         trickle(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n"),
+        trickle(b"HTTP/1.1 200 OK\r\n\r\n" + b"y" * 1000),
         flood_of_continues,
     ],
-    ids=["silence", "headers", "body", "continues"],
+    ids=["silence", "headers", "body", "body-until-the-end", "continues"],
 )
 def test_a_server_holds_its_client_until_the_deadline_only(
     talk: Callable[[socket.socket], object],
@@ -72,7 +70,7 @@ def test_a_handshake_and_a_connection_have_the_same_deadline() -> None:
     with speaking(trickle(b"\x16\x03\x03\x40\x00" + b"x" * 1000)) as port:
         begun_s = time.monotonic()
         with pytest.raises(OSError, match=r"time|SSL"):
-            answer_of(port, timeout_s=0.5, server="https://some.name")
+            answer_of(port, timeout_s=0.5, scheme="https")
     assert time.monotonic() - begun_s < 30
 
     with pytest.raises(TimeoutError):
