@@ -345,7 +345,7 @@ def serve_opened(  # noqa: PLR0913, PLR0915  # the parts of a server
 
 def _exit_if_stuck(error: type[BaseException] | None, *_: object) -> None:
     """Exit at once if a client's statement cannot be cancelled. All rows are on disk."""
-    from rankscope.collector.gateway.engine import stuck_threads
+    from rankscope.collector.gateway import stuck_threads
 
     if error is None and stuck_threads():
         say("exiting although a statement still runs: it could not be cancelled")
