@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 from rankscope.tracer.spool import PROCESS_FILE, STALL_NS
 
 from ..clock.map import AnchorClocks
+from ..errors import describe_defect
 from .deaths import DeathWatch
 from .descriptions import LOST, RUNNING, manifest_row, run_row, run_state
 from .folder import TEMPORARY, process_folders, run_folders
@@ -505,12 +505,7 @@ class SpoolTail:
 
 def _defect(folder: Path, error: Exception) -> str:
     """Return what to report of an error that no file of a process should cause."""
-    (frame,) = traceback.extract_tb(error.__traceback__)[-1:]
-    place = f"{Path(frame.filename).name}:{frame.lineno}"
-    return (
-        f"{folder} is read no further ({type(error).__name__} at {place}): please report it; what"
-        " was read of it is kept"
-    )
+    return f"{folder} is read no further: {describe_defect(error)}; what was read of it is kept"
 
 
 def _whole_facts(files: ProcessFiles) -> ProcessFacts:
