@@ -396,13 +396,6 @@ def query_router(engine: QueryEngine) -> APIRouter:
 
     async def query(request: Request) -> Response:
         try:
-            grant: Grant = request.scope[GRANT_KEY]
-            if not grant.allows(Role.SQL):
-                raise QueryError(
-                    ACCESS_DENIED,
-                    f"statements need a token of role {Role.SQL} or {Role.ADMIN}; this one has"
-                    f" role {grant.role}",
-                )
             statement = await _read_statement(request)
             result = await _answer_until_disconnect(engine, statement, request)
             if result is None:
@@ -422,6 +415,13 @@ def query_router(engine: QueryEngine) -> APIRouter:
 
 
 async def _read_statement(request: Request) -> QueryRequest:
+    grant: Grant = request.scope[GRANT_KEY]
+    if not grant.allows(Role.SQL):
+        raise QueryError(
+            ACCESS_DENIED,
+            f"statements need a token of role {Role.SQL} or {Role.ADMIN}; this one has role"
+            f" {grant.role}",
+        )
     headers, url = request.headers, dict(request.query_params)
     if headers.get("content-type", "").startswith("multipart/"):
         raise QueryError(NOT_IMPLEMENTED, "forms and external tables are not supported here")
