@@ -201,7 +201,12 @@ class QueryLimits:
             "max_memory_usage": self.max_memory_bytes,
             "max_threads": 2,
         }
-        chosen: dict[str, int | str] = {**OUTPUT, "max_query_size": MAX_STATEMENT_BYTES}
+        chosen: dict[str, int | str] = {
+            **OUTPUT,
+            "max_query_size": MAX_STATEMENT_BYTES,
+            # Text that is cast to an aggregate's state would be the bytes of the state otherwise.
+            "aggregate_function_input_format": "value",
+        }
         for name, text in requested.items():
             if name in caps:
                 try:
