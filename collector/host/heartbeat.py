@@ -159,7 +159,7 @@ class HeartbeatSource:
             host=self._host,
             address=self._address,
             pod=rank.pod,
-            hardware=rank.device_name or _processors(),
+            hardware=rank.device_name or f"{os.cpu_count()} x {os.uname().machine}",
             run_id=rank.run_id,
             epoch=rank.epoch,
             rank=rank.rank,
@@ -189,10 +189,6 @@ def _samples(beat: Heartbeat) -> list[Sample]:
     if beat.step < 0:
         return [alive]
     return [alive, Sample(beat.at_ns, STEP_NAME, float(beat.step), beat.local_rank)]
-
-
-def _processors() -> str:
-    return f"{os.cpu_count()} x {os.uname().machine}"
 
 
 def heartbeat_row(beat: Heartbeat) -> Row:

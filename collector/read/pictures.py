@@ -133,7 +133,12 @@ def tile_rows(
         pixels: All bins of these lines.
         num_tiles: Number of tiles of equal width.
     """
-    planes = _planes(pixels)
+    planes: tuple[NDArray[Any], ...] = (
+        pixels.compute_kind.astype(np.int8),
+        _fill(pixels.compute_ratio),
+        pixels.comm_kind.astype(np.int8),
+        _fill(pixels.comm_ratio),
+    )
     num_lines = len(pixels.rank_blocks)
     num_bins = planes[0].shape[1] // num_tiles
     places = [(tile, at) for at in range(0, num_lines, LINES_PER_ROW) for tile in range(num_tiles)]
@@ -211,15 +216,6 @@ def read_pixels(
         comm_kind=planes[2],
         comm_ratio=planes[3].astype(np.float32) / np.float32(FILL_UNIT),
         first_line=int(to_numpy(table["first_line"])[0]),
-    )
-
-
-def _planes(pixels: Pixels) -> tuple[NDArray[Any], ...]:
-    return (
-        pixels.compute_kind.astype(np.int8),
-        _fill(pixels.compute_ratio),
-        pixels.comm_kind.astype(np.int8),
-        _fill(pixels.comm_ratio),
     )
 
 
