@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import traceback
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 
 class CollectorError(Exception):
     """Base of all errors of this package."""
+
+
+def describe_defect(error: Exception) -> str:
+    """Return type and place of an unexpected error, whose text may contain data of the job."""
+    (frame,) = traceback.extract_tb(error.__traceback__)[-1:]
+    place = f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno}"
+    return f"{type(error).__name__} at {place}: please report it"
 
 
 class StoreError(CollectorError):

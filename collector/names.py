@@ -35,9 +35,8 @@ def escape_invisible(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(
-        _escaped(letter) if unicodedata.category(letter) in INVISIBLE else letter for letter in text
+        letter.encode("unicode_escape").decode()
+        if unicodedata.category(letter) in INVISIBLE
+        else letter
+        for letter in text
     )
-
-
-def _escaped(letter: str) -> str:
-    return letter.encode("unicode_escape").decode()

@@ -82,11 +82,11 @@ class ClockMap:
             fixed: NDArray[np.int64] = at_ns + offset_ns[0]
             return fixed
         # The first stretch also holds before its begin.
-        place = np.maximum(np.searchsorted(begin_ns, at_ns, side="right") - 1, 0)
-        age_ns = (at_ns - begin_ns[place]).astype(np.float64)
+        index = np.maximum(np.searchsorted(begin_ns, at_ns, side="right") - 1, 0)
+        age_ns = (at_ns - begin_ns[index]).astype(np.float64)
         # The product overflows int64 after some days; a double is exact to far below 1 ns.
-        drifted_ns = np.floor(age_ns * (drift_ppb[place] / PPB)).astype(np.int64)
-        mapped: NDArray[np.int64] = at_ns + offset_ns[place] + drifted_ns
+        drifted_ns = np.floor(age_ns * (drift_ppb[index] / PPB)).astype(np.int64)
+        mapped: NDArray[np.int64] = at_ns + offset_ns[index] + drifted_ns
         return mapped
 
     def unix_at(self, at_ns: int) -> int:
@@ -94,7 +94,9 @@ class ClockMap:
         return int(self.unix_ns(np.array([at_ns], dtype=np.int64))[0])
 
     def _set(self) -> None:
-        rows = [(one.begin_ns, one.offset_ns, one.drift_ppb) for one in self._stretches]
+        rows = [
+            (stretch.begin_ns, stretch.offset_ns, stretch.drift_ppb) for stretch in self._stretches
+        ]
         # One assignment: another thread may be reading.
         self._table = np.array(rows, dtype=np.int64).T
 
@@ -152,9 +154,9 @@ class AnchorClocks:
     ) -> int:
         """Return Unix time - monotonic time of the process's host; store it if it is new."""
         host, boot_id = storable_name(identity.host), identity.boot_id.hex()
-        known = self._offset_ns.get((host, boot_id))
-        if known is not None:
-            return known
+        known_offset_ns = self._offset_ns.get((host, boot_id))
+        if known_offset_ns is not None:
+            return known_offset_ns
         offset_ns = identity.anchor_unix_ns - identity.anchor_monotonic_ns
         self._sink.upsert(
             "clock",

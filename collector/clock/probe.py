@@ -75,7 +75,7 @@ def parse_reply(document: object) -> ProbeReply:
 
 
 def _time(document: dict[Any, Any], name: str) -> UnixNs:
-    found = document.get(name)
-    if type(found) is not int or not 0 <= found < MAX_TIME_NS:
+    value = document.get(name)
+    if type(value) is not int or not 0 <= value < MAX_TIME_NS:
         raise ClockReplyError(f"{name} is not a time in ns")
-    return UnixNs(found)
+    return UnixNs(value)

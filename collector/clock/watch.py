@@ -66,7 +66,7 @@ class HostReading:
 
 def read_host() -> HostReading:
     """Return the tightest of several readings, so that no thread switch is in it."""
-    return min((_read_once() for _ in range(NUM_READS)), key=lambda found: found[0])[1]
+    return min((_read_once() for _ in range(NUM_READS)), key=lambda reading: reading[0])[1]
 
 
 def _read_once() -> tuple[int, HostReading]:

@@ -128,10 +128,10 @@ def take_burst(
         if now_ns < due_ns:
             clocks.sleep((due_ns - now_ns) / 1e9)
             continue
-        found = source.read(now_ns + offset_ns)
-        kept = found[: MAX_SAMPLES - len(samples)]
+        reading = source.read(now_ns + offset_ns)
+        kept = reading[: MAX_SAMPLES - len(samples)]
         samples += kept
-        num_dropped += len(found) - len(kept)
+        num_dropped += len(reading) - len(kept)
         num_rounds += 1
         overrun = max(monotonic_ns() - due_ns, 0) // period_ns
         remaining = -(-(began_ns + duration_ns - due_ns) // period_ns) - 1

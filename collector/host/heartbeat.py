@@ -108,8 +108,9 @@ class HeartbeatSource:
         A rank that ended is reported once more and then forgotten.
         """
         now_ns = self._monotonic_ns()
-        found, foreign = find_local_ranks(self._spool, self._host, self._known.keys() | self._done)
-        self._known |= found
+        seen = self._known.keys() | self._done
+        local, foreign = find_local_ranks(self._spool, self._host, seen)
+        self._known |= local
         self._done |= foreign
         beats: list[Heartbeat] = []
         samples: dict[int, list[Sample]] = {}
@@ -129,7 +130,7 @@ class HeartbeatSource:
         self._pids = {rank.pid: rank.local_rank for rank in running}
         self._done = {folder for folder in self._done if is_process_folder(folder)}
         self._sink(beats)
-        return [sample for found in samples.values() for sample in found]
+        return [sample for of_rank in samples.values() for sample in of_rank]
 
     def local_rank_of_device(self) -> dict[str, int]:
         """Return the local ranks of devices, by `plain_uuid`."""
@@ -158,7 +159,7 @@ class HeartbeatSource:
             host=self._host,
             address=self._address,
             pod=rank.pod,
-            hardware=rank.device_name or _processors(),
+            hardware=rank.device_name or f"{os.cpu_count()} x {os.uname().machine}",
             run_id=rank.run_id,
             epoch=rank.epoch,
             rank=rank.rank,
@@ -175,9 +176,9 @@ def host_address() -> str:
     """Return the host's first address that is neither loopback nor link-local; "" if none is."""
     for family in (socket.AF_INET, socket.AF_INET6):
         for addresses in psutil.net_if_addrs().values():
-            for found in addresses:
-                plain = found.address.partition("%")[0]
-                if found.family == family and not plain.startswith(("127.", "::1", "fe80")):
+            for address in addresses:
+                plain = address.address.partition("%")[0]
+                if address.family == family and not plain.startswith(("127.", "::1", "fe80")):
                     return plain
     return ""
 
@@ -188,10 +189,6 @@ def _samples(beat: Heartbeat) -> list[Sample]:
     if beat.step < 0:
         return [alive]
     return [alive, Sample(beat.at_ns, STEP_NAME, float(beat.step), beat.local_rank)]
-
-
-def _processors() -> str:
-    return f"{os.cpu_count()} x {os.uname().machine}"
 
 
 def heartbeat_row(beat: Heartbeat) -> Row:

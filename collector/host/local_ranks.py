@@ -87,7 +87,10 @@ class LocalRank:
 
     def counts_written_ns(self) -> int | None:
         """Return the time at which the tracer last wrote its counts; None if it has not."""
-        header = _read(self.files.folder / PROCESS_FILE, 0, HEADER_BYTES)
+        header = b""
+        path = self.files.folder / PROCESS_FILE
+        with suppress(OSError), os.fdopen(open_spool_file(path), "rb") as file:
+            header = file.read(HEADER_BYTES)
         if len(header) <= COUNTS_OFFSET:
             return None
         return read_counts(header.ljust(HEADER_BYTES, b"\0")).at_ns or None
@@ -170,12 +173,3 @@ def _last_step(path: Path) -> int:
         return step
     finally:
         os.close(descriptor)
-
-
-def _read(path: Path, offset: int, num_bytes: int) -> bytes:
-    try:
-        with os.fdopen(open_spool_file(path), "rb") as file:
-            file.seek(offset)
-            return file.read(num_bytes)
-    except OSError:
-        return b""

@@ -133,11 +133,11 @@ class NicSource:
         Raises:
             SourceAbsentError: The host has no interface except the loopback.
         """
-        found = _interfaces(self._root)
-        if not found:
+        interfaces = _interfaces(self._root)
+        if not interfaces:
             raise SourceAbsentError(f"no network interface under {self._root}: no NIC samples")
         gauges = []
-        for path in found:
+        for path in interfaces:
             for file, name in COUNTERS.items():
                 raw = read_number(path / file)
                 if raw is not None and raw >= 0:
@@ -160,12 +160,12 @@ def _interfaces(root: Path) -> list[Path]:
 
 def _gauges(path: Path, at_ns: int) -> list[Sample]:
     """Return state and speed, unless the kernel reports ``unknown`` or -1."""
-    found = []
+    samples = []
     state = read_text(path / "operstate")
     if state is not None and state != "unknown":
-        found.append(Sample(at_ns, f"nic-link-is-up{PART_MARK}{path.name}", float(state == "up")))
+        samples.append(Sample(at_ns, f"nic-link-is-up{PART_MARK}{path.name}", float(state == "up")))
     speed = read_number(path / "speed")
     if speed is not None and speed > 0:
         value = float(speed * BYTES_PER_S_PER_MEGABIT)
-        found.append(Sample(at_ns, f"nic-speed-bytes-per-s{PART_MARK}{path.name}", value))
-    return found
+        samples.append(Sample(at_ns, f"nic-speed-bytes-per-s{PART_MARK}{path.name}", value))
+    return samples

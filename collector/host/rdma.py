@@ -112,9 +112,11 @@ class RdmaSource:
             label = f"{port.parents[1].name}/{port.name}"
             for name, raw, scale in self._counters(port):
                 self._totals.add_reading(name, label, raw, scale=scale)
-            state = None if self._names is not None else _state(port)
-            if state is not None:
-                is_active = float(state == ACTIVE_STATE)
+            if self._names is not None:
+                continue
+            state = (read_text(port / "state") or "").partition(":")[0]  # "4: ACTIVE"
+            if state.isascii() and state.isdigit():
+                is_active = float(int(state) == ACTIVE_STATE)
                 states.append(Sample(at_ns, f"{STATE_NAME}{PART_MARK}{label}", is_active))
         return self._totals.samples(at_ns) + states
 
@@ -146,15 +148,9 @@ def lifespan_ms(root: Path = ROOT) -> dict[str, int]:
 
     A burst with a shorter period reads the same values repeatedly.
     """
-    found = {}
+    lifespans = {}
     for path in sorted(root.glob("*/ports/*/hw_counters/lifespan")):
         number = read_number(path)
         if number is not None:
-            found[f"{path.parents[3].name}/{path.parents[1].name}"] = number
-    return found
-
-
-def _state(port: Path) -> int | None:
-    """Return the number in ``4: ACTIVE``."""
-    text = (read_text(port / "state") or "").partition(":")[0]
-    return int(text) if text.isascii() and text.isdigit() else None
+            lifespans[f"{path.parents[3].name}/{path.parents[1].name}"] = number
+    return lifespans

@@ -16,7 +16,6 @@ import numpy as np
 
 from ..names import storable_name
 from ..read.samples import sample_rows, write_samples
-from .dcgm import DcgmSource
 from .gpu import GpuSource
 from .heartbeat import HeartbeatSource
 from .nic import NicSource
@@ -294,26 +293,16 @@ def buffer_sink(
 def host_sources(
     spool: Path,
     *,
-    dcgm_url: str | None = None,
     on_heartbeats: Callable[[Sequence[Heartbeat]], None] = lambda _beats: None,
 ) -> list[Source]:
     """Return all sources of this host.
 
     Args:
         spool: Folder into which the ranks write: the source of heartbeats and local ranks.
-        dcgm_url: Page of a DCGM exporter, read for the GPUs. None: the driver is read.
         on_heartbeats: Takes the heartbeats of each second.
-
-    Raises:
-        DcgmError: The URL of the exporter is invalid.
     """
     rdma = RdmaSource()
     heartbeat = HeartbeatSource(spool, sink=on_heartbeats, traffic_bytes=rdma.traffic_bytes)
-    devices: Source = (
-        GpuSource(local_rank_of=heartbeat.local_rank_of_device)
-        if dcgm_url is None
-        else DcgmSource(dcgm_url, local_rank_of=heartbeat.local_rank_of_device)
-    )
     folders = [Path("/")] + ([spool] if spool.is_dir() else [])
     return [
         heartbeat,
@@ -323,5 +312,5 @@ def host_sources(
         DiskSource(folders),
         NicSource(),
         rdma,
-        devices,
+        GpuSource(local_rank_of=heartbeat.local_rank_of_device),
     ]

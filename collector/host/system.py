@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +17,7 @@ from ..names import storable_name
 from .sample import PART_MARK, WHOLE_HOST, Sample, SourceAbsentError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 PROC = Path("/proc")
 NUM_PROCESSES = 10
@@ -61,18 +62,20 @@ class CpuSource:
 
     def read(self, at_ns: int) -> list[Sample]:
         """Return the busy share since the last reading (none in the first) and the frequency."""
-        found = []
-        busy_s, all_s = _busy_and_all_s()
-        last = self._last
-        self._last = (busy_s, all_s)
+        samples = []
+        times = psutil.cpu_times()
+        # Guest time is already included in user and nice.
+        all_s = sum(times) - times.guest - times.guest_nice
+        busy_s = all_s - times.idle - times.iowait
+        last, self._last = self._last, (busy_s, all_s)
         if last is not None and all_s > last[1]:
             busy = min(max((busy_s - last[0]) / (all_s - last[1]), 0.0), 1.0)
-            found.append(Sample(at_ns, "cpu-busy-ratio", busy))
+            samples.append(Sample(at_ns, "cpu-busy-ratio", busy))
         # None if the kernel does not know it, although the stub of psutil does not allow it.
         frequency_mhz = getattr(psutil.cpu_freq(), "current", 0.0)
         if frequency_mhz > 0:
-            found.append(Sample(at_ns, "cpu-frequency-hz", frequency_mhz * HZ_PER_MHZ))
-        return found
+            samples.append(Sample(at_ns, "cpu-frequency-hz", frequency_mhz * HZ_PER_MHZ))
+        return samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,18 +158,13 @@ def parse_stat(line: bytes) -> tuple[str, int, int] | None:
     return storable_name(KERNEL_WORKER.sub(r"\1", command)), ticks, start
 
 
-def _busy_and_all_s() -> tuple[float, float]:
-    times = psutil.cpu_times()
-    idle_s = times.idle + times.iowait
-    # Guest time is already included in user and nice.
-    all_s = sum(times) - times.guest - times.guest_nice
-    return all_s - idle_s, all_s
-
-
 def _processes(root: Path) -> dict[int, _Process]:
     """Return the visible processes, with one read each: psutil would need several."""
     found = {}
-    for pid in _pids(root):
+    pids: list[int] = []
+    with suppress(OSError):
+        pids = [int(name) for name in os.listdir(root) if name.isdigit()]  # noqa: PTH208
+    for pid in pids:
         try:
             descriptor = os.open(f"{root}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -180,13 +178,6 @@ def _processes(root: Path) -> dict[int, _Process]:
         if parsed is not None:
             found[pid] = _Process(*parsed)
     return found
-
-
-def _pids(root: Path) -> Iterable[int]:
-    try:
-        return [int(name) for name in os.listdir(root) if name.isdigit()]  # noqa: PTH208
-    except OSError:
-        return []
 
 
 def _used_ticks(

@@ -91,7 +91,7 @@ ROUTE_RULES = {
     ("HEAD", "/v1/openapi.json"): RouteRule(role=Role.READ, any_scope=True),
     ("DELETE", "/v1/runs"): RouteRule(role=Role.ADMIN, any_scope=True),
     ("GET", "/metrics"): RouteRule(role=Role.READ, any_scope=False),
-    # Statements cannot be limited to some runs.
+    # Statements cannot be limited to some runs. The gateway checks the role and names it.
     ("POST", "/"): RouteRule(role=Role.READ, any_scope=False),
     ("GET", "/ping"): RouteRule(role=Role.READ, any_scope=False),
     ("POST", "/logout"): RouteRule(role=Role.READ, any_scope=True),

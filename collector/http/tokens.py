@@ -48,8 +48,11 @@ class Role(StrEnum):
     READ = "read"
     """May read runs. May not change anything."""
 
+    SQL = "sql"
+    """May also send statements to an embedded store, which may slow or stop the server."""
+
     ADMIN = "admin"
-    """May do both, and delete runs."""
+    """May do all of this, and delete runs."""
 
 
 class TokenState(StrEnum):
@@ -105,7 +108,7 @@ class Grant:
 
     def allows(self, needed: Role) -> bool:
         """Return whether the grant's role includes a role."""
-        return self.role in {needed, Role.ADMIN}
+        return self.role in {needed, Role.ADMIN} or (self.role, needed) == (Role.SQL, Role.READ)
 
     def covers(self, run_id: str) -> bool:
         """Return whether a run is in the grant's scope, and not reserved by a longer prefix."""

@@ -157,12 +157,12 @@ class StoredAlert:
     @property
     def delivery(self) -> Delivery:
         """Delivery of its current state: the worst over its receivers."""
-        found = {self.deliveries.get((name, self.state)) for name in self.receivers}
-        if not found:
+        states = {self.deliveries.get((name, self.state)) for name in self.receivers}
+        if not states:
             return Delivery.NONE
-        if Delivery.UNDELIVERED in found:
+        if Delivery.UNDELIVERED in states:
             return Delivery.UNDELIVERED
-        return Delivery.DELIVERED if found == {Delivery.DELIVERED} else Delivery.PENDING
+        return Delivery.DELIVERED if states == {Delivery.DELIVERED} else Delivery.PENDING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,13 +312,13 @@ def _read_documents(store: Store, kinds: Sequence[str]) -> list[tuple[Row, Row]]
     A job cannot write such a row: `collector.bounds` refuses its kind. One that an older version
     took from a job is left out if it is not what rankscope writes.
     """
-    found = []
+    documents = []
     for row in store.rows(SELECT_ALERTS, {"kinds": kinds}):
         with suppress(ValueError):
             document = json.loads(row["data"])
             if _is_own(row["kind"], document):
-                found.append((row, document))
-    return found
+                documents.append((row, document))
+    return documents
 
 
 def _is_own(kind: str, document: object) -> bool:

@@ -88,7 +88,11 @@ class StoredFinding:
 
 def write_findings(store: Store, findings: Iterable[StoredFinding]) -> None:
     """Store findings; a row replaces the earlier row of the same finding."""
-    store.insert_rows("findings", [_row(finding) for finding in findings])
+    rows = []
+    for finding in findings:
+        row = {_COLUMNS.get(name, name): value for name, value in asdict(finding).items()}
+        rows.append(row | {"ranks": list(finding.ranks)})
+    store.insert_rows("findings", rows)
 
 
 def read_findings(store: Store, run_id: str | None = None) -> tuple[StoredFinding, ...]:
@@ -102,11 +106,6 @@ def read_findings(store: Store, run_id: str | None = None) -> tuple[StoredFindin
 
 _COLUMNS = {"number": "position", "onset_step": "first_step", "opened_ns": "analysed_ns"}
 """Columns that are named otherwise than the field."""
-
-
-def _row(finding: StoredFinding) -> Row:
-    row = {_COLUMNS.get(name, name): value for name, value in asdict(finding).items()}
-    return row | {"ranks": list(finding.ranks)}
 
 
 def _finding(row: Row) -> StoredFinding:

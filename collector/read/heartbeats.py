@@ -99,12 +99,12 @@ def mark_lost_runs(
             last stored row of the run. The result has no ``reported_ns``.
         unix_ns: Clock that measures the silence.
     """
-    found = [dict(row) for row in rows]
+    latest = [dict(row) for row in rows]
     before_ns = unix_ns() - SILENCE_NS
-    reported_ns = {row["run_id"]: row.pop("reported_ns") or 0 for row in found}
+    reported_ns = {row["run_id"]: row.pop("reported_ns") or 0 for row in latest}
     silent = [
         row
-        for row in found
+        for row in latest
         if row["state"] == RUNNING
         and row["source_format"] == OWN_FORMAT
         and reported_ns[row["run_id"]] <= before_ns
@@ -117,7 +117,7 @@ def mark_lost_runs(
         for row in silent:
             if newest_ns.get(row["run_id"], 0) <= before_ns:
                 row["state"] = LOST
-    return found
+    return latest
 
 
 class SilenceWatch:

@@ -133,7 +133,12 @@ def tile_rows(
         pixels: All bins of these lines.
         num_tiles: Number of tiles of equal width.
     """
-    planes = _planes(pixels)
+    planes: tuple[NDArray[Any], ...] = (
+        pixels.compute_kind.astype(np.int8),
+        _fill(pixels.compute_ratio),
+        pixels.comm_kind.astype(np.int8),
+        _fill(pixels.comm_ratio),
+    )
     num_lines = len(pixels.rank_blocks)
     num_bins = planes[0].shape[1] // num_tiles
     places = [(tile, at) for at in range(0, num_lines, LINES_PER_ROW) for tile in range(num_tiles)]
@@ -174,8 +179,8 @@ def write_pixels(store: Store, rows: Iterable[pa.Table]) -> None:
 
 def read_kept_picture(store: Store, step_id: StepId) -> KeptPicture | None:
     """Return the kept pictures of a step; None if it is not closed yet."""
-    found = store.rows(SELECT_CLOSED, step_id.bound())
-    return KeptPicture(**found[0]) if found else None
+    rows = store.rows(SELECT_CLOSED, step_id.bound())
+    return KeptPicture(**rows[0]) if rows else None
 
 
 def read_pixels(
@@ -186,7 +191,7 @@ def read_pixels(
     A row of the table has up to `LINES_PER_ROW` lines, so the result may have more lines on both
     sides. None if a tile is missing: it was never kept, or has expired.
     """
-    found = store.arrow(
+    table = store.arrow(
         SELECT_TILES,
         {
             **key.step_id.bound(), "revision": key.revision,
@@ -195,31 +200,22 @@ def read_pixels(
             "first_line": lines.start, "end_line": lines.stop,
         },
     )  # fmt: skip
-    tile, num_lines = to_numpy(found["tile"]), to_numpy(found["num_lines"])
-    if not found.num_rows or len(tile) % len(tiles):
+    tile, num_lines = to_numpy(table["tile"]), to_numpy(table["num_lines"])
+    if not table.num_rows or len(tile) % len(tiles):
         return None
     packs = len(tile) // len(tiles)
     sizes = num_lines.reshape(len(tiles), packs)
     if not np.array_equal(tile, np.repeat(tiles, packs)) or (sizes != sizes[0]).any():
         return None
-    planes = [_plane(found, name, sizes, np.int8 if "kind" in name else np.uint8)
+    planes = [_plane(table, name, sizes, np.int8 if "kind" in name else np.uint8)
               for name in PLANES]  # fmt: skip
     return Pixels(
-        rank_blocks=_blocks(found, packs, sizes[0].tolist(), level.line_ranks),
+        rank_blocks=_blocks(table, packs, sizes[0].tolist(), level.line_ranks),
         compute_kind=planes[0],
         compute_ratio=planes[1].astype(np.float32) / np.float32(FILL_UNIT),
         comm_kind=planes[2],
         comm_ratio=planes[3].astype(np.float32) / np.float32(FILL_UNIT),
-        first_line=int(to_numpy(found["first_line"])[0]),
-    )
-
-
-def _planes(pixels: Pixels) -> tuple[NDArray[Any], ...]:
-    return (
-        pixels.compute_kind.astype(np.int8),
-        _fill(pixels.compute_ratio),
-        pixels.comm_kind.astype(np.int8),
-        _fill(pixels.comm_ratio),
+        first_line=int(to_numpy(table["first_line"])[0]),
     )
 
 
@@ -229,11 +225,11 @@ def _fill(ratio: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def _plane(
-    found: pa.Table, name: str, sizes: NDArray[np.uint32], dtype: type[np.generic]
+    table: pa.Table, name: str, sizes: NDArray[np.uint32], dtype: type[np.generic]
 ) -> NDArray[Any]:
     """Put the tiles of one plane side by side, shape (lines, bins)."""
     # The column's Arrow type is a string, but the bytes are not text.
-    rows = cast("Any", found[name].cast(pa.large_binary()))
+    rows = cast("Any", table[name].cast(pa.large_binary()))
     packs = [
         np.frombuffer(row.as_buffer(), dtype).reshape(num, -1)
         for row, num in zip(rows, sizes.reshape(-1).tolist(), strict=True)
@@ -244,10 +240,10 @@ def _plane(
 
 
 def _blocks(
-    found: pa.Table, packs: int, sizes: Sequence[int], line_ranks: int
+    table: pa.Table, packs: int, sizes: Sequence[int], line_ranks: int
 ) -> tuple[tuple[int, ...], ...]:
     blocks: list[tuple[int, ...]] = []
-    for ranks, num in zip(found["ranks"].slice(0, packs), sizes, strict=True):
+    for ranks, num in zip(table["ranks"].slice(0, packs), sizes, strict=True):
         flat = to_numpy(cast("Any", ranks).values).tolist()
         blocks += [tuple(flat[at * line_ranks : (at + 1) * line_ranks]) for at in range(num)]
     return tuple(blocks)

@@ -71,5 +71,5 @@ def read_last_loss(store: Store, run_id: str, *, first: int = 0) -> float | None
         first: Step from which on it is looked for.
     """
     (row,) = store.rows(SELECT_LAST_LOSS, {"run_id": run_id, "first": first})
-    found: float | None = row["last_loss"]
-    return found
+    loss: float | None = row["last_loss"]
+    return loss

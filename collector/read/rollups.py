@@ -141,20 +141,20 @@ def read_open_steps(
         since: First step to check; by default the run's first.
     """
     bound = {"run_id": run_id, "epoch": since[0], "first": since[1]}
-    found = read_deduplicated(
+    open_steps = read_deduplicated(
         store,
         run_id,
         lambda sql: store.rows(sql, bound),
         plain=SELECT_OPEN,
         final=SELECT_OPEN_FINAL,
     )
-    if not found:
+    if not open_steps:
         return ()
     last = read_newest_closed(store, run_id) if state == RUNNING else None
     expired = {row["epoch"]: row for row in store.rows(SELECT_EXPIRED, {"run_id": run_id})}
     return tuple(
         OpenStep(**row)
-        for row in found
+        for row in open_steps
         if (last is None or (row["epoch"], row["step"]) <= last)
         and not _has_expired(expired.get(row["epoch"]), row["step"])
     )

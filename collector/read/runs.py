@@ -253,8 +253,8 @@ def list_runs(store: Store, *, unix_ns: Callable[[], int] = time.time_ns) -> lis
     rows = [row for row in valid if row is not None]
     unsized = [row["run_id"] for row in rows if not row["world_size"]]
     if unsized:
-        known = store.rows(SELECT_LAST_RANKS, {"run_ids": unsized, "below": MAX_WORLD_SIZE})
-        sizes = {row["run_id"]: row["last_rank"] + 1 for row in known}
+        last_ranks = store.rows(SELECT_LAST_RANKS, {"run_ids": unsized, "below": MAX_WORLD_SIZE})
+        sizes = {row["run_id"]: row["last_rank"] + 1 for row in last_ranks}
         rows = [
             {**row, "world_size": row["world_size"] or sizes.get(row["run_id"], 1)} for row in rows
         ]
@@ -327,8 +327,8 @@ def _sized_epoch(epoch: Row, ranks: Sequence[Row]) -> Row:
     """Return the row of an epoch; if it has no valid world size, the ranks that are known."""
     if epoch["world_size"]:
         return epoch
-    known = [row["rank"] for row in ranks if row["epoch"] == epoch["epoch"]]
-    return {**epoch, "world_size": max(known, default=0) + 1}
+    of_epoch = [row["rank"] for row in ranks if row["epoch"] == epoch["epoch"]]
+    return {**epoch, "world_size": max(of_epoch, default=0) + 1}
 
 
 def _ranks_of_world(epochs: Sequence[Row], ranks: Sequence[Row], invalid: list[str]) -> list[Row]:
@@ -412,5 +412,5 @@ def read_previous_run(store: Store, run_id: str) -> str | None:
 
     None if there is none, or if the job declared no name of its model.
     """
-    found = store.rows(SELECT_PREVIOUS, {"run_id": run_id})
-    return found[0]["run_id"] if found else None
+    previous = store.rows(SELECT_PREVIOUS, {"run_id": run_id})
+    return previous[0]["run_id"] if previous else None

@@ -230,11 +230,11 @@ def read_filtered_spans(
 
 def read_outline(store: Store, run_id: str, *, epoch: int, step: int) -> StepOutline:
     """Return the ranks of a step with their numbers of spans, each span counted once."""
-    found = store.arrow(SELECT_OUTLINE, {"run_id": run_id, "epoch": epoch, "step": step})
-    begin, end = to_numpy(found["begin_ns"]), to_numpy(found["end_ns"])
+    outline = store.arrow(SELECT_OUTLINE, {"run_id": run_id, "epoch": epoch, "step": step})
+    begin, end = to_numpy(outline["begin_ns"]), to_numpy(outline["end_ns"])
     return StepOutline(
-        ranks=to_numpy(found["rank"]),
-        num_spans=to_numpy(found["num_spans"]).astype(np.int64),
+        ranks=to_numpy(outline["rank"]),
+        num_spans=to_numpy(outline["num_spans"]).astype(np.int64),
         begin_ns=int(begin.min(initial=LAST_NS)) if len(begin) else 0,
         end_ns=int(end.max(initial=FIRST_NS)) if len(end) else 0,
     )
@@ -304,11 +304,11 @@ def group_blocks(
     """
     groups: list[tuple[int, int]] = []
     begin = total = 0
-    for place, block in enumerate(blocks):
+    for index, block in enumerate(blocks):
         size = sum(num_spans[rank] for rank in block)
-        if place > begin and total + size > max_spans:
-            groups.append((begin, place))
-            begin, total = place, 0
+        if index > begin and total + size > max_spans:
+            groups.append((begin, index))
+            begin, total = index, 0
         total += size
     if len(blocks) > begin:
         groups.append((begin, len(blocks)))

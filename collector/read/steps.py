@@ -130,8 +130,8 @@ def read_step_bounds(
     store: Store, run_id: str, *, first: int | None = None, last: int | None = None
 ) -> tuple[int, int] | None:
     """Return begin and end of these steps, Unix ns; None if there are none."""
-    (found,) = store.rows(SELECT_STEP_BOUNDS, step_range(run_id, first, last))
-    return (found["first_ns"], found["last_ns"]) if found["num_rows"] else None
+    (bounds,) = store.rows(SELECT_STEP_BOUNDS, step_range(run_id, first, last))
+    return (bounds["first_ns"], bounds["last_ns"]) if bounds["num_rows"] else None
 
 
 def read_last_steps(store: Store, run_id: str, epoch: int) -> dict[int, int]:

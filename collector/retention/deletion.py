@@ -19,7 +19,7 @@ from ..identity import check_run_name
 from .removal import apply_deleted_masks, wait_for_removals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from ..identity import Row
     from ..spool.cut import Cut, Placement, ProcessFacts, Resume, Sink
@@ -123,8 +123,11 @@ class Deletions:
 
     def deleted_ns(self, run_id: str) -> int | None:
         """Return the Unix time of the run's deletion; None if it was not deleted."""
-        found = self._tombstones().get(run_id)
-        return None if found is None else found.at_ns
+        now_ns = self._monotonic_ns()
+        if self._read_ns is None or now_ns - self._read_ns >= REFRESH_NS:
+            self._refresh()
+        tombstone = self._known.get(run_id)
+        return None if tombstone is None else tombstone.at_ns
 
     def has_rows(self, run_id: str) -> bool:
         """Return whether any table has rows of the run, even if the run has no description."""
@@ -157,7 +160,11 @@ class Deletions:
         if tombstone is None:
             tombstone = _Tombstone(at_ns=self._unix_ns(), reason=reason)
             self._write(run_id, tombstone)
-        removed = self._remove(run_id)
+        bound = {"tables": self._tables(), "run_id": run_id}
+        removed = {row["table"]: row["num_rows"] for row in self._store.rows(COUNT_RUN, bound)}
+        for table in removed:
+            self._store.command(HIDE_RUN, {"table": table, "run_id": run_id})
+        wait_for_removals(self._store, removed)
         apply_deleted_masks(self._store, removed)
         self._write(run_id, replace(tombstone, done_ns=self._unix_ns()))
         return Deletion(run_id=run_id, at_ns=tombstone.at_ns, num_rows=removed)
@@ -171,14 +178,6 @@ class Deletions:
         for run_id in sorted(unfinished.union(late)):
             self.delete(run_id)
         return late
-
-    def _remove(self, run_id: str) -> dict[str, int]:
-        bound = {"tables": self._tables(), "run_id": run_id}
-        removed = {row["table"]: row["num_rows"] for row in self._store.rows(COUNT_RUN, bound)}
-        for table in removed:
-            self._store.command(HIDE_RUN, {"table": table, "run_id": run_id})
-        wait_for_removals(self._store, removed)
-        return removed
 
     def _tables(self) -> str:
         """Return a pattern of all tables with rows of runs, those of later migrations included."""
@@ -195,20 +194,14 @@ class Deletions:
         with self._lock:
             self._known = {**self._known, run_id: tombstone}
 
-    def _tombstones(self) -> Mapping[str, _Tombstone]:
-        now_ns = self._monotonic_ns()
-        if self._read_ns is None or now_ns - self._read_ns >= REFRESH_NS:
-            self._refresh()
-        return self._known
-
     def _refresh(self) -> None:
         began_ns = self._monotonic_ns()
-        found = {
+        tombstones = {
             row.pop("run_id"): _Tombstone(**row) for row in self._store.rows(SELECT_TOMBSTONES)
         }
         with self._lock:
             # Merged, not replaced: a tombstone may have been written here during the query.
-            self._known = {**self._known, **found}
+            self._known = {**self._known, **tombstones}
             self._read_ns = began_ns
 
 

@@ -73,7 +73,7 @@ def apply_large_deleted_masks(store: Store, tables: Iterable[str]) -> None:
     """
     crowded = []
     for table in tables:
-        (found,) = store.rows(COUNT_HIDDEN, {"table": store.local_table(table)})
-        if found["num_written"] - found["num_shown"] > MIN_HIDDEN_RATIO * found["num_written"]:
+        (counts,) = store.rows(COUNT_HIDDEN, {"table": store.local_table(table)})
+        if counts["num_written"] - counts["num_shown"] > MIN_HIDDEN_RATIO * counts["num_written"]:
             crowded.append(table)
     apply_deleted_masks(store, crowded)

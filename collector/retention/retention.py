@@ -254,7 +254,12 @@ class Retention:
         """
         now_ns = self._unix_ns()
         rows = self._store.rows(SELECT_ENDS, {"live_ns": now_ns - SILENCE_NS})
-        ends = [self._mark_lost(RunEnd(**row)) for row in rows]
+        ends = [
+            replace(end, state=LOST)
+            if end.state == RUNNING and self._silence.is_silent(end.run_id, end.closed_ns)
+            else end
+            for end in (RunEnd(**row) for row in rows)
+        ]
         due = due_runs(ends, self._policy, now_ns=now_ns)
         for run_id in due.whole:
             self._deletions.delete(run_id, reason=EXPIRED)
@@ -263,12 +268,6 @@ class Retention:
             expire_samples(self._store, before_ns=now_ns - self._policy.spans_ns)
         apply_large_deleted_masks(self._store, (*STEP_TABLES, PICTURES, "samples"))
         return Expired(num_spans=num_spans, runs=due.whole)
-
-    def _mark_lost(self, end: RunEnd) -> RunEnd:
-        """Return a silent running run as lost."""
-        if end.state != RUNNING or not self._silence.is_silent(end.run_id, end.closed_ns):
-            return end
-        return replace(end, state=LOST)
 
     def _expire_spans(self, due: DueRuns, now_ns: int) -> dict[str, int]:
         run_ids = [*due.all_spans, *due.other_spans]
@@ -318,10 +317,10 @@ def expire_samples(store: Store, *, before_ns: int) -> int:
 def _expired_row(row: Row, findings: Sequence[Row]) -> Row:
     """Return the row of table ``expired`` for an epoch."""
     near = [
-        (found["first_step"], found["first_step"] if found["last_step"] is None
-         else found["last_step"])
-        for found in findings
-        if found["run_id"] == row["run_id"] and found["epoch"] in {row["epoch"], -1}
+        (finding["first_step"], finding["first_step"] if finding["last_step"] is None
+         else finding["last_step"])
+        for finding in findings
+        if finding["run_id"] == row["run_id"] and finding["epoch"] in {row["epoch"], -1}
     ]  # fmt: skip
     kept = kept_steps(near, last_step=row["last_step"])
     return {
@@ -335,30 +334,18 @@ def _expired_row(row: Row, findings: Sequence[Row]) -> Row:
 
 def _kept_windows(store: Store) -> list[tuple[int, int]]:
     """Return the times, Unix ns, around steps whose spans are kept, ascending and disjoint."""
-    found: list[tuple[int, int]] = []
+    windows: list[tuple[int, int]] = []
     for row in store.rows(SELECT_EPOCHS, {"end_of_time": END_OF_TIME}):
-        found += _kept_bounds(store, row) if row["is_expired"] else [_epoch_bounds(row)]
+        bounds = [(row["first_ns"], min(row["last_ns"], END_OF_TIME - SAMPLE_MARGIN_NS))]
+        if row["is_expired"]:
+            kept = zip(row["kept_first"], row["kept_last"], strict=True)
+            read = (read_step_bounds(store, row["run_id"], first=a, last=b) for a, b in kept)
+            bounds = [bound for bound in read if bound is not None]
+        windows += [(begin - SAMPLE_MARGIN_NS, end + SAMPLE_MARGIN_NS) for begin, end in bounds]
     merged: list[tuple[int, int]] = []
-    for first, last in sorted(found):
+    for first, last in sorted(windows):
         if merged and first <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], last))
         else:
             merged.append((first, last))
     return merged
-
-
-def _kept_bounds(store: Store, row: Row) -> list[tuple[int, int]]:
-    bounds = [
-        read_step_bounds(store, row["run_id"], first=first, last=last)
-        for first, last in zip(row["kept_first"], row["kept_last"], strict=True)
-    ]
-    return [
-        (found[0] - SAMPLE_MARGIN_NS, found[1] + SAMPLE_MARGIN_NS)
-        for found in bounds
-        if found is not None
-    ]
-
-
-def _epoch_bounds(row: Row) -> tuple[int, int]:
-    last_ns = min(row["last_ns"], END_OF_TIME - SAMPLE_MARGIN_NS)
-    return (row["first_ns"] - SAMPLE_MARGIN_NS, last_ns + SAMPLE_MARGIN_NS)

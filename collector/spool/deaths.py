@@ -89,13 +89,13 @@ class DeathWatch:
 
     def _run(self, epoll: select.epoll) -> None:
         while True:
-            found = [descriptor for descriptor, _ in epoll.poll()]
+            ended = [descriptor for descriptor, _ in epoll.poll()]
             now_ns = time.monotonic_ns()
-            if self._wake in found:
+            if self._wake in ended:
                 return
             # On a busy machine several at once; the kernel lists them in the order of their ends.
-            for place, descriptor in enumerate(found):
-                self._died_ns.setdefault(descriptor, now_ns + place)
+            for order, descriptor in enumerate(ended):
+                self._died_ns.setdefault(descriptor, now_ns + order)
                 epoll.unregister(descriptor)
 
 

@@ -213,8 +213,8 @@ class DescriptionProblems:
 
 def _find_manifest_problems(files: ProcessFiles) -> list[str]:
     """Return what is out of bounds in the manifest of a process, one text for each part."""
-    found = find_problems("runs", _declared_run(files))
-    problems = [f"{name}: {problem}" for name, problem in found.items()]
+    by_name = find_problems("runs", _declared_run(files))
+    problems = [f"{name}: {problem}" for name, problem in by_name.items()]
     for part in ("model", "paced"):
         if not isinstance(files.manifest.get(part), dict | None):
             problems += [f"{part} is not an object"]

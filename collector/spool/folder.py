@@ -84,11 +84,11 @@ def open_spool_file(path: Path) -> int:
     """
     with _opened(path.parent, PROCESS) as folder:
         descriptor = os.open(path.name, _FILE_FLAGS, dir_fd=folder)
-        found, owner = os.fstat(descriptor), os.fstat(folder).st_uid
-    if stat.S_ISREG(found.st_mode) and found.st_uid == owner:
+        status, owner = os.fstat(descriptor), os.fstat(folder).st_uid
+    if stat.S_ISREG(status.st_mode) and status.st_uid == owner:
         return descriptor
     os.close(descriptor)
-    if stat.S_ISREG(found.st_mode):
+    if stat.S_ISREG(status.st_mode):
         raise OSError(errno.EPERM, "belongs to another user than its folder", str(path))
     raise OSError(errno.EINVAL, "not a regular file", str(path))
 
@@ -146,9 +146,9 @@ def _used_bytes(folder: int, depth: int) -> int:
     total = 0
     for name in os.listdir(folder):  # as above
         with suppress(OSError):
-            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            total += found.st_blocks * BLOCK_BYTES
-            if stat.S_ISDIR(found.st_mode) and depth < PROCESS:
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            total += status.st_blocks * BLOCK_BYTES
+            if stat.S_ISDIR(status.st_mode) and depth < PROCESS:
                 inner = os.open(name, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=folder)
                 try:
                     total += _used_bytes(inner, depth + 1)

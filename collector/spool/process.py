@@ -105,11 +105,11 @@ class ProcessFiles:
             stamp_ns = stat_spool_file(self.folder / MANIFEST_FILE).st_mtime_ns
             if stamp_ns == self._manifest_stamp_ns:
                 return
-            found = _read_json(self.folder / MANIFEST_FILE).get("derived")
+            derived = _read_json(self.folder / MANIFEST_FILE).get("derived")
         except (OSError, SpoolFolderError):
             return
         self._manifest_stamp_ns = stamp_ns
-        self.derived = found if isinstance(found, dict) else {}
+        self.derived = derived if isinstance(derived, dict) else {}
 
     def facts(self, *, first_step: int | None = None, has_ended: bool = False) -> ProcessFacts:
         """Return what decides under which run and epoch the process is stored."""
@@ -132,10 +132,10 @@ class ProcessFiles:
     @property
     def declared_clock_error_ns(self) -> int:
         """Error of the host's Unix time by the manifest; `UNKNOWN_ERROR_NS` if it has none."""
-        found = self.manifest.get("clock_error_ns")
-        if not isinstance(found, int) or isinstance(found, bool):
+        error_ns = self.manifest.get("clock_error_ns")
+        if not isinstance(error_ns, int) or isinstance(error_ns, bool):
             return UNKNOWN_ERROR_NS
-        return found if 0 <= found <= MAX_INT64 // 2 else UNKNOWN_ERROR_NS
+        return error_ns if 0 <= error_ns <= MAX_INT64 // 2 else UNKNOWN_ERROR_NS
 
     def place(self, run_id: str, epoch: int) -> None:
         """Store the process under this run and epoch from now on."""
@@ -188,9 +188,9 @@ class ProcessFiles:
             return None
 
     def _text(self, name_id: int) -> str:
-        known = self._texts.get(name_id)
-        if known is not None:
-            return known
+        text = self._texts.get(name_id)
+        if text is not None:
+            return text
         slot = _read_at(
             self.folder / PROCESS_FILE, offset=name_slot_offset(name_id), num_bytes=NAME_BYTES
         )
@@ -244,14 +244,14 @@ class JsonLines:
                 raise
             self.has_more = True
             return []
-        found = []
+        documents = []
         at, used = 0, 0
         end = data.find(b"\n")
         while end >= 0 and used < FILE_BYTES:
             document = None if self._is_in_long_line else _object(data[at:end])
             self._is_in_long_line = False
             if document is not None:
-                found.append((self._num_lines, document))
+                documents.append((self._num_lines, document))
             self._num_lines += 1
             used += end + 1 - at + ROW_BYTES
             at = end + 1
@@ -263,7 +263,7 @@ class JsonLines:
         self._offset += at
         self.has_more = end >= 0 or len(data) > MAX_LINE_BYTES
         budget.left_bytes -= used
-        return found
+        return documents
 
 
 def _check_range(folder: Path, identity: SpoolIdentity) -> None:

@@ -171,7 +171,11 @@ class ProcessTail:
             self._progress_ns = now_ns
         files.refresh_derived()
         if self._exit_record is None:
-            self._exit_record = self._read_exit()
+            try:
+                self._exit_record = files.exit_record()
+            except SpoolFolderError as error:
+                self.problems.append(str(error))
+                self._exit_record = {}  # a failure
             self._exit_seen_ns = now_ns
         self._has_ended = self._check_ended(now_ns)
         self._dropped, self._counts = files.counts()
@@ -216,7 +220,13 @@ class ProcessTail:
         read_before = self._end_rows.get(cut.key.segment, 0)
         self._end_rows[cut.key.segment] = max(read_before, cut.key.end_row)
         self._progress_ns, self._reported_stall = self._now_ns, []
-        self._note_progress(cut)
+        spans = cut.rows.spans
+        for table in (spans, cut.rows.steps):
+            if table.num_rows:
+                self.last_step = max(self.last_step, int(to_numpy(table["step"]).max()))
+        if spans.num_rows:
+            end_ns = to_numpy(spans["start_ns"]) + to_numpy(spans["duration_ns"])
+            self.last_end_ns = max(self.last_end_ns, int(end_ns.max()))
 
     def end(self) -> list[Row]:
         """Set the final state if the process has ended; return the event of its end, once."""
@@ -261,8 +271,10 @@ class ProcessTail:
         if self._num_cut_off:
             dropped[TRUNCATED] = dropped.get(TRUNCATED, 0) + self._num_cut_off
         current = (self.state, dropped, self.files.derived)
-        produced = self._num_produced()
-        if current == self._stored_row and not self._is_produced_due(produced):
+        counts = self._counts
+        produced = None if counts is None or not counts.at_ns else counts.num_produced
+        is_due = self.state != RUNNING or self._now_ns - self._stored_ns >= PRODUCED_PERIOD_NS
+        if current == self._stored_row and (produced == self._stored_produced or not is_due):
             return None
         self._stored_row = current
         self._stored_produced, self._stored_ns = produced, self._now_ns
@@ -326,17 +338,6 @@ class ProcessTail:
             for segment, end_row in self._end_rows.items()
         )
 
-    def _num_produced(self) -> int | None:
-        """Return how many records the process has made; None if it did not count them."""
-        counts = self._counts
-        return None if counts is None or not counts.at_ns else counts.num_produced
-
-    def _is_produced_due(self, produced: int | None) -> bool:
-        if produced == self._stored_produced:
-            return False
-        is_old = self._now_ns - self._stored_ns >= PRODUCED_PERIOD_NS
-        return is_old or self.state != RUNNING
-
     def _count_removed(self) -> int:
         if self._unreadable:
             return 0  # the number of rows in these segments is unknown
@@ -361,32 +362,19 @@ class ProcessTail:
         return num_removed
 
     def _finish(self, reader: SegmentReader) -> None:
-        """Stop reading a segment of which all rows are stored."""
-        self._note_cut(reader)
+        """Stop reading a segment of which all rows are stored, or cut off with its file."""
+        num = reader.num_cut_off
+        if num != 0:
+            self._is_cut |= num is None
+            self._num_cut_off += num or 0
+            rows = "rows" if num is None else f"{num} rows"
+            self.problems.append(
+                f"{reader.path} is shorter than its header says: {rows} behind its end are lost."
+                " Write a segment in its full size, and delete it instead of truncating it"
+            )
         reader.close()
         del self._readers[reader.path]
         self._finished[reader.path] = reader.inode
-
-    def _note_cut(self, reader: SegmentReader) -> None:
-        """Count and report the rows of a segment that its file is too short for."""
-        num = reader.num_cut_off
-        if num == 0:
-            return
-        self._is_cut |= num is None
-        self._num_cut_off += num or 0
-        rows = "rows" if num is None else f"{num} rows"
-        self.problems.append(
-            f"{reader.path} is shorter than its header says: {rows} behind its end are lost."
-            " Write a segment in its full size, and delete it instead of truncating it"
-        )
-
-    def _read_exit(self) -> dict[str, Any] | None:
-        """Return the exit record; an empty one, which means a failure, if it can't be read."""
-        try:
-            return self.files.exit_record()
-        except SpoolFolderError as error:
-            self.problems.append(str(error))
-            return {}
 
     def _check_ended(self, now_ns: int) -> bool:
         record = self._exit_record
@@ -398,15 +386,6 @@ class ProcessTail:
         return liveness is Liveness.GONE or (
             record is not None and liveness is Liveness.UNKNOWN and is_past_grace
         )
-
-    def _note_progress(self, cut: Cut) -> None:
-        for table in (cut.rows.spans, cut.rows.steps):
-            if table.num_rows:
-                self.last_step = max(self.last_step, int(to_numpy(table["step"]).max()))
-        spans = cut.rows.spans
-        if spans.num_rows:
-            end_ns = to_numpy(spans["start_ns"]) + to_numpy(spans["duration_ns"])
-            self.last_end_ns = max(self.last_end_ns, int(end_ns.max()))
 
     def _lost_event(self) -> Row:
         """Return the event of a process that ended without an exit record.
@@ -519,9 +498,8 @@ class ProcessTail:
         """
         if reader.number > MAX_SEGMENT:
             return f"has number {reader.number}, more than {MAX_SEGMENT}"
-        own, found = self.files.identity, reader.identity
         for name in ("run_id", "epoch", "rank", "process_uuid"):
-            if getattr(own, name) != getattr(found, name):
+            if getattr(self.files.identity, name) != getattr(reader.identity, name):
                 return f"has another {name} than {PROCESS_FILE}"
         return None
 

@@ -305,14 +305,14 @@ def read_open_spans(path: Path) -> list[OpenSpan]:
         read_header(header, magic=SEGMENT_MAGIC, path=path)
     except (OSError, SpoolError):
         return []
-    found = []
+    spans = []
     for slot in range(OPEN_CAPACITY):
         at = OPEN_TABLE_OFFSET + slot * OPEN_ENTRY_BYTES
         num_bytes, *sides = OPEN_COMM.unpack_from(header, at + OPEN_COMM_OFFSET)
         entry = OPEN_ENTRY.unpack_from(header, at)
         start_ns, group_id, seq, name_id, step, kind, _depth, check = entry
         if start_ns and check == start_ns:
-            found.append(
+            spans.append(
                 OpenSpan(
                     start_ns=start_ns,
                     group_id=group_id,
@@ -324,7 +324,7 @@ def read_open_spans(path: Path) -> list[OpenSpan]:
                     sides=None if sides[0] == sides[1] else (sides[0], sides[1]),
                 )
             )
-    return found
+    return spans
 
 
 def _committed(data: bytes, *, first_row: int) -> NDArray[np.bool_]:

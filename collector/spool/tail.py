@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 from rankscope.tracer.spool import PROCESS_FILE, STALL_NS
 
 from ..clock.map import AnchorClocks
+from ..errors import describe_defect
 from .deaths import DeathWatch
 from .descriptions import LOST, RUNNING, manifest_row, run_row, run_state
 from .folder import TEMPORARY, process_folders, run_folders
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ..clock.map import Clocks
     from ..identity import Row
-    from .cut import Cut, ProcessFacts, Resume, Sink
+    from .cut import Cut, Resume, Sink
 
 GRACE_NS = 2_000_000_000
 """How long a claimed row may stay uncommitted before it counts as torn."""
@@ -165,7 +165,8 @@ class SpoolTail:
                 self._pending_cuts = batch
                 self._send_cuts(totals)
                 self._delete_segments()  # within a long poll, too: the ranks may need the space
-            self._store_ends()
+            ends = [event for tail in self._active.values() for event in tail.end()]
+            self._upsert("events", ends)
             self._store_states()
             self._drop_finished()
             # What was stored may decide where the waiting processes belong.
@@ -193,9 +194,8 @@ class SpoolTail:
     @property
     def unfinished(self) -> dict[Path, str]:
         """Folders of processes that are not read, by the file that each still lacks."""
-        found = self._unfinished.items()
         done = self._done | self._active.keys()
-        return {folder: name for folder, name in found if folder not in done}
+        return {folder: name for folder, name in self._unfinished.items() if folder not in done}
 
     @property
     def running(self) -> tuple[ProcessFiles, ...]:
@@ -250,20 +250,21 @@ class SpoolTail:
         return bool(self._untried(folders)), changed_ns
 
     def _untried(self, folders: list[Path]) -> list[Path]:
-        return [one for one in folders if one not in self._waiting and one not in self._unfinished]
+        tried = self._waiting | self._unfinished.keys()
+        return [folder for folder in folders if folder not in tried]
 
     def _find_in_run(self, folders: list[Path]) -> int:
         """Follow the processes of one run; return how many there are."""
-        found: list[ProcessFiles] = []
+        new: list[ProcessFiles] = []
         for folder in folders:
             try:
-                found.append(ProcessFiles(folder))
+                new.append(ProcessFiles(folder))
             except FileNotFoundError as error:  # not written yet
                 self._unfinished[folder] = Path(str(error.filename or PROCESS_FILE)).name
                 continue
             except Exception as error:  # noqa: BLE001  # one process, whatever it wrote
                 self._skip(folder, error)
-        placed = self._place(found)
+        placed = self._place(new)
         for files in placed:
             try:
                 self._follow(files)
@@ -281,21 +282,25 @@ class SpoolTail:
         self._done.add(folder)
         self._unreadable.add(folder)
 
-    def _place(self, found: list[ProcessFiles]) -> list[ProcessFiles]:
+    def _place(self, new: list[ProcessFiles]) -> list[ProcessFiles]:
         """Return the processes whose run and epoch are decided, and set these.
 
         A process waits if its run's name is another job's: its first step, or its end, shows
         whether it continues that job. Its files keep what it records.
         """
-        if not found:
+        if not new:
             return []
-        placements = self._sink.place([files.facts() for files in found])
-        rest = [files for files, known in zip(found, placements, strict=True) if known is None]
+        placements = self._sink.place([files.facts() for files in new])
+        rest = [files for files, known in zip(new, placements, strict=True) if known is None]
         # Only for these it is worth to look at what they recorded.
-        later = self._sink.place([_whole_facts(files) for files in rest]) if rest else []
+        facts = [
+            files.facts(first_step=read_first_step(files.folder), has_ended=files.has_ended())
+            for files in rest
+        ]
+        later = self._sink.place(facts) if facts else []
         decided = dict(zip((files.folder for files in rest), later, strict=True))
         placed = []
-        for files, known in zip(found, placements, strict=True):
+        for files, known in zip(new, placements, strict=True):
             placement = known or decided[files.folder]
             moved = None if placement is None else (placement.run_id, placement.epoch)
             identity = files.identity
@@ -455,13 +460,6 @@ class SpoolTail:
             )
         self._pending_cuts = []
 
-    def _store_ends(self) -> None:
-        """Store the events of processes that ended."""
-        events: list[Row] = []
-        for tail in self._active.values():
-            events += tail.end()
-        self._upsert("events", events)
-
     def _store_states(self) -> None:
         """Store the changed rows of ranks and runs."""
         ranks = [tail.changed_row() for tail in self._active.values()]
@@ -505,16 +503,7 @@ class SpoolTail:
 
 def _defect(folder: Path, error: Exception) -> str:
     """Return what to report of an error that no file of a process should cause."""
-    (frame,) = traceback.extract_tb(error.__traceback__)[-1:]
-    place = f"{Path(frame.filename).name}:{frame.lineno}"
-    return (
-        f"{folder} is read no further ({type(error).__name__} at {place}): please report it; what"
-        " was read of it is kept"
-    )
-
-
-def _whole_facts(files: ProcessFiles) -> ProcessFacts:
-    return files.facts(first_step=read_first_step(files.folder), has_ended=files.has_ended())
+    return f"{folder} is read no further: {describe_defect(error)}; what was read of it is kept"
 
 
 def _stalled_events(epoch: _Epoch) -> list[Row]:

@@ -106,6 +106,11 @@ def _server_location(url: str) -> ServerLocation:
     unknown = sorted(asked.keys() - SERVER_PARAMETERS)
     if unknown:  # a misspelt "cluster" would silently create tables on one server
         raise StoreUrlError(_without_password(url), f"unknown parameter {unknown[0]!r}")
+    quorum = asked.get("quorum", "1")
+    if not (quorum.isascii() and quorum.isdigit() and int(quorum) > 0):
+        raise StoreUrlError(
+            _without_password(url), f"quorum {quorum!r} is not a number of at least 1"
+        )
     secure = asked.get("secure", "0") in {"1", "true"}
     location = ServerLocation(
         host=parts.hostname,
@@ -115,18 +120,10 @@ def _server_location(url: str) -> ServerLocation:
         database=unquote(parts.path.strip("/")) or "default",
         secure=secure,
         cluster=asked.get("cluster"),
-        quorum=_quorum(url, asked.get("quorum", "1")),
+        quorum=int(quorum),
     )
     _check_cluster(url, location)
     return location
-
-
-def _quorum(url: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise StoreUrlError(
-            _without_password(url), f"quorum {text!r} is not a number of at least 1"
-        )
-    return int(text)
 
 
 def _check_cluster(url: str, location: ServerLocation) -> None:
@@ -182,12 +179,12 @@ def read_server_file(store_path: Path) -> ServerFile | None:
         document = json.loads(
             read_regular_file(store_path / SERVER_FILE, max_bytes=MAX_SERVER_FILE_BYTES)
         )
-        found = ServerFile(
+        server = ServerFile(
             pid=int(document["pid"]), url=str(document["url"]), token=document.get("token")
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if _is_alive(found.pid) else None
+    return server if _is_alive(server.pid) else None
 
 
 def remove_server_file(store_path: Path) -> None:

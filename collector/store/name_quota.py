@@ -57,18 +57,21 @@ class NameQuota:
         name_codes, names = to_codes(spans["name"])
         with self._lock:
             beyond = {
-                place: codes
-                for place, run_id in enumerate(runs)
-                if len(codes := self._add(run_id, name_codes[run_codes == place], names))
+                run_code: codes
+                for run_code, run_id in enumerate(runs)
+                if len(codes := self._add(run_id, name_codes[run_codes == run_code], names))
             }
         if not beyond:
             return spans
         is_other = np.zeros(len(name_codes), dtype=bool)
-        for place, codes in beyond.items():
-            is_other |= (run_codes == place) & np.isin(name_codes, codes)
+        for run_code, codes in beyond.items():
+            is_other |= (run_codes == run_code) & np.isin(name_codes, codes)
         column = coded_strings(np.where(is_other, len(names), name_codes), (*names, OTHER_NAME))
-        place = spans.schema.get_field_index("name")
-        return spans.set_column(place, "name", _without_unused(column))
+        column_index = spans.schema.get_field_index("name")
+        codes, texts = to_codes(pa.chunked_array([column]))
+        return spans.set_column(
+            column_index, "name", coded_strings(codes, texts)
+        )  # only texts in use
 
     def _has_all_names(self, spans: pa.Table) -> bool:
         """Return whether the spans are of one run that has all their names: the usual case."""
@@ -81,26 +84,26 @@ class NameQuota:
     def _add(self, run_id: str, codes: NDArray[np.int32], names: tuple[str, ...]) -> Any:  # noqa: ANN401
         """Add names to a run up to its quota; return the codes of the others."""
         used = np.flatnonzero(np.bincount(codes, minlength=len(names)))
-        known = self._run_names(run_id)
+        kept = self._run_names(run_id)
         beyond = []
         for code in used.tolist():
-            if names[code] in known:
+            if names[code] in kept:
                 continue
-            if len(known) < MAX_NAMES:
-                known.add(names[code])
+            if len(kept) < MAX_NAMES:
+                kept.add(names[code])
             else:
                 beyond.append(code)
         return np.array(beyond, dtype=np.int32)
 
     def _run_names(self, run_id: str) -> set[str]:
-        known = self._names.get(run_id)
-        if known is None:
+        kept = self._names.get(run_id)
+        if kept is None:
             rows = self._store.rows(SELECT_NAMES, {"run_id": run_id, "most": MAX_NAMES + 1})
-            known = {row["name"] for row in rows} - {OTHER_NAME}
+            kept = {row["name"] for row in rows} - {OTHER_NAME}
             while len(self._names) >= MAX_RUNS:
                 del self._names[next(iter(self._names))]
-            self._names[run_id] = known
-        return known
+            self._names[run_id] = kept
+        return kept
 
 
 def _shared_dictionary(column: pa.ChunkedArray[Any]) -> list[str] | None:
@@ -113,9 +116,3 @@ def _shared_dictionary(column: pa.ChunkedArray[Any]) -> list[str] | None:
     ):
         return None
     return cast("list[str]", chunks[0].dictionary.to_pylist())
-
-
-def _without_unused(column: Any) -> Any:  # noqa: ANN401  # an Arrow column
-    """Return the column with a dictionary of only the texts that it uses."""
-    codes, texts = to_codes(pa.chunked_array([column]))
-    return coded_strings(codes, texts)

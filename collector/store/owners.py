@@ -75,23 +75,23 @@ class Owners:
         return self._find(run_id, lambda: self._has_rows(run_id)) in {None, owner}
 
     def _may_write(self, key: str, owner: str | None, has_rows: Callable[[], bool]) -> bool:
-        known = self._find(key, has_rows)
-        if known is None:
+        current = self._find(key, has_rows)
+        if current is None:
             claim = {"run_id": key, "at_ns": self._unix_ns(), "owner": owner or SERVER}
             self._store.insert_rows("owners", [claim])
-            known = self._find(key, has_rows)  # another collector may have claimed it first
-        return owner is None or known == owner
+            current = self._find(key, has_rows)  # another collector may have claimed it first
+        return owner is None or current == owner
 
     def _find(self, key: str, has_rows: Callable[[], bool]) -> str | None:
-        known = self._known.get(key)
-        if known is None:
+        current = self._known.get(key)
+        if current is None:
             rows = self._store.rows(SELECT_OWNER, {"run_id": key})
-            known = rows[0]["owner"] if rows else SERVER if has_rows() else None
-            if known is not None:
+            current = rows[0]["owner"] if rows else SERVER if has_rows() else None
+            if current is not None:
                 while len(self._known) >= MAX_KNOWN_OWNERS:
                     self._known.pop(next(iter(self._known)), None)
-                self._known[key] = known
-        return known
+                self._known[key] = current
+        return current
 
     def _has_rows(self, run_id: str) -> bool:
         return bool(self._store.rows(SELECT_ROWS, {"run_id": run_id}))

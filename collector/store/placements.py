@@ -161,21 +161,21 @@ def decide(
         progress_of: Returns what is stored of an incarnation.
         has_waited: Whether its first step was waited for long enough.
     """
-    own = [one for one in placed if new.job and one.job == new.job]
-    if own:
-        return _within_job(new, own, placed)
+    launched = [other for other in placed if new.job and other.job == new.job]
+    if launched:
+        return _within_job(new, launched, placed)
     if not new.job:
-        found = _as_late_rank(new, placed, progress_of)
-        if found is not None:
-            return found
-    newest = {one.stored_run: one for one in placed}  # of each run, the newest placement
-    for one in reversed(newest.values()):
-        if new.epoch > max(p.declared_epoch for p in placed if p.stored_run == one.stored_run):
-            return _next_epoch(one.stored_run, new, placed)  # a declared restart
+        incarnation = _as_late_rank(new, placed, progress_of)
+        if incarnation is not None:
+            return incarnation
+    newest = {other.stored_run: other for other in placed}  # of each run, the newest placement
+    for other in reversed(newest.values()):
+        if new.epoch > max(p.declared_epoch for p in placed if p.stored_run == other.stored_run):
+            return _next_epoch(other.stored_run, new, placed)  # a declared restart
     is_unclear = new.first_step is None and not new.has_ended
     decisions = [
-        _after(new, one, placed, progress_of(one.incarnation), is_unclear=is_unclear)
-        for one in reversed(newest.values())
+        _after(new, other, placed, progress_of(other.incarnation), is_unclear=is_unclear)
+        for other in reversed(newest.values())
     ]
     for decision in decisions:
         if decision not in {WAIT, OTHER_RUN}:
@@ -183,16 +183,18 @@ def decide(
     return WAIT if WAIT in decisions and not has_waited else OTHER_RUN
 
 
-def _within_job(new: ProcessFacts, own: Sequence[Placed], placed: Sequence[Placed]) -> Decision:
+def _within_job(
+    new: ProcessFacts, launched: Sequence[Placed], placed: Sequence[Placed]
+) -> Decision:
     """Return the place in the process's own launch: a second process of a rank is a restart."""
     incarnations: dict[Incarnation, list[Placed]] = {}
-    for one in own:
-        if one.declared_epoch == new.epoch:
-            incarnations.setdefault(one.incarnation, []).append(one)
+    for other in launched:
+        if other.declared_epoch == new.epoch:
+            incarnations.setdefault(other.incarnation, []).append(other)
     for incarnation, members in incarnations.items():
-        if members[0].is_like(new) and all(one.rank != new.rank for one in members):
+        if members[0].is_like(new) and all(other.rank != new.rank for other in members):
             return incarnation
-    return _next_epoch(own[0].stored_run, new, placed)
+    return _next_epoch(launched[0].stored_run, new, placed)
 
 
 def _as_late_rank(
@@ -202,18 +204,18 @@ def _as_late_rank(
 ) -> Decision | None:
     """Return the incarnation that lacks this rank; of several, the one that began closest to it."""
     incarnations: dict[Incarnation, list[Placed]] = {}
-    for one in placed:
-        if not one.job and one.declared_epoch == new.epoch:
-            incarnations.setdefault(one.incarnation, []).append(one)
+    for other in placed:
+        if not other.job and other.declared_epoch == new.epoch:
+            incarnations.setdefault(other.incarnation, []).append(other)
     fitting = []
     for incarnation, members in incarnations.items():
-        if any(one.rank == new.rank or not one.is_like(new) for one in members):
+        if any(other.rank == new.rank or not other.is_like(new) for other in members):
             continue
         progress = progress_of(incarnation)
         ends = [end for end in progress.ended_ns.values() if end is not None]
         if progress.has_ended and max(ends) and max(ends) < new.started_ns:
             continue  # that job was over before this process began
-        distance_ns = min(abs(one.started_ns - new.started_ns) for one in members)
+        distance_ns = min(abs(other.started_ns - new.started_ns) for other in members)
         fitting.append((distance_ns, incarnation))
     return min(fitting)[1] if fitting else None
 
@@ -227,7 +229,7 @@ def _after(
     is_unclear: bool,
 ) -> Decision:
     """Return whether a process of an unknown launch continues an incarnation."""
-    members = [one for one in placed if one.incarnation == last.incarnation]
+    members = [other for other in placed if other.incarnation == last.incarnation]
     if not progress.ended_ns:
         return WAIT  # nothing of it is stored yet
     goes_on = (
@@ -236,9 +238,9 @@ def _after(
         and new.first_step > progress.first_step
         and last.is_like(new)
     )
-    same_rank = [one.process for one in members if one.rank == new.rank]
+    same_rank = [other.process for other in members if other.rank == new.rank]
     is_replaced = not new.job and not last.job and bool(same_rank) and progress.num_running > 0
-    if is_replaced and all(progress.ended_ns.get(one) is not None for one in same_rank):
+    if is_replaced and all(progress.ended_ns.get(other) is not None for other in same_rank):
         # One rank was restarted while the others run, by a launcher that declares nothing.
         if is_unclear:
             return WAIT
@@ -255,7 +257,7 @@ def _after(
 
 
 def _next_epoch(run_id: str, new: ProcessFacts, placed: Sequence[Placed]) -> Incarnation:
-    highest = max(one.stored_epoch for one in placed if one.stored_run == run_id)
+    highest = max(other.stored_epoch for other in placed if other.stored_run == run_id)
     return run_id, min(max(new.epoch, highest + 1), MAX_INT32)
 
 
@@ -266,16 +268,16 @@ class _Known:
         self.by_process: dict[str, Placed] = {}
         self.stored_runs: set[str] = set()
         self._launches: dict[tuple[str, int], dict[Incarnation, tuple[Placed, set[int]]]] = {}
-        for one in placed:
-            self.add(one)
+        for other in placed:
+            self.add(other)
 
-    def add(self, one: Placed) -> None:
+    def add(self, process: Placed) -> None:
         """Add the placement of a process that has none."""
-        self.by_process[one.process] = one
-        self.stored_runs.add(one.stored_run)
-        if one.job:
-            launch = self._launches.setdefault((one.job, one.declared_epoch), {})
-            launch.setdefault(one.incarnation, (one, set()))[1].add(one.rank)
+        self.by_process[process.process] = process
+        self.stored_runs.add(process.stored_run)
+        if process.job:
+            launch = self._launches.setdefault((process.job, process.declared_epoch), {})
+            launch.setdefault(process.incarnation, (process, set()))[1].add(process.rank)
 
     def find_vacancy(self, new: ProcessFacts) -> Placed | None:
         """Return a process of the same launch, whose incarnation lacks the rank of a new one.
@@ -334,30 +336,30 @@ class Placements:
         Raises:
             StoreError: The placements cannot be read or written.
         """
-        found: dict[str, Placement | None] = {}
+        placements: dict[str, Placement | None] = {}
         # Read once for all ranks of a job that come together.
         progress_of = functools.cache(self._read_progress)
         with self._lock:
-            for run_id in {one.run_id for one in processes}:
+            for run_id in {process.run_id for process in processes}:
                 known = self._read(run_id)
                 is_deleted = bool(self._store.rows(SELECT_DELETED, {"run_id": run_id}))
                 new_rows: list[Row] = []
-                for one in sorted(processes, key=lambda one: one.started_ns):
-                    if one.run_id != run_id or one.process in found:
+                for process in sorted(processes, key=lambda process: process.started_ns):
+                    if process.run_id != run_id or process.process in placements:
                         continue
-                    if is_deleted and one.process not in known.by_process:
+                    if is_deleted and process.process not in known.by_process:
                         # Refused there, as it should be.
-                        found[one.process] = Placement(run_id=run_id, epoch=one.epoch)
+                        placements[process.process] = Placement(run_id=run_id, epoch=process.epoch)
                         continue
-                    found[one.process] = self._place_one(
-                        one, known, new_rows, may_write, progress_of
+                    placements[process.process] = self._place_one(
+                        process, known, new_rows, may_write, progress_of
                     )
                 try:
                     self._store.insert_rows("placements", new_rows)
                 except StoreError:
                     self._known.pop(run_id, None)
                     raise
-        return [found[one.process] for one in processes]
+        return [placements[process.process] for process in processes]
 
     def _read(self, run_id: str) -> _Known:
         """Return what is known of a name; what others have written since is up to a second old."""
@@ -393,10 +395,10 @@ class Placements:
         if mate is not None and may_write(mate.stored_run):
             placement = Placement(run_id=mate.stored_run, epoch=mate.stored_epoch, note=mate.note)
         else:
-            found = self._decide(new, known, may_write, progress_of)
-            if found is None:
+            decided = self._decide(new, known, may_write, progress_of)
+            if decided is None:
                 return None
-            placement = found
+            placement = decided
         self._asked_ns.pop(new.process, None)
         row = _row(new, placement, at_ns=self._unix_ns())
         new_rows.append(row)
@@ -412,7 +414,7 @@ class Placements:
     ) -> Placement | None:
         """Compare a process with all of the name; return None if it must wait."""
         allowed = {run: may_write(run) for run in known.stored_runs}
-        placed = [one for one in known.by_process.values() if allowed[one.stored_run]]
+        placed = [other for other in known.by_process.values() if allowed[other.stored_run]]
         decision: Decision = OTHER_RUN
         if placed:
             decision = decide(new, placed, progress_of, has_waited=self._has_waited(new))
@@ -479,16 +481,16 @@ def _row(new: ProcessFacts, placement: Placement, *, at_ns: int) -> Row:
 def _note(new: ProcessFacts, decision: Incarnation, known: dict[str, Placed]) -> str:
     """Return why a process is stored elsewhere than it declares, the same for all its ranks."""
     run_id, epoch = decision
-    mate = next((one for one in known.values() if one.incarnation == decision), None)
+    mate = next((other for other in known.values() if other.incarnation == decision), None)
     if mate is not None:
         return mate.note
-    if new.job and any(one.job == new.job for one in known.values()):
-        if run_id not in {one.stored_run for one in known.values()}:
+    if new.job and any(other.job == new.job for other in known.values()):
+        if run_id not in {other.stored_run for other in known.values()}:
             return (
                 f"{run_id}: other ranks of this job have another owner; give all its agents tokens"
                 " of one holder, and `rankscope serve --spool-owner` that holder"
             )
-    elif run_id != new.run_id and all(one.stored_run != run_id for one in known.values()):
+    elif run_id != new.run_id and all(other.stored_run != run_id for other in known.values()):
         return (
             f"{run_id}: another job has the run name {new.run_id}; give each job a name of its own,"
             " or RANKSCOPE_EPOCH=1 to a restart"

@@ -237,9 +237,9 @@ class Store:
                     yield stream
 
         with self._translated_errors(), closing(results()) as streams:
-            found = read_native_blocks(streams, num_rows=num_rows)
+            table = read_native_blocks(streams, num_rows=num_rows)
         # An empty result has no block, so its columns' names are unknown.
-        return found if found.num_columns else self.arrow(sql, *parameters[:1])
+        return table if table.num_columns else self.arrow(sql, *parameters[:1])
 
     def command(self, sql: str, parameters: Mapping[str, Any] | None = None) -> None:
         """Run a statement without a result; on a cluster, on each of its servers.
@@ -403,19 +403,19 @@ def migrate(store: Store, *, sleep: Callable[[float], None] = time.sleep) -> int
 
 def _apply_migrations(store: Store, *, is_server: bool) -> int:
     newest = known_migrations()[-1].version
-    found = store.schema_version()
-    if found > newest:
-        raise StoreVersionError(store.url, found=found, known=newest)
-    if found < newest:
+    version = store.schema_version()
+    if version > newest:
+        raise StoreVersionError(store.url, found=version, known=newest)
+    if version < newest:
         store.command(CREATE_VERSION_TABLE)
     rows: list[Row] = []
-    for migration in known_migrations()[found:]:
+    for migration in known_migrations()[version:]:
         is_needed = not (is_server and migration.is_embedded_only)
         for statement in migration.statements() if is_needed else ():
             store.command(statement)
         rows.append({"version": migration.version, "name": migration.name})
         # A new embedded store has nothing to lose by all of them once more: it notes them at once.
-        if is_server or found or migration.version == newest:
+        if is_server or version or migration.version == newest:
             store.insert_rows("schema_version", rows)
             rows = []
     return newest
@@ -544,7 +544,8 @@ def _embedded_error(path: Path, error: Exception) -> StoreError:
             f"this process already has another embedded store open, so it cannot open {path}:"
             " close that one first"
         )
-    if _free_bytes(path) < MIB:
+    disk = os.statvfs(path)
+    if disk.f_bavail * disk.f_frsize < MIB:
         return StoreError(
             f"cannot open the store at {path}: its disk is full; free some space and try again"
         )
@@ -555,11 +556,6 @@ def _embedded_error(path: Path, error: Exception) -> StoreError:
             " nothing; keep the folder for recovery, and pass another --store or a backup"
         )
     return StoreError(f"cannot open the store at {path}: {_first_line(error)}")
-
-
-def _free_bytes(path: Path) -> int:
-    found = os.statvfs(path)
-    return found.f_bavail * found.f_frsize
 
 
 def _plain(parameters: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -591,15 +587,15 @@ def unreachable_reason(error: BaseException) -> str | None:
 
 def _innermost_reason(error: BaseException) -> str:
     """Return the system's text of the innermost error, or else its type."""
-    found: BaseException = error
+    cause: BaseException = error
     seen: set[int] = set()
-    while id(found) not in seen:
-        seen.add(id(found))
-        if isinstance(found, OSError) and found.strerror:
-            return found.strerror
-        reason = getattr(found, "reason", None)
+    while id(cause) not in seen:
+        seen.add(id(cause))
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        reason = getattr(cause, "reason", None)
         inner = (
-            reason if isinstance(reason, BaseException) else found.__cause__ or found.__context__
+            reason if isinstance(reason, BaseException) else cause.__cause__ or cause.__context__
         )
-        found = inner or found
-    return "timed out" if "Timeout" in type(found).__name__ else type(found).__name__
+        cause = inner or cause
+    return "timed out" if "Timeout" in type(cause).__name__ else type(cause).__name__

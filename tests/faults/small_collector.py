@@ -11,8 +11,7 @@ from pathlib import Path
 
 import uvicorn
 
-from rankscope.collector.gateway.engine import QueryEngine
-from rankscope.collector.gateway.routes import query_router
+from rankscope.collector.gateway import QueryEngine, query_router
 from rankscope.collector.http.access import Access
 from rankscope.collector.http.application import create_server
 from rankscope.collector.ingest.router import ingest_router

@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-from .flags import Dcgm
-
 
 def agent(  # noqa: PLR0913  # one parameter a flag
     *,
@@ -52,7 +50,6 @@ def agent(  # noqa: PLR0913  # one parameter a flag
             "--samples/--no-samples", help="Also read the counters of this host and its devices."
         ),
     ] = True,
-    dcgm: Dcgm = None,
     max_spool_bytes: Annotated[
         int | None,
         typer.Option(
@@ -78,7 +75,6 @@ def agent(  # noqa: PLR0913  # one parameter a flag
             certificate=cert,
             key=key,
             samples=samples,
-            dcgm_url=dcgm,
             max_spool_bytes=max_spool_bytes,
         )
     )

@@ -27,16 +27,6 @@ SpoolFolder = Annotated[
     Path | None,
     typer.Option("--spool", metavar="DIR", help="Folder into which the ranks of this host write."),
 ]
-Dcgm = Annotated[
-    str | None,
-    typer.Option(
-        "--dcgm",
-        metavar="URL",
-        help="Read the GPUs from the page of this DCGM exporter, such as"
-        " http://127.0.0.1:9400/metrics. Default: from the driver.",
-        show_default=False,
-    ),
-]
 Port = Annotated[
     int | None,
     typer.Option(

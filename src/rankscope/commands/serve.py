@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .flags import Dcgm, Port, SpoolFolder, Store
+from .flags import Port, SpoolFolder, Store
 
 
 def serve(  # noqa: PLR0913  # one parameter a flag
@@ -135,7 +135,6 @@ def serve(  # noqa: PLR0913  # one parameter a flag
             "--samples", help="With --spool: also read the counters of this host and its devices."
         ),
     ] = False,
-    dcgm: Dcgm = None,
     only: Annotated[
         str | None,
         typer.Option(
@@ -191,7 +190,6 @@ def serve(  # noqa: PLR0913  # one parameter a flag
             config=config,
             topology=topology,
             samples=samples,
-            dcgm_url=dcgm,
             only=parse_part(only),
             keep=parse_keep(spans=keep_spans, findings=keep_findings, runs=keep_runs),
         )

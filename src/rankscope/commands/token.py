@@ -29,7 +29,12 @@ token = typer.Typer(
 @token.command("create")
 def create_token(
     *,
-    role: Annotated[str, typer.Option(metavar="ROLE", help="ingest, read or admin.")],
+    role: Annotated[
+        str,
+        typer.Option(
+            metavar="ROLE", help="ingest, read, sql (may slow or stop the server) or admin."
+        ),
+    ],
     run_prefix: Annotated[
         str,
         typer.Option(

@@ -52,7 +52,6 @@ class AgentOptions:
     certificate: Path | None = None
     key: Path | None = None
     samples: bool = True
-    dcgm_url: str | None = None
     max_spool_bytes: int | None = None
 
 
@@ -197,9 +196,7 @@ def _sample_loops(
     buffer, burst_buffer, beats = RowBuffer(), RowBuffer(MAX_BURST_ROWS), RowBuffer(MAX_HEARTBEATS)
     sink = buffer_sink(buffer.add, host=host)
     bursts = BurstRequests(state / BURST_FILE, buffer_sink(burst_buffer.add, host=host), say=say)
-    sources = host_sources(
-        options.spool, dcgm_url=options.dcgm_url, on_heartbeats=heartbeat_sink(beats.add)
-    )
+    sources = host_sources(options.spool, on_heartbeats=heartbeat_sink(beats.add))
     sampler = Sampler(sources, sink, unix_ns=clocks.unix_now, say=say)
     stack.callback(sampler.close)
     agent.send_rows("samples", buffer)

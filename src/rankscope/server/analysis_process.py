@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.analysis.report.exchange import read_report, write_report
 from rankscope.analysis.trace.errors import EmptyRunError
+from rankscope.collector.machine_memory import machine_bytes
 from rankscope.dashboard.records.progress import Activity, Progress
 
 from ..errors import FailedError
@@ -42,8 +43,6 @@ MACHINE_SHARE = 1 / 2
 
 def limit_bytes() -> int:
     """Return the memory that one analysis may use."""
-    from rankscope.collector.gateway.settings import machine_bytes
-
     return min(MAX_BYTES, int(machine_bytes() * MACHINE_SHARE))
 
 

@@ -68,8 +68,7 @@ def open_routers(
     """
     routers = [deletion_router(store, deletions)]
     if store.path is not None:
-        from rankscope.collector.gateway.engine import QueryEngine
-        from rankscope.collector.gateway.routes import query_router
+        from rankscope.collector.gateway import QueryEngine, query_router
 
         engine = QueryEngine(store.path)
         stack.callback(engine.close)

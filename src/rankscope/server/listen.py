@@ -165,7 +165,7 @@ def _check_protected(options: ListenOptions, tls: ServerTls | None) -> None:
     if not any(record.state(now_ns) is TokenState.LIVE for record in read_tokens(path)):
         raise BadInputError(
             f"{problem}, and {path} has no valid token: create one with"
-            " `rankscope token create --role ingest` (or read, or admin)"
+            " `rankscope token create --role ingest` (or read, sql or admin)"
         )
 
 

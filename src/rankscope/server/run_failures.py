@@ -7,12 +7,10 @@ catches what is raised for one of them, and goes on with the next.
 from __future__ import annotations
 
 import threading
-import traceback
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankscope.collector.errors import StoreClosedError, StoreError
+from rankscope.collector.errors import StoreClosedError, StoreError, describe_defect
 
 from ..errors import find_exit_code, format_error
 from ..terminal import lines as terminal
@@ -117,12 +115,7 @@ def raise_common(attempts: Sequence[Caught]) -> None:
 
 
 def describe_failure(error: Exception) -> str:
-    """Return one line about an error; of a defect, type and place only.
-
-    The text of an unexpected error may contain data of the job.
-    """
+    """Return one line about an error; of a defect, type and place only."""
     if find_exit_code(error) is not None:
         return format_error(error)
-    (frame,) = traceback.extract_tb(error.__traceback__)[-1:]
-    place = f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno}"
-    return f"{type(error).__name__} at {place}: please report it"
+    return describe_defect(error)

@@ -100,9 +100,6 @@ class ServeOptions:
     samples: bool = False
     """Whether to read the counters of this host once a second, beside the spool."""
 
-    dcgm_url: str | None = None
-    """Page of the DCGM exporter to read the GPUs from. None: the driver."""
-
     keep: RetentionPolicy = field(default_factory=RetentionPolicy)
     """Retention times."""
 
@@ -345,7 +342,7 @@ def serve_opened(  # noqa: PLR0913, PLR0915  # the parts of a server
 
 def _exit_if_stuck(error: type[BaseException] | None, *_: object) -> None:
     """Exit at once if a client's statement cannot be cancelled. All rows are on disk."""
-    from rankscope.collector.gateway.engine import stuck_threads
+    from rankscope.collector.gateway import stuck_threads
 
     if error is None and stuck_threads():
         say("exiting although a statement still runs: it could not be cancelled")
@@ -453,9 +450,7 @@ def _sampler_loops(
 
     sink = store_sink(store, host=socket.gethostname())
     beats = RowBuffer(MAX_HEARTBEATS)
-    sources = host_sources(
-        options.spool, dcgm_url=options.dcgm_url, on_heartbeats=heartbeat_sink(beats.add)
-    )
+    sources = host_sources(options.spool, on_heartbeats=heartbeat_sink(beats.add))
     sampler = Sampler(sources, sink, say=say)
     stack.callback(sampler.close)
     heartbeats = heartbeat_loop(store, beats, deletions, placed=tail.placed_heartbeats)

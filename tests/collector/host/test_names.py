@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope.collector.host.dcgm import NAMES as DCGM_NAMES
 from rankscope.collector.host.gpu import LINK_FIELDS, GpuSource
 from rankscope.collector.host.nic import COUNTERS as NIC_COUNTERS
 from rankscope.collector.host.nic import PATTERNS
@@ -31,7 +30,7 @@ def test_every_name_is_in_the_table(tmp_path: Path) -> None:
     found += GpuSource(load=FakeNvml).read(0)
     names = {sample.name.partition(":")[0] for sample in found}
     names |= {name for name, _ in PORT_COUNTERS.values()} | set(DRIVER_COUNTERS.values())
-    names |= {name for name, _ in DCGM_NAMES.values()} | {name for _, name in PATTERNS}
+    names |= {name for _, name in PATTERNS}
     names |= {PROCESS_NAME, STATE_NAME} | set(NIC_COUNTERS.values()) | set(LINK_FIELDS.values())
     page = PAGE.read_text(encoding="utf-8")
 

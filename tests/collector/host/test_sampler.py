@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.host import sampler as sampler_module
-from rankscope.collector.host.dcgm import DcgmError
 from rankscope.collector.host.sample import Sample, SourceAbsentError
 from rankscope.collector.host.sampler import Sampler, host_sources, store_sink
 from rankscope.collector.read.samples import read_samples
@@ -265,11 +264,3 @@ def test_two_seconds_of_this_host(tmp_path: Path) -> None:
     for name, prefix in (("gpu", "gpu-"), ("rdma", "rdma-")):
         assert accounts[name].is_absent is not any(each.startswith(prefix) for each in names)
     assert len(lines) == sum(account.is_absent for account in accounts.values())
-
-
-def test_an_exporter_replaces_the_driver(tmp_path: Path) -> None:
-    names = [each.name for each in host_sources(tmp_path, dcgm_url="http://127.0.0.1:9400/metrics")]
-    assert "dcgm" in names
-    assert "gpu" not in names
-    with pytest.raises(DcgmError):
-        host_sources(tmp_path, dcgm_url="file:///metrics")

@@ -35,14 +35,12 @@ def source(root: Path, local_ranks: dict[int, int] | None = None) -> ProcessSour
     return ProcessSource(root, local_rank_of=lambda: local_ranks or {}, ticks_per_s=100)
 
 
-def test_a_command_may_contain_spaces_and_parentheses() -> None:
-    line = b"7 (a (b) c) S 1 7 7 0 -1 0 0 0 0 0 30 12 0 0 20 0 1 0 900 0 0"
-    assert parse_stat(line) == ("a (b) c", 42, 900)
-
-
-def test_worker_threads_of_the_kernel_are_one_command() -> None:
-    line = b"7 (kworker/u8:1-events_unbound) S 1 7 7 0 -1 0 0 0 0 0 30 12 0 0 20 0 1 0 900 0 0"
-    assert parse_stat(line) == ("kworker", 42, 900)
+@pytest.mark.parametrize(
+    ("shown", "command"), [("a (b) c", "a (b) c"), ("kworker/u8:1-events_unbound", "kworker")]
+)
+def test_a_command_may_have_blanks_and_kernel_workers_are_one(shown: str, command: str) -> None:
+    line = f"7 ({shown}) S 1 7 7 0 -1 0 0 0 0 0 30 12 0 0 20 0 1 0 900 0 0"
+    assert parse_stat(line.encode()) == (command, 42, 900)
 
 
 @pytest.mark.parametrize("line", [b"", b"7 (x", b"7 (x) S 1 2", b"7 (x) " + b"? " * 30])

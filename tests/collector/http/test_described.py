@@ -11,8 +11,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.core import NotSet
 
-from rankscope.collector.gateway.engine import QueryEngine
-from rankscope.collector.gateway.routes import query_router
+from rankscope.collector.gateway import QueryEngine, query_router
 from rankscope.collector.http.application import deletion_router
 from rankscope.collector.http.metrics import Metrics
 from rankscope.collector.http.token_file import TokenFile, write_tokens

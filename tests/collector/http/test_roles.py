@@ -9,7 +9,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
-from rankscope.collector.gateway.routes import query_router
+from rankscope.collector.gateway import query_router
 from rankscope.collector.http.access import Access
 from rankscope.collector.http.application import create_app, deletion_router
 from rankscope.collector.http.gate import OPEN_PATHS, AccessGate
@@ -29,7 +29,7 @@ OWN = "correct-horse"
 NOW_NS = 1_700_000_000 * 10**9
 DAY_NS = 86_400 * 10**9
 TRUSTED = {"own", "session", "admin"}
-READERS = TRUSTED | {"read"}
+READERS = TRUSTED | {"read", "sql"}
 ANY_READER = READERS | {"read for a run", "admin for a run"}
 ANY_AGENT = {"own", "session", "admin", "admin for a run", "ingest", "ingest for a run"}
 
@@ -90,6 +90,7 @@ def tokens(tmp_path: Path) -> dict[str, str]:
         "ingest for a run": make(Role.INGEST, run_prefix="a"),
         "read": make(Role.READ),
         "read for a run": make(Role.READ, run_prefix="a"),
+        "sql": make(Role.SQL),
         "admin": make(Role.ADMIN),
         "admin for a run": make(Role.ADMIN, run_prefix="a"),
         "expired": make(Role.ADMIN, made_ns=NOW_NS - 8 * DAY_NS),

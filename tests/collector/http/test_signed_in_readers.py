@@ -34,7 +34,7 @@ def signed_in(tmp_path: Path, role: Role, *, run_prefix: str = "") -> tuple[Clie
     return client, answer.status_code, record.token_id
 
 
-@pytest.mark.parametrize("role", [Role.READ, Role.ADMIN])
+@pytest.mark.parametrize("role", [Role.READ, Role.SQL, Role.ADMIN])
 def test_a_created_token_opens_a_session_that_reads_until_it_is_revoked(
     tmp_path: Path, role: Role
 ) -> None:

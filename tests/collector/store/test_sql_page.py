@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.collector.gateway.engine import QueryEngine, QueryRequest
+from rankscope.collector.gateway import QueryEngine, QueryRequest
 from rankscope.collector.read.alerts import StoredAlert, write_alert, write_resolution
 from rankscope.commands.simulate import simulate_run
 from rankscope.run import open_run
@@ -162,6 +162,6 @@ def test_the_gateway_answers_each_ready_query(run_store: Store) -> None:
     try:
         for sql in ready_queries().values():
             request = QueryRequest(text=sql, parameters=RUN)
-            assert asyncio.run(engine.answer(request)).answer.view is not None
+            assert asyncio.run(engine.answer(request)).view is not None
     finally:
         engine.close()

@@ -36,6 +36,7 @@ def run_with_mounts(
         },
         capture_output=True,
         text=True,
+        errors="replace",  # two writers of one pipe may cut each other's letters
         timeout=180,
         check=False,
     )

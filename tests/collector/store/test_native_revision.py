@@ -2,15 +2,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import chdb
 import pytest
 
-from rankscope.collector.gateway.errors import QueryError
-from rankscope.collector.gateway.native_blocks import split_type, with_revision
-from rankscope.collector.gateway.session import ReadOnlySession
-from rankscope.collector.store.store import open_store
+from rankscope.collector.errors import StoreQueryError
+from rankscope.collector.store.native_revision import split_type, with_revision
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    Query = Callable[[str], bytes]
 
 GO_REVISION = 54_460
 """``client_protocol_version`` of clickhouse-go 2."""
@@ -19,12 +20,12 @@ NOTE = bytes([1, 0, 2, 255, 255, 255, 255, 0])
 
 
 @pytest.fixture(scope="module")
-def handle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReadOnlySession]:
-    with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as store:
-        assert store.path is not None
-        opened = ReadOnlySession(store.path, {"max_block_size": 5})
-        yield opened
-        opened.close()
+def query() -> Iterator[Query]:
+    """Return a function that returns the native blocks of a result, of 5 rows each."""
+    connection = chdb.connect(":memory:")  # type: ignore[no-untyped-call]
+    connection.query("SET max_block_size = 5")
+    yield lambda sql: bytes(connection.query(sql, "Native").bytes())
+    connection.close()
 
 
 def test_a_block_gets_a_block_info_and_each_column_a_serialization_byte() -> None:
@@ -75,15 +76,15 @@ def test_an_older_client_gets_unchanged_blocks() -> None:
     ],
 )
 def test_the_length_of_a_column_is_known_for_every_supported_type(
-    handle: ReadOnlySession, expression: str
+    query: Query, expression: str
 ) -> None:
     sql = f"SELECT {expression} AS value, 'end' AS mark FROM numbers(5)"
-    blocks = handle.run(sql, "Native")
+    blocks = query(sql)
 
     found = bytes(with_revision(memoryview(blocks), GO_REVISION))
 
     # A block of this column alone, with the same rows, gives the bytes of its values.
-    alone = handle.run(f"SELECT {expression} AS value FROM numbers(5)", "Native")
+    alone = query(f"SELECT {expression} AS value FROM numbers(5)")
     head_bytes = alone.index(b"value") + len(b"value")
     head_bytes += 1 + alone[head_bytes]
     values = alone[head_bytes:]
@@ -91,17 +92,17 @@ def test_the_length_of_a_column_is_known_for_every_supported_type(
     assert found == NOTE + b"\x02\x05" + alone[2:head_bytes] + b"\0" + values + mark
 
 
-def test_each_block_gets_a_block_info(handle: ReadOnlySession) -> None:
-    blocks = handle.run("SELECT number FROM numbers(12)", "Native")
+def test_each_block_gets_a_block_info(query: Query) -> None:
+    blocks = query("SELECT number FROM numbers(12)")
 
     assert blocks.count(b"UInt64") == 3
     assert bytes(with_revision(memoryview(blocks), GO_REVISION)).count(NOTE) == 3
 
 
-def test_a_type_without_a_known_length_is_refused(handle: ReadOnlySession) -> None:
-    blocks = handle.run("SELECT uniqState(number) AS s FROM numbers(3)", "Native")
+def test_a_type_without_a_known_length_is_refused(query: Query) -> None:
+    blocks = query("SELECT uniqState(number) AS s FROM numbers(3)")
 
-    with pytest.raises(QueryError, match="AggregateFunction has no Native form here: cast it"):
+    with pytest.raises(StoreQueryError, match="AggregateFunction has no Native form here: cast it"):
         with_revision(memoryview(blocks), GO_REVISION)
 
 

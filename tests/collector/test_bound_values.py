@@ -24,16 +24,14 @@ PACKAGES = ("analysis", "collector", "dashboard", "rankscope", "trainer")
 TAKES_SQL = frozenset(
     {
         "query", "rows", "arrow", "command", "raw_query", "query_df", "query_arrow", "query_np",
-        "send_query", "run", "lines", "answer",
+        "send_query", "run", "answer",
     }
 )  # fmt: skip
 """Methods of stores, clients and engine sessions whose first argument is a statement."""
 
 ALLOWED = {
-    # Names and values come from our own tables and checked integers. SET cannot bind values.
-    ("collector/gateway/session.py", "_configure"),
-    # EXPLAIN gets a single statement in canonical form, and does not run it.
-    ("collector/gateway/session.py", "lines"),
+    # SET cannot bind values: names are from our own tables, values are quoted.
+    ("collector/gateway.py", "_session"),
     # CHECK TABLE cannot bind the name of a part; it is the engine's own, and matches PART_NAME.
     ("src/rankscope/server/upkeep.py", "check_part"),
 }

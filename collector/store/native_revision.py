@@ -7,8 +7,6 @@ whether its serialization is a special one (never, here). To insert that byte, t
 column must be known: it follows from its type and the number of rows. Clients of older revisions,
 such as clickhouse-connect, read revision 0.
 
-A module of its own: it knows the format and nothing of HTTP.
-
 Source: ``NativeWriter``, ``BlockInfo`` and the ``serializeBinaryBulk`` methods of ClickHouse.
 """
 
@@ -17,8 +15,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ..store.native_format import INDEX_WIDTHS, LOW_CARDINALITY_HAS_KEYS, NativeCursor
-from .errors import NOT_IMPLEMENTED, QueryError
+from ..errors import StoreQueryError
+from .native_format import INDEX_WIDTHS, LOW_CARDINALITY_HAS_KEYS, NativeCursor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +47,7 @@ def with_revision(body: memoryview, revision: int) -> memoryview:
     """Return native blocks of revision 0 in the form of a client's revision.
 
     Raises:
-        QueryError: The length of a column of this type is not known.
+        StoreQueryError: The length of a column of this type is not known.
     """
     if revision < SPECIAL_SERIALIZATION_REVISION:
         return body
@@ -124,7 +122,7 @@ class _Reader(NativeCursor):
         elif name == "SimpleAggregateFunction":
             inner = inner[-1:]
         elif name != "Tuple":
-            raise QueryError(NOT_IMPLEMENTED, f"type {name} has no Native form here: cast it")
+            raise StoreQueryError(f"type {name} has no Native form here: cast it")
         for part in inner:
             self.skip(part, num_rows)
 

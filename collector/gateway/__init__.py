@@ -1,1 +1,0 @@
-"""Gateway: read-only ClickHouse protocol over HTTP for the embedded store."""
