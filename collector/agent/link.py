@@ -25,7 +25,7 @@ from urllib3.util import Retry
 
 from ..errors import TokenFileError
 from ..file_change import FileStamps, read_file_stamps
-from ..http.token_file import ClientToken, read_client_token
+from ..http.tokens import ClientToken, read_client_token
 from .errors import AgentConfigError, LinkError, RetryLaterError, reason_of
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from .requests import (
     is_foreign,
     is_navigation,
     is_secure,
-    note_proof,
     query_tokens,
     read_headers,
     request_client,
@@ -61,6 +60,9 @@ SAFE_METHODS = frozenset({"GET", "HEAD"})
 GRANT_KEY = "rankscope.grant"
 """Key of the request's `Grant` in the ASGI scope."""
 
+PEER_KEY = "rankscope.peer"
+"""Key of the address that the connection comes from, if a proxy is trusted to name the client's."""
+
 UNAUTHORIZED = b"401: no valid token. Open the URL that `rankscope serve` printed\n"
 WRONG_ROLE = b"403: this token does not allow this request\n"
 FOREIGN_ORIGIN = b"403: this request came from a page of another site\n"
@@ -92,8 +94,8 @@ ROUTE_RULES = {
     ("DELETE", "/v1/runs"): RouteRule(role=Role.ADMIN, any_scope=True),
     ("GET", "/metrics"): RouteRule(role=Role.READ, any_scope=False),
     # Statements cannot be limited to some runs.
-    ("POST", "/"): RouteRule(role=Role.READ, any_scope=False),
-    ("GET", "/ping"): RouteRule(role=Role.READ, any_scope=False),
+    ("POST", "/"): RouteRule(role=Role.SQL, any_scope=False),
+    ("GET", "/ping"): RouteRule(role=Role.SQL, any_scope=False),
     ("POST", "/logout"): RouteRule(role=Role.READ, any_scope=True),
     ("POST", "/v1/clock"): RouteRule(role=Role.INGEST, any_scope=True),
     ("POST", "/v1/spans"): RouteRule(role=Role.INGEST, any_scope=True),
@@ -116,17 +118,19 @@ PAGES = RouteRule(role=Role.READ, any_scope=False)
 UNKNOWN = RouteRule(role=Role.ADMIN, any_scope=False)
 
 
-def find_rule(method: str, path: str) -> RouteRule:
+def find_rule(method: str, path: str, query: bytes = b"") -> RouteRule:
     """Return the requirements of a request."""
+    if path == "/" and b"query=" in query:
+        method = "POST"  # a statement in the URL
     known = ROUTE_RULES.get((method, path)) or _OF_FOLDERS.get((method, path.rpartition("/")[0]))
     if known is not None:
         return known
     return UNKNOWN if path.startswith(API_PREFIX) else PAGES
 
 
-def is_allowed(grant: Grant, method: str, path: str) -> bool:
+def is_allowed(grant: Grant, scope: Scope) -> bool:
     """Return whether a grant covers a request, judged without its body."""
-    rule = find_rule(method, path)
+    rule = find_rule(scope["method"], scope["path"], scope["query_string"])
     return grant.allows(rule.role) and (rule.any_scope or not grant.run_prefix)
 
 
@@ -187,9 +191,7 @@ class AccessGate:
             await self._exchange_token(scope, send, credential)
         elif credential is Credential.NONE:
             await self._refuse(scope, send, headers)
-        elif credential is not Credential.OPEN and not is_allowed(
-            scope[GRANT_KEY], scope["method"], scope["path"]
-        ):
+        elif credential is not Credential.OPEN and not is_allowed(scope[GRANT_KEY], scope):
             await self._send_refusal(scope, send, Refusal.WRONG_ROLE)
         elif not readable and is_foreign(
             scope, headers, requires_origin=credential is Credential.SESSION
@@ -206,11 +208,11 @@ class AccessGate:
         if grant is None:
             grant = self._access.session_grant(self._access.session_in(headers))
             if grant is None and self._access.proxy is not None:
-                grant = self._access.proxy.grant(scope["headers"], _address(scope))
+                host, _ = scope.get(PEER_KEY) or ("", 0)
+                grant = self._access.proxy.grant(scope["headers"], str(host))
             credential = Credential.NONE if grant is None else Credential.SESSION
         if grant is not None:
             scope[GRANT_KEY] = grant
-            note_proof(scope)
         return Credential.OPEN if _is_open(scope) else credential
 
     async def _exchange_token(self, scope: Scope, send: Send, credential: Credential) -> None:
@@ -299,11 +301,6 @@ def _is_open(scope: Scope) -> bool:
         return True
     is_plain = ".." not in path and "//" not in path and "\\" not in path
     return is_plain and scope["method"] in SAFE_METHODS and path.startswith(OPEN_PREFIXES)
-
-
-def _address(scope: Scope) -> str:
-    client = scope.get("client")
-    return "" if client is None else str(client[0])
 
 
 async def _redirect(send: Send, url: str, set_cookie: str | None = None) -> None:

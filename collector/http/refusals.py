@@ -1,4 +1,4 @@
-"""Counts of refused requests and connections, with a rate-limited log."""
+"""Counts of refused requests, with a rate-limited log."""
 
 from __future__ import annotations
 
@@ -28,14 +28,6 @@ class Refusal(StrEnum):
     FOREIGN_HOST = "foreign-host"
     FOREIGN_ORIGIN = "foreign-origin"
     BODY_TOO_LARGE = "body-too-large"
-    BAD_HTTP = "bad-http"
-    SLOW_HEADER = "slow-header"
-    SLOW_BODY = "slow-body"
-    SLOW_READER = "slow-reader"
-    TOO_MANY_CONNECTIONS = "too-many-connections"
-    TOO_MANY_FROM_ADDRESS = "too-many-from-address"
-    NO_FILES_LEFT = "no-files-left"
-    TLS_HANDSHAKE = "tls-handshake"
 
 
 def discard_event(event: str, fields: Mapping[str, object]) -> None:  # signature of `LogEvent`

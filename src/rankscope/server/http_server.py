@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from rankscope.collector.errors import StoreError
 from rankscope.collector.http.application import create_server, deletion_router
 from rankscope.collector.http.gate import STRICT_POLICY
-from rankscope.collector.http.limits import ConnectionLimits, fit_connections
 from rankscope.collector.http.metrics import Metrics, Reading
-from rankscope.collector.http.server import HttpServer
+from rankscope.collector.http.server import HttpServer, ServerLimits, fit_connections
 from rankscope.tracer.span import NS_PER_S
 
 from .run_metrics import read_live_runs
@@ -146,16 +145,9 @@ def open_application(
 def run_server(
     app: AsgiApp, endpoint: Endpoint, monitoring: Monitoring, *, on_start: Callable[[], None]
 ) -> None:
-    """Serve until SIGINT or SIGTERM; call ``on_start`` when the server accepts connections.
-
-    Raises:
-        OSError: A socket failed.
-    """
-    limits = ConnectionLimits(
-        max_connections=fit_connections(),
-        max_connections_per_address=endpoint.connections_per_address,
-    )
-    server = HttpServer(app, endpoint.listeners, limits=limits, refusals=monitoring.refusals)
+    """Serve until SIGINT or SIGTERM; call ``on_start`` when the server accepts connections."""
+    limits = ServerLimits(max_connections=fit_connections())
+    server = HttpServer(app, endpoint.listeners, limits=limits)
     monitoring.metrics.add(read_edge(server, endpoint, monitoring.refusals))
     server.serve_until_stopped(on_start=on_start)
 
@@ -323,7 +315,7 @@ def read_edge(server: HttpServer, endpoint: Endpoint, refusals: Refusals) -> Rea
         yield Reading(name="connections", text="Open connections.", values=values)
         yield Reading(
             name="refused_total",
-            text="Refused requests and closed connections, by reason.",
+            text="Refused requests, by reason.",
             label="reason",
             values={str(reason): count for reason, count in refusals.counts.items()},
         )

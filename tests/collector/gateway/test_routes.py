@@ -17,8 +17,7 @@ from clickhouse_connect.driver.exceptions import DatabaseError
 from rankscope.collector.gateway.routes import query_router
 from rankscope.collector.http.access import Access
 from rankscope.collector.http.application import create_server
-from rankscope.collector.http.token_file import TokenFile, write_tokens
-from rankscope.collector.http.tokens import Role, TokenRecord, make_token
+from rankscope.collector.http.tokens import Role, TokenFile, TokenRecord, make_token, write_tokens
 from tests.collector.gateway.test_native_blocks import NOTE
 from tests.support.collector.asgi import in_a_loop
 from tests.support.waiting import wait_until

@@ -22,7 +22,7 @@ from rankscope.collector.http.refusals import Refusal, Refusals
 from rankscope.collector.http.tokens import FULL_GRANT, Grant, Role
 from rankscope.collector.retention.deletion import Deletions
 from tests.support.collector.asgi import BASE, Client
-from tests.support.collector.running_server import LARGE, answer_on, echo, read_to_end, running
+from tests.support.collector.running_server import answer_on, echo, read_to_end, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -194,7 +194,7 @@ def refusals() -> Refusals:
 
 @pytest.fixture
 def server(refusals: Refusals) -> Iterator[Running]:
-    with running(BodyLimit(echo, refusals, max_bytes=CAPS), limits=LARGE) as served:
+    with running(BodyLimit(echo, refusals, max_bytes=CAPS)) as served:
         yield served
 
 
@@ -267,7 +267,7 @@ def test_a_disconnect_within_a_body_is_not_an_error(
         finally:
             ended.set()
 
-    with running(BodyLimit(reader, refusals), limits=LARGE) as server:
+    with running(BodyLimit(reader, refusals)) as server:
         with server.connect() as connection:
             connection.sendall(POST + b"content-length: 9000\r\n\r\nab")
             assert begun.wait(60)
@@ -285,7 +285,7 @@ def test_a_page_whose_body_is_too_long_ends_and_the_next_request_is_answered(
 
     application: Any = page  # a2wsgi declares its own type for environments
     pages: Any = WSGIMiddleware(application, workers=1)
-    with running(BodyLimit(pages, refusals), limits=LARGE) as server:
+    with running(BodyLimit(pages, refusals)) as server:
         with server.connect() as connection:
             connection.sendall(POST + b"transfer-encoding: chunked\r\n\r\n")
             ended = threading.Event()
