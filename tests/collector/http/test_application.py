@@ -129,6 +129,17 @@ def test_the_pages_accept_any_method_on_other_paths(client: Client) -> None:
         assert answer.text == f"data of {path}"
 
 
+def test_pages_are_compressed_for_a_client_that_accepts_it(client: Client) -> None:
+    headers = {"authorization": f"Bearer {TOKEN}", "accept-encoding": "gzip"}
+    packed = client.get("/timeline", headers=headers)
+    plain = client.get("/timeline", headers={**headers, "accept-encoding": "identity"})
+
+    assert packed.headers["content-encoding"] == "gzip"
+    assert packed.headers["vary"] == "Accept-Encoding"
+    assert "content-encoding" not in plain.headers
+    assert packed.text == plain.text == "data of /timeline"
+
+
 def test_fastapi_serves_no_documentation_pages(client: Client) -> None:
     # With the token, these paths reach the dashboard instead of FastAPI's own pages.
     for path in ("/docs", "/redoc", "/openapi.json"):
