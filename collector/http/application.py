@@ -173,7 +173,9 @@ def create_app(
         if reason is None:
             return PlainTextResponse("ok\n")
         # The path needs no token and the reason may name a folder: show it to readers only.
-        details = f": {reason}" if _may_read(request) else ""
+        grant: Grant | None = request.scope.get(GRANT_KEY)
+        is_reader = grant is not None and grant.allows(Role.READ) and not grant.run_prefix
+        details = f": {reason}" if is_reader else ""
         return PlainTextResponse(f"not ready{details}\n", 503)
 
     _add_login(app, access, refusals or Refusals())
@@ -238,11 +240,6 @@ def _with_exact_bounds(document: Any) -> Any:  # noqa: ANN401  # any JSON value
     if isinstance(document, list):
         return [_with_exact_bounds(inner) for inner in document]
     return int(document) if isinstance(document, float) and document.is_integer() else document
-
-
-def _may_read(request: Request) -> bool:
-    grant = request.scope.get(GRANT_KEY)
-    return grant is not None and grant.allows(Role.READ) and not grant.run_prefix
 
 
 def _login_page(

@@ -73,12 +73,9 @@ class Refusals:
         self._logged.move_to_end(key)
         while len(self._logged) > MAX_LOGGED:
             self._logged.popitem(last=False)
+        short = {
+            name: value[:MAX_PATH_LETTERS] if isinstance(value, str) else value
+            for name, value in fields.items()
+        }
         more = {"more_since_last": num_quiet} if num_quiet else {}
-        self._log("refused", {"reason": str(reason), "visitor": client, **_short(fields), **more})
-
-
-def _short(fields: Mapping[str, object]) -> dict[str, object]:
-    return {
-        name: value[:MAX_PATH_LETTERS] if isinstance(value, str) else value
-        for name, value in fields.items()
-    }
+        self._log("refused", {"reason": str(reason), "visitor": client, **short, **more})

@@ -258,20 +258,18 @@ class TokenSet:
         return self._grant_of(record, now_ns) if record is not None and is_live else None
 
     def _grant_of(self, record: TokenRecord, now_ns: int) -> Grant:
+        owner = owner_name(record.holder)
+        reserved = tuple(
+            other.run_prefix
+            for other in self._with_prefix
+            if owner_name(other.holder) != owner and other.state(now_ns) is TokenState.LIVE
+        )
         return Grant(
             role=record.role,
             run_prefix=record.run_prefix,
             token_id=record.token_id,
             holder=record.holder,
-            reserved=self._reserved_from(record, now_ns) if record.role is Role.INGEST else (),
-        )
-
-    def _reserved_from(self, record: TokenRecord, now_ns: int) -> tuple[str, ...]:
-        owner = owner_name(record.holder)
-        return tuple(
-            one.run_prefix
-            for one in self._with_prefix
-            if owner_name(one.holder) != owner and one.state(now_ns) is TokenState.LIVE
+            reserved=reserved if record.role is Role.INGEST else (),
         )
 
 
@@ -317,7 +315,14 @@ def read_private(path: Path, *, max_bytes: int) -> bytes:
     except OSError as error:
         raise TokenFileError(path, f"cannot be opened ({error.strerror})") from None
     try:
-        _check_private(path, os.fstat(descriptor))
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise TokenFileError(path, "is not a regular file")
+        if status.st_uid != os.geteuid():
+            raise TokenFileError(path, "belongs to another user")
+        if status.st_mode & 0o077:
+            mode = f"{stat.S_IMODE(status.st_mode):04o}"
+            raise TokenFileError(path, f"is accessible to other users (mode {mode}): chmod 600 it")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             content = file.read(max_bytes + 1)
     finally:
@@ -325,16 +330,6 @@ def read_private(path: Path, *, max_bytes: int) -> bytes:
     if len(content) > max_bytes:
         raise TokenFileError(path, f"is longer than {max_bytes} bytes")
     return content
-
-
-def _check_private(path: Path, found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise TokenFileError(path, "is not a regular file")
-    if found.st_uid != os.geteuid():
-        raise TokenFileError(path, "belongs to another user")
-    if found.st_mode & 0o077:
-        mode = stat.S_IMODE(found.st_mode)
-        raise TokenFileError(path, f"is accessible to other users (mode {mode:04o}): chmod 600 it")
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -363,8 +358,8 @@ def read_tokens(path: Path) -> list[TokenRecord]:
     try:
         document = json.loads(content)
         if document["version"] != FORM_VERSION:
-            found = document["version"]
-            raise TokenFileError(path, f"has version {found!r}, expected {FORM_VERSION}")
+            version = document["version"]
+            raise TokenFileError(path, f"has version {version!r}, expected {FORM_VERSION}")
         return [_record(fields) for fields in document["tokens"]]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise TokenFileError(path, "has invalid content, not from `rankscope token`") from None

@@ -163,7 +163,11 @@ def read_loops(loops: Sequence[Loop]) -> Reader:
 
     def read() -> Iterable[Reading]:
         for name, text, value in (
-            ("loop_up", "1 if a background loop works, 0 if it fails or has ended.", _is_up),
+            (
+                "loop_up",
+                "1 if a background loop works, 0 if it fails or has ended.",
+                lambda loop: float(loop.why_stopped() is None),
+            ),
             ("loop_turns_total", "Turns of a background loop.", lambda loop: loop.num_turns),
             (
                 "loop_failures_total",
@@ -189,10 +193,6 @@ def read_loops(loops: Sequence[Loop]) -> Reader:
             )
 
     return read
-
-
-def _is_up(loop: Loop) -> float:
-    return float(loop.why_stopped() is None)
 
 
 def read_account(reports: Reports) -> Reader:
@@ -275,20 +275,19 @@ def read_store(store: Store) -> Reader:
 
 def _read_sizes(store: Store) -> list[Reading]:
     try:
-        found = store.rows(SIZES)
+        rows = store.rows(SIZES)
     except StoreError:
-        found = None
+        rows = None
     text = "1 if the store answers queries."
-    up = Reading(name="store_up", text=text, values={"": float(found is not None)})
-    if found is None:
-        return [up]
-    readings = [up]
+    readings = [Reading(name="store_up", text=text, values={"": float(rows is not None)})]
+    if rows is None:
+        return readings
     for column, name, text in (
         ("num_rows", "store_rows", "Rows by table, duplicates included."),
         ("num_bytes", "store_bytes", "Bytes on disk by table."),
         ("num_parts", "store_parts", "Parts by table. Many parts make reads slow."),
     ):
-        values = {str(row["table"]): float(row[column]) for row in found}
+        values = {str(row["table"]): float(row[column]) for row in rows}
         readings.append(Reading(name=name, text=text, label="table", values=values))
     return readings
 
