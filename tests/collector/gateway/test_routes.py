@@ -58,7 +58,8 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for name, role, prefix in (
         ("ingest", Role.INGEST, ""),
         ("read", Role.READ, ""),
-        ("scoped", Role.READ, "llama-"),
+        ("sql", Role.SQL, ""),
+        ("scoped", Role.SQL, "llama-"),
     ):
         shown[name], record = make_token(
             records, role=role, run_prefix=prefix, holder=name, days=1, now_ns=time.time_ns()
@@ -174,13 +175,13 @@ def test_a_get_with_a_query_is_a_statement_and_without_one_the_dashboard(url: st
         assert visitor.get("/ping").text == "Ok.\n"
 
 
-def test_only_readers_of_all_runs_may_query(url: str, tokens: dict[str, str]) -> None:
+def test_only_sql_tokens_of_all_runs_may_query(url: str, tokens: dict[str, str]) -> None:
     def status(token: str) -> int:
         return post(url, "SELECT 1", token=token).status_code
 
-    assert status(tokens["read"]) == 200
-    assert [status(tokens[name]) for name in ("ingest", "scoped")] == [403, 403]
-    assert [status(text) for text in ("wrong", "", tokens["read"] + "x")] == [401, 401, 401]
+    assert status(tokens["sql"]) == 200
+    assert [status(tokens[name]) for name in ("ingest", "read", "scoped")] == [403, 403, 403]
+    assert [status(text) for text in ("wrong", "", tokens["sql"] + "x")] == [401, 401, 401]
     with httpx.Client(base_url=url, timeout=TIMEOUT_S) as outsider:
         assert outsider.post("/", content="SELECT 1").status_code == 401
         asked = {"query": "SELECT 1", "password": TOKEN}
