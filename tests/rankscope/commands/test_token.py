@@ -98,7 +98,7 @@ def test_without_json_only_the_token_is_printed(command: Command) -> None:
 
 def test_an_unknown_role_and_an_unknown_id_are_refused(command: Command) -> None:
     line = command.error("create", "--role", "root")
-    assert "unknown --role root: give ingest, read, admin" in line
+    assert "unknown --role root: give ingest, read, sql, admin" in line
     assert "no token has the id 'x'" in command.error("revoke", "x")
 
 
