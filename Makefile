@@ -24,7 +24,7 @@ TWO_PROCESSES := --numprocesses=logical --maxprocesses=2 --dist=loadfile --no-lo
 SHARED_RUN := -m "not alone and not nightly" $(TWO_PROCESSES) --durations=10
 FAST_RUN := -m "not nightly and not slow and not multiproc and not browser and not alone" $(TWO_PROCESSES)
 
-.PHONY: help demo test test-fast nightly lint types check-imports pytest format diagnosis faults edges fuzz outage other-torch lock audit browser prometheus clean
+.PHONY: help demo test test-fast nightly lint types check-imports pytest format diagnosis faults edges fuzz outage other-torch lock audit browser servers clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -43,14 +43,14 @@ demo: $(STAMP) ## train on 8 local processes with one slow rank, diagnose it, se
 	@$(BIN)/rankscope demo $(if $(filter 0,$(SERVE)),--no-serve) $(ARGS)
 
 test: $(STAMP) ## everything that a submission must pass
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types check-imports browser prometheus
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types check-imports browser servers
 	@$(MAKE) --no-print-directory pytest
 
 test-fast: $(STAMP) ## lint, and the tests that are quick and start no processes (3 minutes on two cores)
 	@$(MAKE) --no-print-directory lint
 	@$(BIN)/python -m pytest $(FAST_RUN)
 
-nightly: $(STAMP) browser ## all tests; hypothesis explores with more examples and a fresh seed: make nightly SEED=7 repeats one
+nightly: $(STAMP) browser servers ## all tests; hypothesis explores with more examples and a fresh seed: make nightly SEED=7 repeats one
 	@echo "hypothesis seed $(SEED): make nightly SEED=$(SEED) tries the same examples"
 	@$(BIN)/python -m pytest -m "not alone" $(TWO_PROCESSES) $(EXPLORING)
 	@$(BIN)/python -m pytest -m alone $(EXPLORING)
@@ -77,8 +77,8 @@ endif
 browser: ## a headless Chromium for the browser tests
 	@./tests/browser/install_chromium.sh
 
-prometheus: ## Prometheus, promtool and Alertmanager for tests
-	@./tests/deploy/install_prometheus.sh
+servers: ## Prometheus, promtool, Alertmanager and nginx for tests
+	@./tests/deploy/install_servers.sh
 
 format: $(STAMP) ## rewrite the sources in the house format
 	@$(BIN)/ruff check --fix $(SOURCES)

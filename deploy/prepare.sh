@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 secrets=deploy/secrets
 mkdir -p "$secrets/ca" "$secrets/tls" "$secrets/tokens"
 
-names=(localhost collector collector-1 collector-2 balancer dashboard cluster-dashboard "$@")
+names=(localhost collector collector-1 collector-2 proxy cluster-proxy dashboard cluster-dashboard "$@")
 alternatives="IP:127.0.0.1,IP:::1"
 for name in "${names[@]}"; do
     if [[ "$name" =~ ^[0-9.]+$ || "$name" == *:* ]]; then

@@ -17,7 +17,7 @@ from .tokens import FULL_GRANT, HOLDER_FORM, Grant, Role
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from .token_file import TokenFile
+    from .tokens import TokenFile
 
 
 MAX_SESSIONS = 256
@@ -151,13 +151,15 @@ class Throttle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustedProxy:
-    """A proxy, such as oauth2-proxy, that signs users in and names them in a header.
+    """A proxy in front of the server, which names the client's address and scheme in headers.
 
-    Any client that connects from one of its addresses can name any user.
+    One such as oauth2-proxy also signs users in and names them. Any client that connects from one
+    of its addresses can name any address, and any user.
     """
 
-    header: str
-    """Name of the header, in lower case. The proxy removes it from what browsers send."""
+    header: str = ""
+    """Name of the header with the user, in lower case; "": none has. The proxy removes it from
+    what browsers send."""
 
     addresses: frozenset[str]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from html import escape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
@@ -9,8 +11,10 @@ from urllib.parse import parse_qs
 from a2wsgi import WSGIMiddleware
 from fastapi import APIRouter, FastAPI, HTTPException, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from ..clock.reference import clock_router
 from ..errors import RunNameError
@@ -19,7 +23,7 @@ from .gate import (
     GRANT_KEY,
     LOGIN_PATH,
     LOOPBACK_NAMES,
-    OPEN_PREFIXES,
+    PEER_KEY,
     STRICT_POLICY,
     AccessGate,
     safe_next,
@@ -27,7 +31,6 @@ from .gate import (
 from .metrics import MeasuredApp, metrics_router
 from .refusals import Refusal, Refusals
 from .requests import is_secure, read_headers, request_client
-from .static_files import StaticFiles
 from .tokens import Role
 
 if TYPE_CHECKING:
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
 
     from ..retention.deletion import Deletions
     from ..store.store import Store
-    from .access import Access
+    from .access import Access, TrustedProxy
     from .metrics import Metrics
     from .requests import AsgiApp, Message, Receive, Scope, Send
     from .tokens import Grant
@@ -90,7 +93,14 @@ MAX_BYTES = {"/v1/spans": 64 * MIB, "/v1/rows/": 16 * MIB}
 """Limits by prefix of the path. The routes have lower limits with more exact messages."""
 
 TOO_LARGE = b"413: the body is too long\n"
-BAD_LENGTH = b"400: Content-Length is not a number\n"
+TWO_LENGTHS = b"400: both Content-Length and Transfer-Encoding\n"
+LENGTHS = frozenset({"content-length", "transfer-encoding"})
+DISCARD_TIMEOUT_S = 5
+MAX_DISCARDED_BYTES = 64 * MIB
+"""Limits for the rest of a body that is too long, which is read and discarded."""
+
+GZIP_LEVEL = 1
+"""A picture takes 5 ms; level 6 would save a tenth and take three times as long."""
 
 DELETION_SCHEMA = 1
 """Version of the answer of ``DELETE /v1/runs``."""
@@ -124,8 +134,22 @@ def create_server(  # noqa: PLR0913  # one parameter per part
     counted = refusals or Refusals()
     app = create_app(access, pages=pages, not_ready=not_ready, routers=routers, refusals=counted)
     behind = BodyLimit(app, counted)
-    gate = AccessGate(behind, access, policy=policy, names=names, refusals=counted)
-    return gate if metrics is None else MeasuredApp(gate, metrics)
+    whole: AsgiApp = AccessGate(behind, access, policy=policy, names=names, refusals=counted)
+    if access.proxy is not None:
+        whole = _behind_proxy(whole, access.proxy)
+    return whole if metrics is None else MeasuredApp(whole, metrics)
+
+
+def _behind_proxy(app: AsgiApp, proxy: TrustedProxy) -> AsgiApp:
+    """Take the client's address and scheme from the headers of a trusted proxy, and of no other."""
+    gate: Any = app  # uvicorn declares other types for scopes and messages
+    forwarded: Any = ProxyHeadersMiddleware(gate, trusted_hosts=sorted(proxy.addresses))
+
+    async def keep_peer(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[PEER_KEY] = scope.get("client")
+        await forwarded(scope, receive, send)
+
+    return keep_peer
 
 
 def create_app(
@@ -149,7 +173,9 @@ def create_app(
         if reason is None:
             return PlainTextResponse("ok\n")
         # The path needs no token and the reason may name a folder: show it to readers only.
-        details = f": {reason}" if _may_read(request) else ""
+        grant: Grant | None = request.scope.get(GRANT_KEY)
+        is_reader = grant is not None and grant.allows(Role.READ) and not grant.run_prefix
+        details = f": {reason}" if is_reader else ""
         return PlainTextResponse(f"not ready{details}\n", 503)
 
     _add_login(app, access, refusals or Refusals())
@@ -158,9 +184,8 @@ def create_app(
         app.router.routes.extend(router.routes)
     # a2wsgi and Starlette declare different types for scopes and messages.
     bridge: Any = WSGIMiddleware(pages, workers=PAGE_THREADS)
-    # These files need no token, and an unknown client may read them slowly.
-    files = StaticFiles(bridge, prefixes=OPEN_PREFIXES)
-    app.mount("/", AllowedMethods(app.router.routes, files))
+    compressed: Any = GZipMiddleware(bridge, compresslevel=GZIP_LEVEL)
+    app.mount("/", AllowedMethods(app.router.routes, compressed))
     described = app.openapi
     app.openapi = lambda: _with_exact_bounds(described())  # type: ignore[method-assign]  # FastAPI's way
     return app
@@ -215,11 +240,6 @@ def _with_exact_bounds(document: Any) -> Any:  # noqa: ANN401  # any JSON value
     if isinstance(document, list):
         return [_with_exact_bounds(inner) for inner in document]
     return int(document) if isinstance(document, float) and document.is_integer() else document
-
-
-def _may_read(request: Request) -> bool:
-    grant = request.scope.get(GRANT_KEY)
-    return grant is not None and grant.allows(Role.READ) and not grant.run_prefix
 
 
 def _login_page(
@@ -304,33 +324,55 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        declared = read_headers(scope).get("content-length", "0")
-        body = _Body(receive, send, max_bytes=self._cap(scope["path"]))
-        if not (declared.isascii() and declared.isdigit()):
-            await _answer(send, 400, BAD_LENGTH)
-        elif int(declared[:20]) > body.max_bytes:
-            self._record_refusal(scope)
-            await _answer(send, 413, TOO_LARGE)
+        headers = read_headers(scope)
+        limits = (n for begin, n in self._max_bytes.items() if scope["path"].startswith(begin))
+        limit = next(limits, DEFAULT_MAX_BYTES)
+        if headers.keys() >= LENGTHS:
+            # A proxy in front may end the request at the one length, and h11 at the other: the
+            # rest would be a second request (RFC 9112, 11.2).
+            await _answer_and_close(send, 400, TWO_LENGTHS)
+        elif int(headers.get("content-length", "0")) > limit:
+            await self._refuse(scope, receive, send)
         else:
-            await self._pass_on(scope, body)
+            await self._pass_on(scope, receive, send, limit=limit)
 
-    async def _pass_on(self, scope: Scope, body: _Body) -> None:
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, *, limit: int) -> None:
+        num_bytes = 0
+        is_read = has_begun = is_too_long = False
+
+        async def receive_limited() -> Message:
+            nonlocal num_bytes, is_read, is_too_long
+            if is_too_long:
+                return {"type": "http.disconnect"}
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            is_read = not message.get("more_body", False)
+            if num_bytes <= limit:
+                return message
+            is_too_long = True
+            if not has_begun:
+                await self._refuse(scope, receive, send)
+            return {"type": "http.disconnect"}
+
+        async def send_unless_refused(message: Message) -> None:
+            nonlocal has_begun
+            if is_too_long:
+                return
+            has_begun = True
+            if message["type"] == "http.response.start" and not is_read:
+                # Closing a connection with unread bytes resets it, and the answer may be lost.
+                kept = [pair for pair in message.get("headers", []) if pair[0] != b"connection"]
+                message = {**message, "headers": kept}
+            await send(message)
+
         try:
-            await self._app(scope, body.receive, body.send)
-        except ClientDisconnect:
-            return  # A client that disconnects within a body is not an error: nothing to log.
-        except Exception:
-            # The request ended while the application read it. 413 was already sent.
-            if not body.is_too_long:
+            await self._app(scope, receive_limited, send_unless_refused)
+        except Exception as error:
+            # Neither a client that disconnects within a body nor one that got 413 is an error.
+            if not (is_too_long or isinstance(error, ClientDisconnect)):
                 raise
-        if body.is_too_long:
-            self._record_refusal(scope)
 
-    def _cap(self, path: str) -> int:
-        found = (cap for begin, cap in self._max_bytes.items() if path.startswith(begin))
-        return next(found, DEFAULT_MAX_BYTES)
-
-    def _record_refusal(self, scope: Scope) -> None:
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._refusals.record(
             Refusal.BODY_TOO_LARGE,
             client=request_client(scope),
@@ -338,54 +380,31 @@ class BodyLimit:
             path=scope["path"],
             status=413,
         )
+        await _answer_and_close(send, 413, TOO_LARGE, discard=receive)
 
 
-class _Body:
-    """Body of one request, with its limit and the state of the answer."""
+async def _answer_and_close(
+    send: Send, status: int, body: bytes, *, discard: Receive | None = None
+) -> None:
+    """Answer, read on for a while, then close the connection.
 
-    def __init__(self, receive: Receive, send: Send, *, max_bytes: int) -> None:
-        self._receive = receive
-        self._send = send
-        self.max_bytes = max_bytes
-        self.is_too_long = False
-        self._num_bytes = 0
-        self._is_read = False
-        self._has_begun = False
-
-    async def receive(self) -> Message:
-        """Return the next piece. Beyond the limit, answer 413 and report a disconnect."""
-        if self.is_too_long:
-            return {"type": "http.disconnect"}
-        message = await self._receive()
-        self._num_bytes += len(message.get("body", b""))
-        self._is_read = not message.get("more_body", False)
-        if self._num_bytes <= self.max_bytes:
-            return message
-        self.is_too_long = True
-        if not self._has_begun:
-            await _answer(self._send, 413, TOO_LARGE)
-        return {"type": "http.disconnect"}
-
-    async def send(self, message: Message) -> None:
-        """Pass an answer on, unless 413 was sent."""
-        if self.is_too_long:
-            return
-        self._has_begun = True
-        if message["type"] == "http.response.start" and not self._is_read:
-            # Closing a connection with unread bytes resets it, and the answer may be lost.
-            # If it stays open, the server discards the rest for a while.
-            kept = [pair for pair in message.get("headers", []) if pair[0].lower() != b"connection"]
-            message = {**message, "headers": kept}
-        await self._send(message)
-
-
-async def _answer(send: Send, status: int, body: bytes) -> None:
+    Closing at once would reset the connection while the client still sends, and it could lose
+    the answer.
+    """
     headers = [
         (b"content-type", b"text/plain; charset=utf-8"),
         (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    if discard is not None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_TIMEOUT_S):
+                num_left = MAX_DISCARDED_BYTES
+                while num_left > 0 and (message := await discard()).get("more_body", False):
+                    num_left -= len(message.get("body", b""))
+    await send({"type": "http.response.body", "body": b""})
 
 
 def deletion_router(store: Store, deletions: Deletions) -> APIRouter:

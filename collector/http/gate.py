@@ -17,7 +17,6 @@ from .requests import (
     is_foreign,
     is_navigation,
     is_secure,
-    note_proof,
     query_tokens,
     read_headers,
     request_client,
@@ -60,6 +59,9 @@ LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 GRANT_KEY = "rankscope.grant"
 """Key of the request's `Grant` in the ASGI scope."""
+
+PEER_KEY = "rankscope.peer"
+"""Key of the address that the connection comes from, if a proxy is trusted to name the client's."""
 
 UNAUTHORIZED = b"401: no valid token. Open the URL that `rankscope serve` printed\n"
 WRONG_ROLE = b"403: this token does not allow this request\n"
@@ -206,11 +208,11 @@ class AccessGate:
         if grant is None:
             grant = self._access.session_grant(self._access.session_in(headers))
             if grant is None and self._access.proxy is not None:
-                grant = self._access.proxy.grant(scope["headers"], _address(scope))
+                host, _ = scope.get(PEER_KEY) or ("", 0)
+                grant = self._access.proxy.grant(scope["headers"], str(host))
             credential = Credential.NONE if grant is None else Credential.SESSION
         if grant is not None:
             scope[GRANT_KEY] = grant
-            note_proof(scope)
         return Credential.OPEN if _is_open(scope) else credential
 
     async def _exchange_token(self, scope: Scope, send: Send, credential: Credential) -> None:
@@ -299,11 +301,6 @@ def _is_open(scope: Scope) -> bool:
         return True
     is_plain = ".." not in path and "//" not in path and "\\" not in path
     return is_plain and scope["method"] in SAFE_METHODS and path.startswith(OPEN_PREFIXES)
-
-
-def _address(scope: Scope) -> str:
-    client = scope.get("client")
-    return "" if client is None else str(client[0])
 
 
 async def _redirect(send: Send, url: str, set_cookie: str | None = None) -> None:

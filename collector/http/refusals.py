@@ -1,4 +1,4 @@
-"""Counts of refused requests and connections, with a rate-limited log."""
+"""Counts of refused requests, with a rate-limited log."""
 
 from __future__ import annotations
 
@@ -28,14 +28,6 @@ class Refusal(StrEnum):
     FOREIGN_HOST = "foreign-host"
     FOREIGN_ORIGIN = "foreign-origin"
     BODY_TOO_LARGE = "body-too-large"
-    BAD_HTTP = "bad-http"
-    SLOW_HEADER = "slow-header"
-    SLOW_BODY = "slow-body"
-    SLOW_READER = "slow-reader"
-    TOO_MANY_CONNECTIONS = "too-many-connections"
-    TOO_MANY_FROM_ADDRESS = "too-many-from-address"
-    NO_FILES_LEFT = "no-files-left"
-    TLS_HANDSHAKE = "tls-handshake"
 
 
 def discard_event(event: str, fields: Mapping[str, object]) -> None:  # signature of `LogEvent`
@@ -81,12 +73,9 @@ class Refusals:
         self._logged.move_to_end(key)
         while len(self._logged) > MAX_LOGGED:
             self._logged.popitem(last=False)
+        short = {
+            name: value[:MAX_PATH_LETTERS] if isinstance(value, str) else value
+            for name, value in fields.items()
+        }
         more = {"more_since_last": num_quiet} if num_quiet else {}
-        self._log("refused", {"reason": str(reason), "visitor": client, **_short(fields), **more})
-
-
-def _short(fields: Mapping[str, object]) -> dict[str, object]:
-    return {
-        name: value[:MAX_PATH_LETTERS] if isinstance(value, str) else value
-        for name, value in fields.items()
-    }
+        self._log("refused", {"reason": str(reason), "visitor": client, **short, **more})

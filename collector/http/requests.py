@@ -28,17 +28,6 @@ NETWORK_BITS = 64
 """Length of an IPv6 network. A host usually owns all addresses of its /64."""
 
 
-PROOF_KEY = "rankscope.proof"
-"""Key of the function, in the state of a request, that notes a valid credential of its client."""
-
-
-def note_proof(scope: Scope) -> None:
-    """Report to the server that the client of a request has a valid credential."""
-    note = scope.get("state", {}).get(PROOF_KEY)
-    if note is not None:
-        note()
-
-
 def request_client(scope: Scope) -> str:
     """Return the key of a request's client; "" if unknown."""
     client = scope.get("client")

@@ -165,7 +165,7 @@ def _reason(error: OSError) -> str:
 
 
 class CertificateRenewal:
-    """Reload of a certificate when its files change.
+    """Reload of a certificate when its files have changed, looked at in each handshake.
 
     A renewed certificate is checked as at the start and used for new connections. If it is
     invalid, this is logged once and the old one stays in use: certificate managers write the
@@ -173,7 +173,7 @@ class CertificateRenewal:
 
     Args:
         files: Files of the certificate.
-        served: TLS context that was loaded from them.
+        served: What was loaded from them. Its context is the listener's.
         log: Logs one line.
     """
 
@@ -182,6 +182,7 @@ class CertificateRenewal:
         self._log = log
         self._stamps = self._read_stamps()
         self.served = served
+        served.context.sni_callback = self._use_newest
 
     def reload(self) -> bool:
         """Load the files if they have changed; return whether a new certificate is in use."""
@@ -198,6 +199,11 @@ class CertificateRenewal:
         ends = datetime.fromtimestamp(fresh.expires_s, UTC)
         self._log(f"the renewed certificate is in use; it expires {ends:%Y-%m-%d %H:%M} UTC")
         return True
+
+    def _use_newest(self, connection: ssl.SSLObject, *_: object) -> None:
+        # OpenSSL calls it in each handshake, also for a client that names no host.
+        self.reload()
+        connection.context = self.served.context
 
     def _read_stamps(self) -> FileStamps:
         client_ca = self._files.client_ca

@@ -211,7 +211,6 @@ QUESTIONS: dict[str, RowTable] = {
 """Rows that are not stored: the answer says under which run and epoch each process is."""
 
 
-
 @cache
 def _row_type(table: str) -> Any:  # noqa: ANN401  # a TypedDict
     """Return the type of a row of a table, with the bounds of its columns."""

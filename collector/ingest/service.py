@@ -324,9 +324,7 @@ class IngestService:
             if len(self._logged_notes) < MAX_LOGGED_CONFLICTS:
                 self._logged_notes.add(note)
                 self._say(note)
-        return [
-            None if placement is None else asdict(placement) for placement in placements
-        ]
+        return [None if placement is None else asdict(placement) for placement in placements]
 
     def _record_conflict(self, key: CutKey) -> None:
         """Log and store, once per cut, that other bytes came under its key."""

@@ -29,8 +29,14 @@ from rankscope.collector.gateway import (
 from rankscope.collector.http.access import Access
 from rankscope.collector.http.application import create_server
 from rankscope.collector.http.gate import GRANT_KEY
-from rankscope.collector.http.token_file import TokenFile, write_tokens
-from rankscope.collector.http.tokens import FULL_GRANT, Role, TokenRecord, make_token
+from rankscope.collector.http.tokens import (
+    FULL_GRANT,
+    Role,
+    TokenFile,
+    TokenRecord,
+    make_token,
+    write_tokens,
+)
 from rankscope.collector.machine_memory import CGROUP_LIMITS, machine_bytes
 from rankscope.collector.store.store import open_store
 from tests.collector.store.test_native_revision import NOTE

@@ -1,21 +1,14 @@
 from __future__ import annotations
 
-import gzip
-import json
 import re
 from typing import TYPE_CHECKING
 
-from flask import Flask, jsonify
-
-from rankscope.dashboard.app import compress_large, content_security_policy, create_app
+from rankscope.dashboard.app import content_security_policy, create_app
 from tests.support.dashboard.builders import FakeProvider
 from tests.support.dashboard.training_builder import training_provider
 
 if TYPE_CHECKING:
     import pytest
-
-
-LARGE = {"z": "A" * 100_000}
 
 
 def test_the_page_and_its_files_come_from_this_server() -> None:
@@ -71,31 +64,3 @@ def test_no_debug_console_is_served_even_if_the_environment_asks_for_one(
 
     assert "EVALEX" not in page
     assert '"ui":false' in page
-
-
-def served() -> Flask:
-    """Return a server with a large document, a small one, and a large text."""
-    server = Flask("test")
-    compress_large(server)
-    server.add_url_rule("/large", "large", lambda: jsonify(LARGE))
-    server.add_url_rule("/small", "small", lambda: jsonify({"z": 1}))
-    server.add_url_rule("/text", "text", lambda: "A" * 100_000)
-    return server
-
-
-def test_a_large_document_is_compressed_for_a_client_that_accepts_it() -> None:
-    answer = served().test_client().get("/large", headers={"Accept-Encoding": "gzip, br"})
-
-    assert answer.headers["Content-Encoding"] == "gzip"
-    assert answer.headers["Vary"] == "Accept-Encoding"
-    assert int(answer.headers["Content-Length"]) == len(answer.data) < 2_000
-    assert json.loads(gzip.decompress(answer.data)) == LARGE
-
-
-def test_other_responses_are_not_compressed() -> None:
-    client = served().test_client()
-
-    assert client.get("/large").get_json() == LARGE
-    for path in ("/small", "/text"):
-        answer = client.get(path, headers={"Accept-Encoding": "gzip"})
-        assert "Content-Encoding" not in answer.headers

@@ -24,7 +24,7 @@ RULES = FOLDER / "rankscope.rules.yml"
 def promtool(arguments: Sequence[str]) -> str:
     found = shutil.which("promtool")
     if found is None:
-        skip_for_missing("there is no promtool: run tests/deploy/install_prometheus.sh")
+        skip_for_missing("there is no promtool: run tests/deploy/install_servers.sh")
     done = subprocess.run(
         [found, *arguments], cwd=FOLDER, capture_output=True, text=True, check=False, timeout=120
     )

@@ -14,8 +14,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rankscope.collector.http.token_file import write_tokens
-from rankscope.collector.http.tokens import Role, make_token
+from rankscope.collector.http.tokens import Role, make_token, write_tokens
 from tests.integration.programs import COMMAND, TIMEOUT_S, environment, rankscope, serving
 from tests.support.collector.authority import Authority
 

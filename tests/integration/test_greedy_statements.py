@@ -1,4 +1,4 @@
-"""Statements of a client with a `read` token that take memory: ingest goes on beside them."""
+"""Statements of a client with a `sql` token that take memory: ingest goes on beside them."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def limited(server: Server) -> Iterator[None]:
 
 def test_statements_whose_constants_grow_are_refused_and_ingest_goes_on(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    token = rankscope("token", "create", "--role", "read", store=store).stdout.split()[-1]
+    token = rankscope("token", "create", "--role", "sql", store=store).stdout.split()[-1]
     reader = {"authorization": f"Bearer {token}"}
     with serving("--only", "collector", store=store) as server, limited(server):
         assert httpx.post(server.url, content="SELECT 1", headers=reader).text == "1\n"

@@ -44,7 +44,7 @@ def running(program: str, *arguments: str, url: str) -> Iterator[httpx.Client]:
     """Run a server of Prometheus until the block ends; give a client of it."""
     found = shutil.which(program)
     if found is None:
-        skip_for_missing(f"there is no {program}: run tests/deploy/install_prometheus.sh")
+        skip_for_missing(f"there is no {program}: run tests/deploy/install_servers.sh")
     process = subprocess.Popen([found, *arguments], stderr=subprocess.PIPE, text=True)
     with httpx.Client(base_url=url, timeout=TIMEOUT_S) as client:
         try:

@@ -170,3 +170,32 @@ def test_each_cause_has_a_section_that_says_what_to_do(cause: str) -> None:
     section = text.split(f"\n## {cause}\n", 1)[1].split("\n## ", 1)[0]
     heads = re.findall(r"^\*\*([\w ]+):\*\*", section, re.MULTILINE)
     assert heads == ["Looks like", "Confirm", "Do", "Call"]
+
+
+def section_of_operations(title: str) -> str:
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_the_table_of_environment_variables_has_exactly_those_of_the_code() -> None:
+    table = section_of_operations("Environment variables")
+    documented = re.findall(r"^\| `(RANKSCOPE_\w+)`", table, re.MULTILINE)
+    product = ("tracer/", "collector/", "analysis/", "dashboard/", "trainer/", "src/")
+    read = {
+        name
+        for path in tracked()
+        if path.startswith(product) and path.endswith(".py")
+        for name in re.findall(r"\bRANKSCOPE_[A-Z_]+\b", (ROOT / path).read_text(encoding="utf-8"))
+    }
+
+    assert sorted(documented) == sorted(read)
+
+
+def test_each_constant_of_the_tables_of_periods_exists() -> None:
+    table = section_of_operations("Periods and timeouts")
+    named = re.findall(r"`([\w/]+\.py)` `(\w+)` \|$", table, re.MULTILINE)
+
+    assert len(named) >= 20
+    for path, name in named:
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert re.search(rf"^(?:class )?{name}\b", text, re.MULTILINE), f"{path} {name}"

@@ -62,18 +62,11 @@ def serve(  # noqa: PLR0913  # one parameter a flag
         typer.Option(
             "--proxy-address",
             metavar="ADDRESS",
-            help="Address of that proxy: any client there can name any user. May be repeated.",
+            help="Address of a proxy whose X-Forwarded-For and -Proto name the client, and whose"
+            " user header is believed. May be repeated.",
+            show_default=False,
         ),
     ] = None,
-    connections_per_address: Annotated[
-        int,
-        typer.Option(
-            "--connections-per-address",
-            min=1,
-            help="Largest number of connections from one address. Behind a load balancer, all"
-            " clients have the same address.",
-        ),
-    ] = 512,
     log_json: Annotated[
         bool,
         typer.Option(
@@ -165,14 +158,19 @@ def serve(  # noqa: PLR0913  # one parameter a flag
 ) -> None:
     """Collect, analyse, alert and serve the dashboard."""
     from ..server.listen import ListenOptions
-    from ..server.serve import ServeOptions, parse_part, serve_store
+    from ..server.serve import (
+        AlertOptions,
+        ServeOptions,
+        SpoolOptions,
+        parse_part,
+        parse_proxy,
+        serve_store,
+    )
     from ..server.upkeep import parse_keep
 
     serve_store(
         ServeOptions(
             store_url=store,
-            spool=spool,
-            spool_owner=spool_owner,
             listen=ListenOptions(
                 host=host,
                 port=port,
@@ -180,17 +178,17 @@ def serve(  # noqa: PLR0913  # one parameter a flag
                 tls_key=tls_key,
                 tls_client_ca=tls_client_ca,
                 server_names=tuple(server_name or ()),
-                connections_per_address=connections_per_address,
             ),
-            proxy_user_header=proxy_user_header,
-            proxy_addresses=tuple(proxy_address or ()),
-            log_json=log_json,
-            alert_webhook=alert_webhook,
-            alert_webhook_file=alert_webhook_file,
-            config=config,
+            proxy=parse_proxy(proxy_user_header, proxy_address or ()),
+            spool=None
+            if spool is None
+            else SpoolOptions(folder=spool, owner=spool_owner, samples=samples),
+            alerts=AlertOptions(
+                config=config, webhook=alert_webhook, webhook_file=alert_webhook_file
+            ),
             topology=topology,
-            samples=samples,
-            only=parse_part(only),
             keep=parse_keep(spans=keep_spans, findings=keep_findings, runs=keep_runs),
+            only=parse_part(only),
+            log_json=log_json,
         )
     )

@@ -52,12 +52,12 @@ def create_token(
     as_json: AsJson = False,
 ) -> None:
     """Create a token and show it once; the server keeps a hash."""
-    from rankscope.collector.http.token_file import (
+    from rankscope.collector.http.tokens import (
         default_tokens_path,
         edit_tokens,
+        make_token,
         write_private,
     )
-    from rankscope.collector.http.tokens import make_token
 
     known_role = _parse_role(role)
     if out is not None and out.exists():
@@ -84,7 +84,7 @@ def create_token(
 @token.command("list")
 def list_tokens(*, as_json: AsJson = False) -> None:
     """List the tokens with holder, role and expiry."""
-    from rankscope.collector.http.token_file import default_tokens_path, read_tokens
+    from rankscope.collector.http.tokens import default_tokens_path, read_tokens
 
     records = read_tokens(default_tokens_path())
     if as_json:
@@ -119,8 +119,7 @@ def revoke_token(
     as_json: AsJson = False,
 ) -> None:
     """Revoke a token, from the next request on."""
-    from rankscope.collector.http.token_file import default_tokens_path, edit_tokens
-    from rankscope.collector.http.tokens import mark_revoked
+    from rankscope.collector.http.tokens import default_tokens_path, edit_tokens, mark_revoked
 
     with edit_tokens(default_tokens_path()) as records:
         records[:] = mark_revoked(records, token_id, now_ns=time.time_ns())

@@ -200,20 +200,21 @@ def _serve(store: Store, endpoint: Endpoint) -> None:
     from rankscope.collector.retention.deletion import Deletions
     from rankscope.collector.retention.retention import RetentionPolicy
 
-    from ..server.serve import serve_opened
+    from ..server.run_failures import RunFailures
+    from ..server.serve import AnalysisParts, ServerParts, serve_opened
     from ..server.upkeep import open_upkeep
     from ..sources.store_source import StoreSource
 
-    before = StoreSource(store).runs()
     deletions = Deletions(store)
-    loops = [open_upkeep(store, deletions, RetentionPolicy())]
     with log_lines(Log()) as log:
         serve_opened(
-            store,
-            endpoint,
-            deletions,
-            tail=None,
-            before=before,
-            loops=loops,
-            log=log,
+            ServerParts(
+                store=store,
+                endpoint=endpoint,
+                deletions=deletions,
+                failures=RunFailures(store),
+                log=log,
+                analysis=AnalysisParts(before=StoreSource(store).runs()),
+                loops=[open_upkeep(store, deletions, RetentionPolicy())],
+            )
         )

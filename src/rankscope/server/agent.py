@@ -65,7 +65,7 @@ def run_agent(options: AgentOptions) -> None:
         JournalError: The journal cannot be opened.
     """
     from rankscope.collector.agent.link import Link, TlsFiles
-    from rankscope.collector.http.token_file import read_client_token
+    from rankscope.collector.http.tokens import read_client_token
 
     from ..memory import use_one_allocator
     from .loops import memory_loop

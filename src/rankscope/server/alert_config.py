@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hin
 from rankscope.analysis.alert_rules import AlertRules
 from rankscope.analysis.report.report import Severity
 from rankscope.collector.errors import TokenFileError
-from rankscope.collector.http.token_file import read_private
+from rankscope.collector.http.tokens import read_private
 from rankscope.collector.notify.webhook import DEFAULT_NAME, Webhook, is_alertmanager
 from rankscope.tracer.spool import read_regular_file
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from rankscope.collector.errors import StoreError
 from rankscope.collector.http.application import create_server, deletion_router
 from rankscope.collector.http.gate import STRICT_POLICY
-from rankscope.collector.http.limits import ConnectionLimits, fit_connections
 from rankscope.collector.http.metrics import Metrics, Reading
-from rankscope.collector.http.server import HttpServer
+from rankscope.collector.http.server import HttpServer, ServerLimits, fit_connections
 from rankscope.tracer.span import NS_PER_S
 
 from .run_metrics import read_live_runs
@@ -145,16 +144,9 @@ def open_application(
 def run_server(
     app: AsgiApp, endpoint: Endpoint, monitoring: Monitoring, *, on_start: Callable[[], None]
 ) -> None:
-    """Serve until SIGINT or SIGTERM; call ``on_start`` when the server accepts connections.
-
-    Raises:
-        OSError: A socket failed.
-    """
-    limits = ConnectionLimits(
-        max_connections=fit_connections(),
-        max_connections_per_address=endpoint.connections_per_address,
-    )
-    server = HttpServer(app, endpoint.listeners, limits=limits, refusals=monitoring.refusals)
+    """Serve until SIGINT or SIGTERM; call ``on_start`` when the server accepts connections."""
+    limits = ServerLimits(max_connections=fit_connections())
+    server = HttpServer(app, endpoint.listeners, limits=limits)
     monitoring.metrics.add(read_edge(server, endpoint, monitoring.refusals))
     server.serve_until_stopped(on_start=on_start)
 
@@ -170,7 +162,11 @@ def read_loops(loops: Sequence[Loop]) -> Reader:
 
     def read() -> Iterable[Reading]:
         for name, text, value in (
-            ("loop_up", "1 if a background loop works, 0 if it fails or has ended.", _is_up),
+            (
+                "loop_up",
+                "1 if a background loop works, 0 if it fails or has ended.",
+                lambda loop: float(loop.why_stopped() is None),
+            ),
             ("loop_turns_total", "Turns of a background loop.", lambda loop: loop.num_turns),
             (
                 "loop_failures_total",
@@ -196,10 +192,6 @@ def read_loops(loops: Sequence[Loop]) -> Reader:
             )
 
     return read
-
-
-def _is_up(loop: Loop) -> float:
-    return float(loop.why_stopped() is None)
 
 
 def read_account(reports: Reports) -> Reader:
@@ -282,20 +274,19 @@ def read_store(store: Store) -> Reader:
 
 def _read_sizes(store: Store) -> list[Reading]:
     try:
-        found = store.rows(SIZES)
+        rows = store.rows(SIZES)
     except StoreError:
-        found = None
+        rows = None
     text = "1 if the store answers queries."
-    up = Reading(name="store_up", text=text, values={"": float(found is not None)})
-    if found is None:
-        return [up]
-    readings = [up]
+    readings = [Reading(name="store_up", text=text, values={"": float(rows is not None)})]
+    if rows is None:
+        return readings
     for column, name, text in (
         ("num_rows", "store_rows", "Rows by table, duplicates included."),
         ("num_bytes", "store_bytes", "Bytes on disk by table."),
         ("num_parts", "store_parts", "Parts by table. Many parts make reads slow."),
     ):
-        values = {str(row["table"]): float(row[column]) for row in found}
+        values = {str(row["table"]): float(row[column]) for row in rows}
         readings.append(Reading(name=name, text=text, label="table", values=values))
     return readings
 
@@ -322,7 +313,7 @@ def read_edge(server: HttpServer, endpoint: Endpoint, refusals: Refusals) -> Rea
         yield Reading(name="connections", text="Open connections.", values=values)
         yield Reading(
             name="refused_total",
-            text="Refused requests and closed connections, by reason.",
+            text="Refused requests, by reason.",
             label="reason",
             values={str(reason): count for reason, count in refusals.counts.items()},
         )

@@ -11,11 +11,9 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from rankscope.collector.http.gate import LOOPBACK_NAMES
-from rankscope.collector.http.limits import MAX_CONNECTIONS_PER_ADDRESS
 from rankscope.collector.http.server import Listener
 from rankscope.collector.http.tls import CertificateRenewal, TlsFiles, load_tls
-from rankscope.collector.http.token_file import default_tokens_path, read_tokens
-from rankscope.collector.http.tokens import TokenState
+from rankscope.collector.http.tokens import TokenState, default_tokens_path, read_tokens
 
 from ..errors import BadInputError
 from ..terminal.lines import say
@@ -35,7 +33,11 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenOptions:
-    """Flags of `rankscope serve` about who can reach it."""
+    """Flags of `rankscope serve` about who can reach it.
+
+    Raises:
+        BadInputError: The host is no IP address, a name is none, or a file of TLS is missing.
+    """
 
     host: str = LOOPBACK
     port: int | None = None
@@ -45,8 +47,32 @@ class ListenOptions:
     server_names: tuple[str, ...] = ()
     """Host names of this server besides those of its certificate."""
 
-    connections_per_address: int = MAX_CONNECTIONS_PER_ADDRESS
-    """Largest number at one time. Behind a load balancer, all clients have its address."""
+    def __post_init__(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise BadInputError("--tls-cert and --tls-key must be given together")
+        if self.tls_cert is None and self.tls_client_ca is not None:
+            raise BadInputError("--tls-client-ca needs --tls-cert and --tls-key")
+        if any(not name or "/" in name or name.startswith("*") for name in self.server_names):
+            raise BadInputError("--server-name must be a host name, such as scope.example.org")
+        try:
+            _ = self.address
+        except ValueError:
+            raise BadInputError(
+                f"--host {self.host!r} is not an IP address: give one of this machine (0.0.0.0 for"
+                " all), and give host names with --server-name"
+            ) from None
+
+    @property
+    def address(self) -> IPv4Address | IPv6Address:
+        """Address to listen on."""
+        return ip_address(LOOPBACK if self.host == "localhost" else self.host)
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """Files of a server with TLS; None without TLS."""
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        return TlsFiles(cert=self.tls_cert, key=self.tls_key, client_ca=self.tls_client_ca)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +89,7 @@ class Endpoint:
     port: int
     names: frozenset[str]
     renewal: CertificateRenewal | None
-    """CertificateRenewal of the server's certificate; None without TLS."""
-
-    connections_per_address: int
+    """Renewal of the server's certificate; None without TLS."""
 
 
 @contextmanager
@@ -73,13 +97,12 @@ def open_endpoint(options: ListenOptions) -> Iterator[Endpoint]:
     """Listen on the address of the flags until the block ends.
 
     Raises:
-        BadInputError: The address is invalid; no port is free; or other hosts could reach the
-            address, and TLS, a token or a host name is missing.
+        BadInputError: No port is free; or other hosts could reach the address, and TLS, a token
+            or a host name is missing.
         TlsError: The certificate or its key cannot be used.
         TokenFileError: The file of tokens is invalid, or its permissions are too open.
     """
-    address = _address(options.host)
-    files = _tls_files(options)
+    address, files = options.address, options.tls
     tls = None if files is None else load_tls(files)
     if not address.is_loopback:
         _check_protected(options, tls)
@@ -88,7 +111,7 @@ def open_endpoint(options: ListenOptions) -> Iterator[Endpoint]:
         bound = stack.enter_context(listen(str(address), options.port))
         renewal = None if files is None or tls is None else CertificateRenewal(files, tls, log=say)
         context = None if tls is None else tls.context
-        listeners = [Listener(bound=bound, tls=context, renewal=renewal)]
+        listeners = [Listener(bound=bound, tls=context)]
         if tls is not None or not address.is_loopback:
             inner = stack.enter_context(socket.create_server((LOOPBACK, 0), backlog=BACKLOG))
             listeners.append(Listener(bound=inner))
@@ -100,7 +123,6 @@ def open_endpoint(options: ListenOptions) -> Iterator[Endpoint]:
             port=port,
             names=names,
             renewal=renewal,
-            connections_per_address=options.connections_per_address,
         )
 
 
@@ -130,28 +152,6 @@ def listen(host: str, port: int | None) -> socket.socket:
     raise BadInputError(f"ports {DEFAULT_PORT} to {LAST_PORT} on {host} are in use: give --port")
 
 
-def _address(host: str) -> IPv4Address | IPv6Address:
-    try:
-        return ip_address(LOOPBACK if host == "localhost" else host)
-    except ValueError:
-        raise BadInputError(
-            f"--host {host!r} is not an IP address: give one of this machine (0.0.0.0 for all),"
-            " and give host names with --server-name"
-        ) from None
-
-
-def _tls_files(options: ListenOptions) -> TlsFiles | None:
-    """Return the files of a server with TLS; None without TLS."""
-    cert, key = options.tls_cert, options.tls_key
-    if cert is None and key is None:
-        if options.tls_client_ca is not None:
-            raise BadInputError("--tls-client-ca needs --tls-cert and --tls-key")
-        return None
-    if cert is None or key is None:
-        raise BadInputError("--tls-cert and --tls-key must be given together")
-    return TlsFiles(cert=cert, key=key, client_ca=options.tls_client_ca)
-
-
 def _check_protected(options: ListenOptions, tls: ServerTls | None) -> None:
     """Raise if other hosts could reach the server without TLS or without a token."""
     problem = f"--host {options.host} would expose all runs to the network"
@@ -174,8 +174,6 @@ def _names(
 ) -> frozenset[str]:
     of_certificate = frozenset() if tls is None else tls.names
     given = frozenset(name.lower() for name in options.server_names)
-    if any(not name or "/" in name or name.startswith("*") for name in given):
-        raise BadInputError("--server-name must be a host name, such as scope.example.org")
     own = frozenset() if address.is_unspecified else frozenset({str(address)})
     if not address.is_loopback and not (of_certificate | given):
         raise BadInputError(

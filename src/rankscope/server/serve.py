@@ -8,8 +8,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
+from rankscope.collector.http.access import TrustedProxy
 from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.retention.retention import RetentionPolicy
 from rankscope.collector.store.location import (
@@ -27,7 +29,6 @@ from .alert_config import AlertConfig, open_receiver, read_alert_config, with_we
 from .listen import ListenOptions, open_endpoint
 from .logs import Log, log_lines
 from .loops import (
-    NO_SIGNS,
     LiveAnalysis,
     analysis_loop,
     heartbeat_loop,
@@ -45,18 +46,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankscope.analysis.trace.tables import RunSummary
-    from rankscope.collector.http.access import TrustedProxy
-    from rankscope.collector.http.token_file import TokenFile
     from rankscope.collector.ingest.service import IngestService
     from rankscope.collector.notify.receiver import Receiver
     from rankscope.collector.spool.tail import SpoolTail
     from rankscope.collector.store.store import Store
     from rankscope.collector.store.writer import StoreWriter
 
+    from .alert_watch import AlertWatch
     from .alerting import Alerting
     from .listen import Endpoint
     from .loops import Loop
-    from .reports import AnalyzeElsewhere
+    from .reports import AnalyzeElsewhere, Reports
 
 
 MAX_URL_BYTES = 4096
@@ -74,32 +74,58 @@ class Part(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
-    """Flags of `rankscope serve`."""
+class SpoolOptions:
+    """Flags about the spool of this host's ranks."""
 
-    store_url: str | None = None
-    spool: Path | None = None
-    spool_owner: str | None = None
+    folder: Path
+    owner: str | None = None
     """Owner of the runs in the spool. None: the server."""
 
-    listen: ListenOptions = field(default_factory=ListenOptions)
-    alert_webhook: str | None = None
-    alert_webhook_file: Path | None = None
-    """File with the URL, which only its owner can read."""
-
-    proxy_user_header: str | None = None
-    """Header in which a trusted proxy names the user. None: no header names a user."""
-
-    proxy_addresses: tuple[str, ...] = ()
-    """Addresses of that proxy."""
-
-    config: Path | None = None
-    """File with rules and receivers of alerts. None: the default rules."""
-
-    topology: Path | None = None
     samples: bool = False
     """Whether to read the counters of this host once a second, beside the spool."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertOptions:
+    """Flags about alerts."""
+
+    config: Path | None = None
+    """File with rules and receivers. None: the default rules."""
+
+    webhook: str | None = None
+    webhook_file: Path | None = None
+    """File with the URL of the webhook, which only its owner can read."""
+
+    def read(self) -> AlertConfig:
+        """Return the rules and receivers of all flags.
+
+        Raises:
+            BadInputError: A file is invalid or cannot be read, or others can read the URL.
+        """
+        from rankscope.collector.errors import TokenFileError
+        from rankscope.collector.http.tokens import read_private
+
+        config = AlertConfig() if self.config is None else read_alert_config(self.config)
+        path = self.webhook_file
+        if path is None:
+            return with_webhook(config, self.webhook)
+        try:
+            url = read_private(path, max_bytes=MAX_URL_BYTES).decode().strip()
+        except (TokenFileError, OSError, UnicodeDecodeError) as error:
+            raise BadInputError(f"--alert-webhook-file {path} can't be used: {error}") from error
+        return with_webhook(config, url)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """Settings of `rankscope serve`, a record for each part of the server."""
+
+    store_url: str | None = None
+    listen: ListenOptions = field(default_factory=ListenOptions)
+    proxy: TrustedProxy | None = None
+    spool: SpoolOptions | None = None
+    alerts: AlertOptions = field(default_factory=AlertOptions)
+    topology: Path | None = None
     keep: RetentionPolicy = field(default_factory=RetentionPolicy)
     """Retention times."""
 
@@ -108,6 +134,52 @@ class ServeOptions:
 
     log_json: bool = False
     """Whether to log JSON documents, and to print no token."""
+
+    def __post_init__(self) -> None:
+        if self.only is Part.DASHBOARD and self.spool is not None:
+            raise BadInputError(
+                "--only dashboard does not read a spool: leave out --spool or --only"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalysisParts:
+    """Settings of the analysis of a server."""
+
+    before: Iterable[RunSummary]
+    """The runs at the start, which raise no alerts if they ended long ago."""
+
+    receivers: Sequence[Receiver] = ()
+    """Receivers of alerts. Without any, alerts are only stored."""
+
+    alerts: AlertConfig | None = None
+    """Rules of alerts. None: the default rules."""
+
+    num_signs: Mapping[str, int] = field(default_factory=dict)
+    """Events of processes that stalled or ended, by run; grows."""
+
+    analyze_elsewhere: AnalyzeElsewhere | None = None
+    """Analyses large runs outside this process. None: they are analysed here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerParts:
+    """The open parts of a server. Their creator closes them."""
+
+    store: Store
+    endpoint: Endpoint
+    deletions: Deletions
+    failures: RunFailures
+    log: Log
+    analysis: AnalysisParts | None
+    """None: no run is analysed here, and there are no pages."""
+
+    loops: Sequence[Loop] = ()
+    ingest: IngestService | None = None
+    """Service for agents. None: agents are not served."""
+
+    proxy: TrustedProxy | None = None
+    """Proxy that names clients and users. None: no header is trusted."""
 
 
 def parse_part(text: str | None) -> Part | None:
@@ -124,12 +196,29 @@ def parse_part(text: str | None) -> Part | None:
         raise BadInputError(f"unknown --only {text}: give collector or dashboard") from error
 
 
+def parse_proxy(user_header: str | None, addresses: Sequence[str]) -> TrustedProxy | None:
+    """Return the proxy that ``--proxy-user-header`` and ``--proxy-address`` declare.
+
+    Raises:
+        BadInputError: The header has no address, or an address is none.
+    """
+    if not addresses:
+        if user_header:
+            raise BadInputError("--proxy-user-header needs --proxy-address")
+        return None
+    try:
+        known = frozenset(str(ip_address(address)) for address in addresses)
+    except ValueError as error:
+        raise BadInputError(f"--proxy-address: {error}: give an address like 10.0.0.7") from error
+    return TrustedProxy(header=(user_header or "").lower(), addresses=known)
+
+
 def serve_store(options: ServeOptions) -> None:
     """Open a store and serve it until SIGINT or SIGTERM.
 
     Raises:
         BadInputError: The address cannot be served (`open_endpoint`), the spool cannot be read,
-            the topology file is invalid, or a dashboard alone was given a spool.
+            or a file of the flags is invalid.
         TlsError: The certificate or its key cannot be used.
         WebhookUrlError: The URL of a webhook is not allowed.
         ReceiverUrlError: The URL of another receiver is not known.
@@ -141,203 +230,170 @@ def serve_store(options: ServeOptions) -> None:
 
     from .analysis_process import analyze_elsewhere
 
-    if options.only is Part.DASHBOARD and options.spool is not None:
-        raise BadInputError("--only dashboard does not read a spool: leave out --spool or --only")
+    url = options.store_url or default_store_url()
+    spool = options.spool
     with ExitStack() as stack:
         stack.enter_context(sigterm_as_interrupt())
         log = stack.enter_context(log_lines(Log(as_json=options.log_json)))
         topology = Topology() if options.topology is None else read_topology(options.topology)
-        config = AlertConfig() if options.config is None else read_alert_config(options.config)
-        config = with_webhook(config, _webhook_url(options))
-        receivers = _open_receivers(config, stack)
+        alerts = options.alerts.read()
+        receivers = []
+        for receiver_config in alerts.receivers:
+            receiver = open_receiver(receiver_config)
+            stack.callback(receiver.close)
+            receivers.append(receiver)
         endpoint = stack.enter_context(open_endpoint(options.listen))
-        store = stack.enter_context(open_store(options.store_url or default_store_url()))
+        store = stack.enter_context(open_store(url))
         stack.push(_exit_if_stuck)
         _log_damage(store)
         place_ranks(store, topology)
         # Listed before the first poll of the spool: runs that the spool adds raise alerts.
         before = StoreSource(store).runs()
-        owner = owner_name(options.spool_owner) if options.spool_owner else SERVER
+        owner = SERVER if spool is None or not spool.owner else owner_name(spool.owner)
         deletions, writer = Deletions(store), StoreWriter(store, owner=owner)
         failures = RunFailures(store)
-        tail = (
-            None
-            if options.spool is None
-            else _open_spool(options.spool, writer, deletions, topology, stack)
-        )
-        loops = [
-            open_upkeep(store, deletions, options.keep, failures),
-            memory_loop(store),
-            *_sampler_loops(options, store, deletions, tail, stack),
-        ]
+        loops: list[Loop] = []
+        if spool is not None:
+            tail = _open_spool(spool.folder, writer, deletions, topology, stack)
+            loops.append(tail_loop(tail))
+            if spool.samples:
+                loops += _sampler_loops(spool, store, deletions, tail, stack)
+        loops += [open_upkeep(store, deletions, options.keep, failures), memory_loop(store)]
         has_ingest = options.only is not Part.DASHBOARD
-        serve_opened(
-            store,
-            endpoint,
-            deletions,
-            tail=tail,
+        analysis = AnalysisParts(
+            before=before,
             receivers=receivers,
-            alert_config=config,
-            before=before if options.only is not Part.COLLECTOR else None,
-            failures=failures,
+            alerts=alerts,
             num_signs=writer.num_signs,
-            analyze_elsewhere=partial(analyze_elsewhere, options.store_url or default_store_url()),
-            loops=loops,
-            ingest=_open_ingest(store, writer, deletions, topology, stack) if has_ingest else None,
-            log=log,
-            proxy=_trusted_proxy(options),
+            analyze_elsewhere=partial(analyze_elsewhere, url),
+        )
+        serve_opened(
+            ServerParts(
+                store=store,
+                endpoint=endpoint,
+                deletions=deletions,
+                failures=failures,
+                log=log,
+                analysis=None if options.only is Part.COLLECTOR else analysis,
+                loops=loops,
+                ingest=_open_ingest(store, writer, deletions, topology, stack)
+                if has_ingest
+                else None,
+                proxy=options.proxy,
+            )
         )
 
 
-def _trusted_proxy(options: ServeOptions) -> TrustedProxy | None:
-    """Return the proxy of the flags.
-
-    Raises:
-        BadInputError: One of the two flags is missing, or an address is none.
-    """
-    from ipaddress import ip_address
-
-    from rankscope.collector.http.access import TrustedProxy
-
-    if not options.proxy_user_header and not options.proxy_addresses:
-        return None
-    if not options.proxy_user_header or not options.proxy_addresses:
-        raise BadInputError("give --proxy-user-header and --proxy-address together, or neither")
-    try:
-        addresses = frozenset(str(ip_address(each)) for each in options.proxy_addresses)
-    except ValueError as error:
-        raise BadInputError(f"--proxy-address: {error}: give an address like 10.0.0.7") from error
-    return TrustedProxy(header=options.proxy_user_header.lower(), addresses=addresses)
-
-
-def serve_opened(  # noqa: PLR0913, PLR0915  # the parts of a server
-    store: Store,
-    endpoint: Endpoint,
-    deletions: Deletions,
-    *,
-    tail: SpoolTail | None,
-    receivers: Sequence[Receiver] = (),
-    alert_config: AlertConfig | None = None,
-    before: Iterable[RunSummary] | None,
-    failures: RunFailures | None = None,
-    num_signs: Mapping[str, int] = NO_SIGNS,
-    analyze_elsewhere: AnalyzeElsewhere | None = None,
-    loops: Iterable[Loop] = (),
-    ingest: IngestService | None = None,
-    log: Log | None = None,
-    proxy: TrustedProxy | None = None,
-) -> None:
-    """Serve an open store until SIGINT or SIGTERM. The caller closes what it passes.
-
-    Args:
-        store: The store.
-        endpoint: The listeners.
-        deletions: Tombstones of the store.
-        tail: Reader of the spool of this host's ranks. None: no spool is read.
-        receivers: Receivers of alerts. Without any, alerts are only stored.
-        alert_config: Rules of alerts. None: the default rules.
-        before: The runs at the start, which raise no alerts if they ended long ago. None: no run
-            is analysed here, and there are no pages.
-        failures: Failures of single runs. None: those of these loops.
-        num_signs: Events of processes that stalled or ended, by run; grows.
-        analyze_elsewhere: Analyses large runs outside this process. None: they are analysed here.
-        loops: Further loops.
-        ingest: Service for agents. None: agents are not served.
-        log: The log. None: text on stderr.
-        proxy: Proxy that signs users in. None: no header names a user.
-    """
+def serve_opened(parts: ServerParts) -> None:  # noqa: PLR0915  # the parts of a server
+    """Serve an open store until SIGINT or SIGTERM."""
     from rankscope.collector.http.access import Access
     from rankscope.collector.http.refusals import Refusals
+    from rankscope.collector.http.tokens import TokenFile, default_tokens_path
 
     from ..sources.stored_reports import StoredReports
     from .alert_changes import change_router
-    from .alert_watch import AlertWatch, alert_loop
-    from .finding_tracker import LiveFindings
+    from .alert_watch import alert_loop
     from .http_server import Monitoring, open_application, open_metrics, open_routers, run_server
     from .provider import StoreProvider
     from .reports import Reports
     from .served_report import report_router
 
-    access = Access(port=endpoint.port, tokens=_open_tokens(), proxy=proxy)
-    failures = failures or RunFailures(store)
-    log = log or Log()
+    store, endpoint, log = parts.store, parts.endpoint, parts.log
+    tokens = TokenFile(default_tokens_path())
+    if tokens.problem is not None:
+        say(f"{tokens.problem}; until then no token of this file is accepted")
+    access = Access(port=endpoint.port, tokens=tokens, proxy=parts.proxy)
     log.hide(access.token)
     source = StoreSource(store)
-    reports = Reports(source, stored=StoredReports(store), analyze_elsewhere=analyze_elsewhere)
-    all_loops = [] if tail is None else [tail_loop(tail)]
+    reports = Reports(
+        source,
+        stored=StoredReports(store),
+        analyze_elsewhere=None if parts.analysis is None else parts.analysis.analyze_elsewhere,
+    )
+    loops = list(parts.loops)
     watch = None
-    if before is not None:
-        alerting = _alerting(store, source, receivers, alert_config, url=endpoint.url)
-        unsettled = alerting.unsettled_runs()
-        before = [run for run in before if run.run_id not in unsettled]
-        findings = LiveFindings(store)
-        live = LiveAnalysis(
-            source,
-            reports,
-            alerting,
-            findings,
-            before=before,
-            failures=failures,
-            num_signs=num_signs,
-        )
-        analysis = analysis_loop(live)
-        watch = AlertWatch(
-            store, source, reports, alerting, failures=failures, checks=[analysis.why_stopped]
-        )
-        all_loops += [analysis, alert_loop(watch)]
-    all_loops += loops
+    if parts.analysis is not None:
+        analysis, watch = _open_analysis(parts, parts.analysis, source, reports)
+        loops += [analysis, alert_loop(watch)]
     part_checks = None if store.path is None else PartChecks(store)
     if part_checks is not None:
-        all_loops.append(part_check_loop(part_checks))
+        loops.append(part_check_loop(part_checks))
     with ExitStack() as stack:
-        checks = [loop.why_stopped for loop in all_loops]
-        if ingest is not None:
-            checks.append(ingest.why_not_ready)
+        checks = [loop.why_stopped for loop in loops]
+        if parts.ingest is not None:
+            checks.append(parts.ingest.why_not_ready)
         monitoring = Monitoring(
             refusals=Refusals(log.write_event),
-            metrics=open_metrics(store, all_loops, ingest, reports, part_checks, watch),
+            metrics=open_metrics(store, loops, parts.ingest, reports, part_checks, watch),
         )
-        app = open_application(
-            access,
-            None
-            if before is None
-            else StoreProvider(
+        routers = open_routers(store, parts.deletions, parts.ingest, stack)
+        provider = None
+        if watch is not None:
+            routers += [report_router(reports, source), change_router(watch.alerting)]
+            provider = StoreProvider(
                 source,
                 reports,
                 store=store,
-                failures=failures,
-                alerting=None if watch is None else watch.alerting,
+                failures=parts.failures,
+                alerting=watch.alerting,
                 metrics=monitoring.metrics,
-            ),
+            )
+        app = open_application(
+            access,
+            provider,
             checks,
-            routers=[
-                *open_routers(store, deletions, ingest, stack),
-                *([] if before is None else [report_router(reports, source)]),
-                *([] if watch is None else [change_router(watch.alerting)]),
-            ],
+            routers=routers,
             names=endpoint.names,
             monitoring=monitoring,
         )
         if store.path is not None:
             stack.callback(remove_server_file, store.path)
             _describe_server(store.path, url=endpoint.local_url, token=access.token)
-        for loop in all_loops:
+        for loop in loops:
             stack.callback(loop.stop)
             loop.start()
+        part = Part.COLLECTOR if provider is None else Part.DASHBOARD
         try:
             run_server(
                 app,
                 endpoint,
                 monitoring,
-                on_start=lambda: _announce(
-                    log,
-                    endpoint.url,
-                    access.token,
-                    part=Part.COLLECTOR if before is None else Part.DASHBOARD,
-                ),
+                on_start=lambda: _announce(log, endpoint.url, access.token, part=part),
             )
         except KeyboardInterrupt:
             say("stopping")
+
+
+def _open_analysis(
+    parts: ServerParts, settings: AnalysisParts, source: StoreSource, reports: Reports
+) -> tuple[Loop, AlertWatch]:
+    """Return the loop of the analysis, and the watch that raises alerts besides it."""
+    from .alert_watch import AlertWatch
+    from .finding_tracker import LiveFindings
+
+    alerting = _alerting(
+        parts.store, source, settings.receivers, settings.alerts, url=parts.endpoint.url
+    )
+    unsettled = alerting.unsettled_runs()
+    live = LiveAnalysis(
+        source,
+        reports,
+        alerting,
+        LiveFindings(parts.store),
+        before=[run for run in settings.before if run.run_id not in unsettled],
+        failures=parts.failures,
+        num_signs=settings.num_signs,
+    )
+    analysis = analysis_loop(live)
+    watch = AlertWatch(
+        parts.store,
+        source,
+        reports,
+        alerting,
+        failures=parts.failures,
+        checks=[analysis.why_stopped],
+    )
+    return analysis, watch
 
 
 def _exit_if_stuck(error: type[BaseException] | None, *_: object) -> None:
@@ -371,42 +427,6 @@ def _describe_server(folder: Path, *, url: str, token: str) -> None:
         )
 
 
-def _open_tokens() -> TokenFile:
-    from rankscope.collector.http.token_file import TokenFile, default_tokens_path
-
-    book = TokenFile(default_tokens_path())
-    if book.problem is not None:
-        say(f"{book.problem}; until then no token of this file is accepted")
-    return book
-
-
-def _webhook_url(options: ServeOptions) -> str | None:
-    """Return the URL of the webhook, from its file if one is given.
-
-    Raises:
-        BadInputError: The file cannot be read, or others can.
-    """
-    from rankscope.collector.errors import TokenFileError
-    from rankscope.collector.http.token_file import read_private
-
-    path = options.alert_webhook_file
-    if path is None:
-        return options.alert_webhook
-    try:
-        return read_private(path, max_bytes=MAX_URL_BYTES).decode().strip()
-    except (TokenFileError, OSError, UnicodeDecodeError) as error:
-        raise BadInputError(f"--alert-webhook-file {path} can't be used: {error}") from error
-
-
-def _open_receivers(config: AlertConfig, stack: ExitStack) -> list[Receiver]:
-    receivers = []
-    for each in config.receivers:
-        receiver = open_receiver(each)
-        stack.callback(receiver.close)
-        receivers.append(receiver)
-    return receivers
-
-
 def _open_spool(
     folder: Path, writer: StoreWriter, deletions: Deletions, topology: Topology, stack: ExitStack
 ) -> SpoolTail:
@@ -433,14 +453,8 @@ def _open_spool(
 
 
 def _sampler_loops(
-    options: ServeOptions,
-    store: Store,
-    deletions: Deletions,
-    tail: SpoolTail | None,
-    stack: ExitStack,
+    spool: SpoolOptions, store: Store, deletions: Deletions, tail: SpoolTail, stack: ExitStack
 ) -> list[Loop]:
-    if options.spool is None or tail is None or not options.samples:
-        return []
     import socket
 
     from rankscope.collector.agent.buffer import RowBuffer
@@ -450,7 +464,7 @@ def _sampler_loops(
 
     sink = store_sink(store, host=socket.gethostname())
     beats = RowBuffer(MAX_HEARTBEATS)
-    sources = host_sources(options.spool, on_heartbeats=heartbeat_sink(beats.add))
+    sources = host_sources(spool.folder, on_heartbeats=heartbeat_sink(beats.add))
     sampler = Sampler(sources, sink, say=say)
     stack.callback(sampler.close)
     heartbeats = heartbeat_loop(store, beats, deletions, placed=tail.placed_heartbeats)

@@ -22,7 +22,7 @@ from rankscope.collector.http.refusals import Refusal, Refusals
 from rankscope.collector.http.tokens import FULL_GRANT, Grant, Role
 from rankscope.collector.retention.deletion import Deletions
 from tests.support.collector.asgi import BASE, Client
-from tests.support.collector.running_server import LARGE, answer_on, echo, read_to_end, running
+from tests.support.collector.running_server import answer_on, echo, read_to_end, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -129,6 +129,17 @@ def test_the_pages_accept_any_method_on_other_paths(client: Client) -> None:
         assert answer.text == f"data of {path}"
 
 
+def test_pages_are_compressed_for_a_client_that_accepts_it(client: Client) -> None:
+    headers = {"authorization": f"Bearer {TOKEN}", "accept-encoding": "gzip"}
+    packed = client.get("/timeline", headers=headers)
+    plain = client.get("/timeline", headers={**headers, "accept-encoding": "identity"})
+
+    assert packed.headers["content-encoding"] == "gzip"
+    assert packed.headers["vary"] == "Accept-Encoding"
+    assert "content-encoding" not in plain.headers
+    assert packed.text == plain.text == "data of /timeline"
+
+
 def test_fastapi_serves_no_documentation_pages(client: Client) -> None:
     # With the token, these paths reach the dashboard instead of FastAPI's own pages.
     for path in ("/docs", "/redoc", "/openapi.json"):
@@ -194,7 +205,7 @@ def refusals() -> Refusals:
 
 @pytest.fixture
 def server(refusals: Refusals) -> Iterator[Running]:
-    with running(BodyLimit(echo, refusals, max_bytes=CAPS), limits=LARGE) as served:
+    with running(BodyLimit(echo, refusals, max_bytes=CAPS)) as served:
         yield served
 
 
@@ -267,7 +278,7 @@ def test_a_disconnect_within_a_body_is_not_an_error(
         finally:
             ended.set()
 
-    with running(BodyLimit(reader, refusals), limits=LARGE) as server:
+    with running(BodyLimit(reader, refusals)) as server:
         with server.connect() as connection:
             connection.sendall(POST + b"content-length: 9000\r\n\r\nab")
             assert begun.wait(60)
@@ -285,7 +296,7 @@ def test_a_page_whose_body_is_too_long_ends_and_the_next_request_is_answered(
 
     application: Any = page  # a2wsgi declares its own type for environments
     pages: Any = WSGIMiddleware(application, workers=1)
-    with running(BodyLimit(pages, refusals), limits=LARGE) as server:
+    with running(BodyLimit(pages, refusals)) as server:
         with server.connect() as connection:
             connection.sendall(POST + b"transfer-encoding: chunked\r\n\r\n")
             ended = threading.Event()

@@ -14,8 +14,7 @@ from schemathesis.core import NotSet
 from rankscope.collector.gateway import QueryEngine, query_router
 from rankscope.collector.http.application import deletion_router
 from rankscope.collector.http.metrics import Metrics
-from rankscope.collector.http.token_file import TokenFile, write_tokens
-from rankscope.collector.http.tokens import Role, make_token
+from rankscope.collector.http.tokens import Role, TokenFile, make_token, write_tokens
 from rankscope.collector.ingest.router import ARROW_TYPE
 from rankscope.collector.retention.deletion import Deletions
 from tests.support.collector.serving import OWN, serving

@@ -36,14 +36,14 @@ def test_one_refusal_per_minute_is_logged_and_all_are_counted(
     for _ in range(1000):
         refusals.record(Refusal.NO_TOKEN, client="10.0.0.7", path="/v1/spans", status=401)
     refusals.record(Refusal.NO_TOKEN, client="10.0.0.8", status=401)
-    refusals.record(Refusal.SLOW_BODY, client="10.0.0.7")
+    refusals.record(Refusal.BODY_TOO_LARGE, client="10.0.0.7")
 
-    assert refusals.counts == {Refusal.NO_TOKEN: 1001, Refusal.SLOW_BODY: 1}
+    assert refusals.counts == {Refusal.NO_TOKEN: 1001, Refusal.BODY_TOO_LARGE: 1}
     line = {"event": "refused", "reason": "no-token", "visitor": "10.0.0.7", "status": 401}
     assert event_log.events == [
         {**line, "path": "/v1/spans"},
         {**line, "visitor": "10.0.0.8"},
-        {"event": "refused", "reason": "slow-body", "visitor": "10.0.0.7"},
+        {"event": "refused", "reason": "body-too-large", "visitor": "10.0.0.7"},
     ]
     # A minute later, the next line has the number of those that were not logged.
     clock.advance_s(60)

@@ -14,8 +14,7 @@ from rankscope.collector.http.access import Access
 from rankscope.collector.http.application import create_app, deletion_router
 from rankscope.collector.http.gate import OPEN_PATHS, AccessGate
 from rankscope.collector.http.metrics import Metrics, metrics_router
-from rankscope.collector.http.token_file import TokenFile, write_tokens
-from rankscope.collector.http.tokens import Role, make_token
+from rankscope.collector.http.tokens import Role, TokenFile, make_token, write_tokens
 from rankscope.collector.ingest.router import ingest_router
 from rankscope.collector.ingest.rows import QUESTIONS, ROW_TABLES
 from tests.support.collector.asgi import Client
@@ -30,7 +29,7 @@ NOW_NS = 1_700_000_000 * 10**9
 DAY_NS = 86_400 * 10**9
 TRUSTED = {"own", "session", "admin"}
 READERS = TRUSTED | {"read", "sql"}
-ANY_READER = READERS | {"read for a run", "admin for a run"}
+ANY_READER = READERS | {"read for a run", "sql for a run", "admin for a run"}
 ANY_AGENT = {"own", "session", "admin", "admin for a run", "ingest", "ingest for a run"}
 
 MAY = {
@@ -44,8 +43,8 @@ MAY = {
     ("POST", "/logout"): ANY_READER,
     ("GET", "/metrics"): READERS,
     ("GET", "/ping"): READERS,
+    ("POST", "/"): READERS,  # the gateway refuses statements of readers
     ("GET", "/"): READERS,
-    ("POST", "/"): READERS,
     ("POST", "/_dash-update-component"): READERS,
     ("GET", "/run/{run}"): READERS,
     ("PATCH", "/v1/unknown-route"): TRUSTED,
@@ -91,6 +90,7 @@ def tokens(tmp_path: Path) -> dict[str, str]:
         "read": make(Role.READ),
         "read for a run": make(Role.READ, run_prefix="a"),
         "sql": make(Role.SQL),
+        "sql for a run": make(Role.SQL, run_prefix="a"),
         "admin": make(Role.ADMIN),
         "admin for a run": make(Role.ADMIN, run_prefix="a"),
         "expired": make(Role.ADMIN, made_ns=NOW_NS - 8 * DAY_NS),

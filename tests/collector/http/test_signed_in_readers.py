@@ -9,8 +9,7 @@ import pytest
 
 from rankscope.collector.http.access import Access, TrustedProxy
 from rankscope.collector.http.application import create_server
-from rankscope.collector.http.token_file import TokenFile, edit_tokens
-from rankscope.collector.http.tokens import Role, make_token, mark_revoked
+from rankscope.collector.http.tokens import Role, TokenFile, edit_tokens, make_token, mark_revoked
 from tests.collector.http.test_login import OURS, pages
 from tests.support.collector.asgi import Client
 

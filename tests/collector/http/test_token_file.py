@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.errors import TokenFileError, TokenRequestError
-from rankscope.collector.http.token_file import (
+from rankscope.collector.http.tokens import (
     ClientToken,
+    Role,
     TokenFile,
     default_tokens_path,
     edit_tokens,
+    mark_revoked,
     read_client_token,
     read_tokens,
     write_private,
     write_tokens,
 )
-from rankscope.collector.http.tokens import Role, mark_revoked
 from tests.support.collector.token_builder import NOW_NS, made
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from rankscope.collector.http.gate import (
     WRONG_ROLE,
     AccessGate,
 )
-from rankscope.collector.http.token_file import TokenFile, write_tokens
-from rankscope.collector.http.tokens import Grant, Role, mark_revoked
+from rankscope.collector.http.tokens import Grant, Role, TokenFile, mark_revoked, write_tokens
 from tests.support.collector.asgi import Client, in_a_loop
 from tests.support.collector.token_builder import DAY_NS, NOW_NS, made
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.__main__ import main
-from rankscope.collector.http.token_file import TokenFile
-from rankscope.collector.http.tokens import Role
+from rankscope.collector.http.tokens import Role, TokenFile
 from rankscope.commands.token import NO_TOKENS
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.collector.errors import TlsError
-from rankscope.collector.http.token_file import write_tokens
-from rankscope.collector.http.tokens import Role, make_token
+from rankscope.collector.http.tokens import Role, make_token, write_tokens
 from rankscope.errors import BadInputError
 from rankscope.server.listen import ListenOptions, open_endpoint
 from tests.support.collector.authority import Authority
@@ -110,11 +109,6 @@ def test_with_tls_and_a_token_other_hosts_are_served_by_the_certificates_name(fi
         # Commands on this host use a listener on loopback.
         assert inner.bound.getsockname()[0] == "127.0.0.1"
         assert opened.local_url == f"http://127.0.0.1:{inner.bound.getsockname()[1]}"
-
-
-def test_the_connections_of_one_address_can_be_raised() -> None:
-    with open_endpoint(ListenOptions(connections_per_address=2000)) as opened:
-        assert opened.connections_per_address == 2000
 
 
 def test_a_given_name_is_preferred_to_those_of_the_certificate(files: Files) -> None:

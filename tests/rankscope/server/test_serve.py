@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.errors import BadInputError
-from rankscope.server.serve import Part, ServeOptions, parse_part, serve_store
+from rankscope.server.serve import Part, ServeOptions, SpoolOptions, parse_part
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,4 +27,4 @@ def test_another_text_is_refused_with_the_valid_ones(text: str) -> None:
 
 def test_a_dashboard_alone_refuses_a_spool(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="leave out --spool"):
-        serve_store(ServeOptions(only=Part.DASHBOARD, spool=tmp_path))
+        ServeOptions(only=Part.DASHBOARD, spool=SpoolOptions(folder=tmp_path))

@@ -10,8 +10,7 @@ import httpx
 
 from rankscope.collector.http.access import Access
 from rankscope.collector.http.application import create_server
-from rankscope.collector.http.token_file import TokenFile, write_tokens
-from rankscope.collector.http.tokens import Role, make_token
+from rankscope.collector.http.tokens import Role, TokenFile, make_token, write_tokens
 from rankscope.collector.ingest.router import ARROW_TYPE, ingest_router
 from rankscope.collector.ingest.service import IngestService, ServiceLimits
 from rankscope.collector.wire.codec import encode_cuts
