@@ -134,7 +134,7 @@ def serve_store(options: ServeOptions) -> None:
         BadInputError: The address cannot be served (`open_endpoint`), the spool cannot be read,
             the topology file is invalid, or a dashboard alone was given a spool.
         TlsError: The certificate or its key cannot be used.
-        WebhookUrlError: The URL of a webhook is not allowed.
+        WebhookUrlError: The URL of a webhook is invalid.
         ReceiverUrlError: The URL of another receiver is not known.
         StoreError: The store could not be opened.
     """

@@ -612,34 +612,50 @@ def test_a_heartbeat_is_sent_at_its_interval(empty_store: Store, receiver: Recei
     assert receiver.bodies.empty()
 
 
-def test_a_message_that_may_have_arrived_is_sent_again_unchanged(
+def test_a_message_without_an_answer_is_sent_again_by_the_next_server(
     empty_store: Store, receiver: Receiver
 ) -> None:
-    # GIVEN a message that the receiver has and did not answer when the server was killed
+    # GIVEN a message that the receiver did not answer when the server was killed
     receiver.hold.clear()
     killed = Webhook(receiver.url, timeout_s=TIMEOUT_S)
-    findings = two_findings().findings
     first = Alerting(empty_store, receivers=[killed], page_url=page_url)
-    first.evaluate(steady(), findings[:1])
-    unanswered = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
+    first.evaluate(steady(), tracked().findings)
+    unanswered = receiver.bodies.get(timeout=TIMEOUT_S)
 
-    # WHEN another alert of its group fires before the next server sends anything
+    # WHEN the next server starts
     webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
-    config = AlertConfig(group_interval_s=0.0)
-    alerting = Alerting(empty_store, receivers=[webhook], config=config, page_url=page_url)
+    Alerting(empty_store, receivers=[webhook], page_url=page_url).turn()
+    again = receiver.bodies.get(timeout=TIMEOUT_S)
     receiver.hold.set()
-    alerting.evaluate(steady(), findings)
-    again = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
-    wait_until(lambda: alerting.num_in_flight == 0)
-    alerting.turn()
-    other = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
     for each in (killed, webhook):
         each.close(timeout_s=TIMEOUT_S)
 
-    # THEN the message is the same, and the other alert is one of its own
+    # THEN it sends the alert again
     assert again == unanswered
-    assert [alert["ranks"] for alert in other["alerts"]] == [[6]]
-    assert receiver.bodies.empty()
+
+
+def test_a_cause_that_is_found_before_the_answer_is_sent_even_after_a_crash(
+    empty_store: Store, receiver: Receiver
+) -> None:
+    # GIVEN a rise whose cause is found while its receiver does not answer
+    receiver.hold.clear()
+    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S, retry_delays_s=())
+    alerting = Alerting(empty_store, receivers=[webhook], page_url=page_url)
+    alerting.evaluate(rise(15))
+    receiver.bodies.get(timeout=TIMEOUT_S)
+    receiver.statuses = [200, 503]
+    alerting.evaluate(rise(18), risen(18).findings)
+
+    # WHEN it accepts the message without the cause only
+    receiver.hold.set()
+    receiver.bodies.get(timeout=TIMEOUT_S)
+    wait_until(lambda: alerting.num_in_flight == 0)
+    alerting = Alerting(empty_store, receivers=[webhook], page_url=page_url)
+    alerting.turn()
+
+    # THEN the next server sends the cause
+    assert json.loads(receiver.bodies.get(timeout=TIMEOUT_S))["cause"] == "slow-compute"
+    webhook.close(timeout_s=TIMEOUT_S)
 
 
 def test_the_alerts_of_a_deleted_run_are_forgotten(empty_store: Store) -> None:
