@@ -137,11 +137,11 @@ def read_alert_config(path: Path) -> AlertConfig:
     try:
         return TypeAdapter(AlertConfig).validate_json(to_json(document))
     except ValidationError as invalid:
-        error = invalid.errors(include_url=False)[0]
-        path_in_file = [_to_rule(key) for key in error["loc"]]
-        reason = str(error["msg"]).removeprefix("Value error, ")
-        if error["type"] == "unexpected_keyword_argument":
-            reason = f"unknown key; expected one of {', '.join(_keys_beside(error['loc']))}"
+        first = invalid.errors(include_url=False)[0]
+        path_in_file = [_to_rule(key) for key in first["loc"]]
+        reason = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "unexpected_keyword_argument":
+            reason = f"unknown key; expected one of {', '.join(_keys_beside(first['loc']))}"
         raise BadInputError(
             f"--config {path}, line {_line_of(text, path_in_file)}:"
             f" {'.'.join(map(str, path_in_file)) or 'the file'}: {reason}"

@@ -445,7 +445,7 @@ class Alerting:
             text = "rankscope works: its absence is the alarm"
             url = self._page_url("", None, ())
             document = plain_document(HEARTBEAT, text, at_ns=now_ns, url=url)
-            receiver.post(document, on_done=lambda _, key=key: self._in_flight.discard(key))
+            receiver.post(document, on_done=partial(self._note, key, ()))
 
     def deliver(self) -> None:
         """Send what the receivers have not got, one message for each run and cause."""
@@ -498,7 +498,7 @@ class Alerting:
     def _note(self, key: MessageKey, alerts: Sequence[StoredAlert], outcome: Delivery) -> None:
         """Keep and store what came of a message. Of repetitions only a change is news."""
         receiver, (run_id, _), state = key
-        message, changed = message_id(alerts, state), []
+        changed = []
         with self._lock:
             self._in_flight.discard(key)
             for alert in alerts:
@@ -511,13 +511,15 @@ class Alerting:
                         replace(
                             current,
                             deliveries=current.deliveries | {(receiver, state): outcome},
-                            messages=current.messages | {(receiver, state): message},
+                            messages=current.messages
+                            | {(receiver, state): message_id(alerts, state)},
                         )
                     )
             self._alerts.update((alert.alert_id, alert) for alert in changed)
             if changed and outcome is Delivery.UNDELIVERED:
                 self.num_undelivered += 1
         if changed:
+            message = message_id(alerts, state)
             try:
                 write_deliveries(self._store, changed, receiver, state, outcome, message=message)
             except StoreError as error:  # a failing store must not stop further alerts

@@ -212,9 +212,13 @@ class LiveAnalysis:
         Runs take turns: the one that has waited longest is first, of new ones the newest.
         """
         runs = self._source.runs()
-        known = {run.run_id for run in runs}
-        self._reports.keep_only(known)
-        self._failures.keep_only(known)
+        stored = {run.run_id for run in runs}
+        self._reports.keep_only(stored)
+        self._failures.keep_only(stored)
+        for run_id in (self._attempts.keys() | self._seen.keys()) - stored:
+            self._findings.forget(run_id)
+            self._attempts.pop(run_id, None)
+            self._seen.pop(run_id, None)
         begun_ns = self._monotonic_ns()
         due = sorted(filter(self._is_due, runs), key=self._last_analysed_ns)
         attempts = []

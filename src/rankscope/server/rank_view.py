@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rankscope.analysis.report.liveness import (
+    MAX_SHOWN,
+    RECENT_NS,
+    SILENT_NS,
+    RankLiveness,
+    SilentRank,
+)
 from rankscope.collector.read.findings import MAX_FINDING_RANKS
+from rankscope.collector.read.heartbeats import read_oldest_heartbeats
 from rankscope.collector.read.ranks import (
     read_closed_bounds,
     read_heartbeat,
@@ -24,6 +34,7 @@ from rankscope.collector.read.ranks import (
     read_reported,
     read_unfinished,
 )
+from rankscope.collector.spool.descriptions import LOST, RUNNING
 from rankscope.dashboard.records.rank_details import (
     HostFinding,
     KindSeries,
@@ -37,12 +48,15 @@ from rankscope.dashboard.records.rank_details import (
 )
 from rankscope.tracer.span import COMM_KINDS, KINDS, NS_PER_S, SpanKind
 
+from .reports import find_run
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from rankscope.analysis.report.report import RankStepExcess, RunReport
+    from rankscope.analysis.trace.tables import SpanSource
     from rankscope.collector.identity import Row
     from rankscope.collector.store.store import Store
     from rankscope.tracer.topology import Coords
@@ -78,12 +92,100 @@ COUNTERS = (
 
 PROCESS = "process-cpu-cores"
 
+LIVENESS_AGE_NS = 2_000_000_000
+LIVENESS_AGE_FACTOR = 10
+"""All clients share a liveness for `LIVENESS_AGE_NS`, and for this many times the time that reading
+it took."""
+
 QUANTITIES: dict[RankQuantity, tuple[str, tuple[SpanKind, ...]]] = {
     RankQuantity.WAIT: ("wait", tuple(sorted(COMM_KINDS))),
     RankQuantity.EXPOSED: ("exposed", tuple(sorted(COMM_KINDS))),
     RankQuantity.HOST: ("busy", (SpanKind.DATA, SpanKind.GC, SpanKind.CHECKPOINT)),
 }
 """Column of the rollups and kinds of spans of each quantity."""
+
+
+class RankView:
+    """Ranks of the runs of a store, as pages show them.
+
+    Args:
+        source: The runs.
+        store: The store. None: nothing is known of single ranks.
+    """
+
+    def __init__(self, source: SpanSource, store: Store | None) -> None:
+        self._source = source
+        self._store = store
+        self._lock = threading.Lock()
+        self._liveness: tuple[str, int, RankLiveness | None] = ("", 0, None)
+        """Run, end of validity and result of the last request."""
+
+    def rank_details(self, report: RunReport, rank: int) -> RankDetails | None:
+        """Return what is stored of a rank; None if it is unknown.
+
+        No process of a lost run is running: its last record says so, and no other came.
+        """
+        if self._store is None:
+            return None
+        details = read_rank_details(self._store, report.run, rank, report.coords)
+        if details is None or details.exit_state != RUNNING:
+            return details
+        is_lost = find_run(self._source, report.run).state == LOST
+        return replace(details, exit_state=LOST) if is_lost else details
+
+    def rank_values(
+        self, report: RunReport, quantity: RankQuantity, *, steps: tuple[int, int] | None
+    ) -> RankValues | None:
+        """Return a quantity of all ranks, mean of closed steps; None if there is none."""
+        if self._store is None:
+            return None
+        return read_quantity(self._store, report, quantity=quantity, steps=steps)
+
+    def liveness(self, run_id: str) -> RankLiveness | None:
+        """Return the liveness of a live run's ranks; None if it has no heartbeats."""
+        if self._store is None:
+            return None
+        now_ns = time.time_ns()
+        with self._lock:
+            last_run, until_ns, liveness = self._liveness
+            if last_run != run_id or now_ns >= until_ns:
+                liveness = read_liveness(self._store, run_id, now_ns=now_ns)
+                took_ns = time.time_ns() - now_ns
+                age_ns = max(LIVENESS_AGE_NS, LIVENESS_AGE_FACTOR * took_ns)
+                self._liveness = run_id, now_ns + age_ns, liveness
+        return liveness
+
+
+def read_liveness(store: Store, run_id: str, *, now_ns: int) -> RankLiveness | None:
+    """Return the liveness of a run's ranks; None if the store has no heartbeats of them.
+
+    ``now_ns`` is the Unix time of the collector's clock.
+    """
+    rows = read_oldest_heartbeats(
+        store,
+        run_id,
+        recent_ns=now_ns - RECENT_NS,
+        silent_ns=now_ns - SILENT_NS,
+        most=MAX_SHOWN,
+    )
+    if not rows:
+        return None
+    return RankLiveness(
+        num_ranks=rows[0]["num_ranks"],
+        num_recent=rows[0]["num_recent"],
+        num_silent=rows[0]["num_silent"],
+        silent=tuple(
+            SilentRank(
+                rank=row["rank"],
+                host=row["host"],
+                state=row["state"],
+                step=row["step"] if row["step"] >= 0 else None,
+                age_ns=now_ns - row["newest_ns"],
+            )
+            for row in rows
+            if row["newest_ns"] < now_ns - SILENT_NS
+        ),
+    )
 
 
 def read_rank_details(

@@ -151,6 +151,10 @@ class Rollups:
         self._has_started = False
         runs = self._source.runs()
         attempts = []
+        stored = {run.run_id for run in runs}
+        for by_run in (self._served_ns, self._done, self._scans):
+            for run_id in by_run.keys() - stored:
+                del by_run[run_id]
         for run in sorted(runs, key=lambda run: self._served_ns.get(run.run_id, 0)):
             if self._is_done(run):
                 continue
