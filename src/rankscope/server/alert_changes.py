@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from http import HTTPStatus
-from http.client import HTTPException
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -13,19 +11,16 @@ from rankscope.analysis.report.text import format_time
 from rankscope.collector.errors import StoreHeldError
 from rankscope.collector.store.location import read_server_file
 from rankscope.collector.store.store import open_store
-from rankscope.collector.timed_connection import TimedConnection
 
-from ..errors import BadInputError, FailedError
+from ..errors import BadInputError
 from .alerting import Alerting
+from .holder import ask_holder, refusal
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
-    from rankscope.collector.store.location import ServerFile
-
 PATH = "/v1/alerts"
 TIMEOUT_S = 60
-MAX_ANSWER_BYTES = 65_536
 MAX_SILENCE_S = 90 * 86_400
 """Longer silences are forgotten ones: disable the rule instead."""
 
@@ -95,29 +90,13 @@ def change_alerts(store_url: str, change: AlertChange) -> str:
         server = read_server_file(held.path)
         if server is None or server.token is None:
             raise
-        return _request_change(change, server)
-
-
-def _request_change(change: AlertChange, server: ServerFile) -> str:
-    connection = TimedConnection(server.url, timeout_s=TIMEOUT_S)
-    headers = {"Authorization": f"Bearer {server.token}", "Content-Type": "application/json"}
-    try:
-        connection.request("POST", PATH, change.model_dump_json(), headers)
-        answer = connection.getresponse()
-        status = answer.status
-        document = json.loads(answer.read(MAX_ANSWER_BYTES))
-    except (OSError, HTTPException, ValueError) as error:
-        raise FailedError(
-            f"the server {server.url}, which holds the store, did not answer ({error}):"
-            " stop it and try again"
-        ) from error
-    finally:
-        connection.close()
-    if status == HTTPStatus.OK:
-        return str(document["done"])
-    if status == HTTPStatus.NOT_FOUND and "detail" in document:
-        raise BadInputError(str(document["detail"]))
-    raise FailedError(f"the server {server.url}, which holds the store, refused: status {status}")
+    body = change.model_dump_json()
+    answer = ask_holder(server, "POST", PATH, timeout_s=TIMEOUT_S, body=body)
+    if answer.status == HTTPStatus.NOT_FOUND:
+        raise BadInputError(str(answer.json()["detail"]))
+    if answer.status != HTTPStatus.OK:
+        raise refusal(server, answer)
+    return str(answer.json()["done"])
 
 
 def change_router(alerting: Alerting) -> APIRouter:

@@ -224,7 +224,18 @@ def read_rank_details(
     now_ns = time.time_ns()
     stored_ns = read_reported(store, run_id, rank, epoch=epoch)
     reported_ns = max(stored_ns or 0, beat["at_ns"] if beat else 0)
-    samples = _read_samples(store, run_id, place, bounds) if bounds and host else []
+    samples = (
+        read_rank_samples(
+            store,
+            run_id,
+            host=place["host"],
+            device=place["local_rank"],
+            span_ns=(bounds[0]["begin_ns"], bounds[-1]["end_ns"]),
+            buckets=MAX_BUCKETS,
+        )
+        if bounds and host
+        else []
+    )
     return RankDetails(
         rank=rank,
         **{name: place[name] for name in place if name != "epoch"},
@@ -353,17 +364,6 @@ def _kinds(
     return tuple(sorted(found, key=lambda one: KINDS.index(one.kind)))
 
 
-def _read_samples(store: Store, run_id: str, place: Row, bounds: Sequence[Row]) -> list[Row]:
-    return read_rank_samples(
-        store,
-        run_id,
-        host=place["host"],
-        device=place["local_rank"],
-        span_ns=(bounds[0]["begin_ns"], bounds[-1]["end_ns"]),
-        buckets=MAX_BUCKETS,
-    )
-
-
 def _series(rows: Sequence[Row], bounds: Sequence[Row]) -> tuple[SampleSeries, ...]:
     found = []
     for (name, device), group in groupby(rows, key=lambda row: (row["name"], row["device"])):
@@ -371,9 +371,11 @@ def _series(rows: Sequence[Row], bounds: Sequence[Row]) -> tuple[SampleSeries, .
             continue
         mine = list(group)
         at_ns = np.array([row["last_ns"] for row in mine], dtype=np.int64)
-        is_rate = _is_counter(name)
+        is_rate = name.partition(":")[0].endswith(COUNTERS)
         if is_rate:
-            value = _growth(np.array([row["highest"] for row in mine], dtype=np.float64), at_ns)
+            change = np.diff(np.array([row["highest"] for row in mine], dtype=np.float64))
+            change[change < 0] = np.nan  # the counter began anew
+            value = change / (np.maximum(np.diff(at_ns), 1) / NS_PER_S)
             at_ns = at_ns[1:]
         else:
             value = np.array([row["mean"] for row in mine])
@@ -388,19 +390,6 @@ def _series(rows: Sequence[Row], bounds: Sequence[Row]) -> tuple[SampleSeries, .
                 )
             )
     return tuple(found)
-
-
-def _is_counter(name: str) -> bool:
-    quantity = name.partition(":")[0]
-    return quantity.endswith(COUNTERS)
-
-
-def _growth(value: NDArray[np.float64], at_ns: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the growth of a counter per second; NaN where it fell."""
-    change = np.diff(value)
-    change[change < 0] = np.nan
-    rate: NDArray[np.float64] = change / (np.maximum(np.diff(at_ns), 1) / NS_PER_S)
-    return rate
 
 
 def _place_on_steps(at_ns: NDArray[np.int64], bounds: Sequence[Row]) -> NDArray[np.float64]:

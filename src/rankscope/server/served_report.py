@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from http import HTTPStatus
-from http.client import HTTPException
 from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
@@ -12,8 +10,9 @@ from urllib.parse import urlencode
 from rankscope.analysis.report.exchange import read_report, write_report
 from rankscope.analysis.trace.errors import AnalysisError
 from rankscope.collector.spool.descriptions import RUNNING
-from rankscope.collector.timed_connection import TimedConnection
 
+from ..errors import FailedError
+from .holder import ask_holder
 from .reports import find_run
 
 if TYPE_CHECKING:
@@ -67,12 +66,8 @@ def fetch_report(server: ServerFile, run_id: str) -> RunReport | None:
     None if the server has none, is of another version, or does not answer.
     """
     query = urlencode({"run_id": run_id, "version": installed_version("rankscope")})
-    headers = {"Authorization": f"Bearer {server.token}"}
     try:
-        with closing(TimedConnection(server.url, timeout_s=ANSWER_S)) as connection:
-            connection.request("GET", f"{PATH}?{query}", headers=headers)
-            answer = connection.getresponse()
-            body = answer.read()
-            return read_report(body.decode()) if answer.status == HTTPStatus.OK else None
-    except (OSError, HTTPException, ValueError):
+        answer = ask_holder(server, "GET", f"{PATH}?{query}", timeout_s=ANSWER_S)
+        return read_report(answer.data.decode()) if answer.status == HTTPStatus.OK else None
+    except (FailedError, ValueError):
         return None
