@@ -35,7 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     rank = int(os.environ.get("RANK", "0"))
     try:
         config = _config(args, world_size=int(os.environ.get("WORLD_SIZE", "1")))
-        device = _device(config)
+        # Imported here, so that checking flags and printing --help needs no torch.
+        from .parallel import pick_device
+
+        device = pick_device()
+        if config.pace_ms is not None and device.type == "cuda":
+            raise ConfigError("paced mode works on CPU alone: leave out --paced on CUDA")
     except ValueError as problem:
         if rank == 0:
             print(f"trainer: {problem}", file=sys.stderr)
@@ -47,16 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         return EXIT_INTERRUPTED
     return 0
-
-
-def _device(config: TrainerConfig) -> torch.device:
-    # Imported here, so that checking flags and printing --help needs no torch.
-    from .parallel import pick_device
-
-    device = pick_device()
-    if config.pace_ms is not None and device.type == "cuda":
-        raise ConfigError("paced mode works on CPU alone: leave out --paced on CUDA")
-    return device
 
 
 def _run(
@@ -76,7 +71,20 @@ def _run(
     state = build_rank(config, rank=rank, mesh=build_mesh(config.layout, device), device=device)
     start_tracing(state, spool=spool, run=run)
     if rank == 0:
-        _announce(config)
+        layout = config.layout
+        print(
+            f"training pp {layout.pp} dp {layout.dp} tp {layout.tp},"
+            f" {config.num_microbatches} micro-batches a step, {config.num_tokens} tokens a step"
+        )
+        if config.pace_ms is not None:
+            print(
+                f"paced: each local compute segment is padded by sleep to {config.pace_ms:g} ms"
+                f" forward and {2 * config.pace_ms:g} ms backward;"
+                " times show this pace, not the CPU"
+            )
+        for fault in config.faults:
+            print(f"fault: {fault}")
+        sys.stdout.flush()
 
     warm_up(state, next(state.batches))
     gc.collect()
@@ -97,22 +105,6 @@ def _run(
         _print_pace(state, device)
     tracer.shutdown()
     dist.destroy_process_group()
-
-
-def _announce(config: TrainerConfig) -> None:
-    layout = config.layout
-    print(
-        f"training pp {layout.pp} dp {layout.dp} tp {layout.tp},"
-        f" {config.num_microbatches} micro-batches a step, {config.num_tokens} tokens a step"
-    )
-    if config.pace_ms is not None:
-        print(
-            f"paced: each local compute segment is padded by sleep to {config.pace_ms:g} ms forward"
-            f" and {2 * config.pace_ms:g} ms backward; times show this pace, not the CPU"
-        )
-    for fault in config.faults:
-        print(f"fault: {fault}")
-    sys.stdout.flush()
 
 
 def _print_pace(state: RankState, device: torch.device) -> None:

@@ -87,7 +87,13 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         self._check_layout()
         self._check_numbers()
-        self._check_faults()
+        for fault in self.faults:
+            fault.culprits(self.layout)
+            if fault.first_step >= self.num_steps:
+                raise ConfigError(
+                    f"TrainerConfig.faults: {fault} begins after the last step"
+                    f" {self.num_steps - 1}: give earlier steps, or more --steps"
+                )
 
     @property
     def num_tokens_per_position(self) -> int:
@@ -156,15 +162,6 @@ class TrainerConfig:
                 f"TrainerConfig.pace_ms must be above 0 and finite, got {self.pace_ms}:"
                 " leave out --paced to train unpaced"
             )
-
-    def _check_faults(self) -> None:
-        for fault in self.faults:
-            fault.culprits(self.layout)
-            if fault.first_step >= self.num_steps:
-                raise ConfigError(
-                    f"TrainerConfig.faults: {fault} begins after the last step"
-                    f" {self.num_steps - 1}: give earlier steps, or more --steps"
-                )
 
 
 def default_pace_ms(model: ModelConfig, layout: Layout, *, num_microbatches: int) -> float:

@@ -235,7 +235,7 @@ def clip_gradients(
         if parameter.grad is None:
             continue
         num_copies = layout.dp * layout.tp // _num_shards(parameter.grad)
-        local = _local(parameter.grad)
+        local = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
         gradients.append(local)
         total[0] += local.double().square().sum() / num_copies
     total[1] = loss_share
@@ -256,7 +256,3 @@ def _num_shards(tensor: torch.Tensor) -> int:
         for size, place in zip(sizes, tensor.placements, strict=True)
         if isinstance(place, Shard)
     )
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

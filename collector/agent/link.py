@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from ..errors import TokenFileError
 from ..file_change import FileStamps, read_file_stamps
-from ..http_client import Answer, HttpClient, Timeouts
 from ..http.tokens import ClientToken, read_client_token
+from ..http_client import Answer, HttpClient, Timeouts
 from .errors import AgentConfigError, LinkError, RetryLaterError, reason_of
 
 if TYPE_CHECKING:

@@ -120,7 +120,11 @@ def compare(
 def compare_reports(source: SpanSource, first: RunReport, second: RunReport) -> Comparison:
     """Compare two reports; the settings of their runs are read."""
     settings = [_settings(source, one.run) for one in (first, second)]
-    names = sorted(name for name in {*settings[0], *settings[1]} if _differ(settings, name))
+    names = sorted(
+        name
+        for name in {*settings[0], *settings[1]}
+        if settings[0].get(name) != settings[1].get(name)
+    )
     table = {
         "setting": strings(names),
         "first": strings([settings[0].get(name) for name in names]),
@@ -139,10 +143,6 @@ def _settings(source: SpanSource, run: str) -> dict[str, str]:
     manifests = source.context(run, first=0, last=0).manifests
     newest = max((one.epoch for one in manifests), default=0)
     return common_settings([one for one in manifests if one.epoch == newest])
-
-
-def _differ(settings: list[dict[str, str]], name: str) -> bool:
-    return settings[0].get(name) != settings[1].get(name)
 
 
 def _numbers(report: RunReport) -> dict[str, float | None]:

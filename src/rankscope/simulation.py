@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rankscope.collector.client.served_writer import run_writer
 from rankscope.collector.errors import RunBegunError, RunExistsError
@@ -106,7 +106,8 @@ def build_scenario(options: SimulateOptions) -> Scenario:
 
     path = Path(options.scenario)
     is_file = path.suffix in SCENARIO_SUFFIXES
-    given = _given_settings(options)
+    given = {name: getattr(options, name) for name in ("seed", "num_steps", "dp", "pp", "tp")}
+    given = {name: value for name, value in given.items() if value is not None}
     if is_file:
         settings = read_scenario_file(path) | given
     else:
@@ -117,11 +118,6 @@ def build_scenario(options: SimulateOptions) -> Scenario:
     if not is_file:
         faults = preset_faults(options.scenario, scenario)
     return replace(scenario, faults=(*faults, *parse_simulated_faults(options.faults)))
-
-
-def _given_settings(options: SimulateOptions) -> dict[str, Any]:
-    given = {name: getattr(options, name) for name in ("seed", "num_steps", "dp", "pp", "tp")}
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def _with_num_ranks(scenario: Scenario, options: SimulateOptions) -> Scenario:
@@ -168,22 +164,16 @@ def store_simulation(
         for name in RUN_TABLES:  # rows of an interrupted simulation
             store.command(DELETE_LEFTOVERS, {"table": name, "run_id": run_id})
     with closing(run_writer(store)) as writer:
-        return _store_all(writer, simulation, steps)
-
-
-def _store_all(
-    writer: RunWriter, simulation: Simulation, steps: Iterable[StepTables]
-) -> SimulationSize:
-    num_spans, num_steps = 0, 0
-    for tables in steps:
-        for cut in _cuts(simulation, tables, cut_rows=writer.cut_rows):
-            writer.ingest([cut])
-        writer.insert("samples", tables.samples)
-        writer.insert("events", tables.events)
-        num_spans += tables.spans.num_rows
-        num_steps += 1
-    _describe(writer, simulation)
-    return SimulationSize(num_spans=num_spans, num_steps=num_steps)
+        num_spans, num_steps = 0, 0
+        for tables in steps:
+            for cut in _cuts(simulation, tables, cut_rows=writer.cut_rows):
+                writer.ingest([cut])
+            writer.insert("samples", tables.samples)
+            writer.insert("events", tables.events)
+            num_spans += tables.spans.num_rows
+            num_steps += 1
+        _describe(writer, simulation)
+        return SimulationSize(num_spans=num_spans, num_steps=num_steps)
 
 
 def _cuts(simulation: Simulation, tables: StepTables, *, cut_rows: int) -> Iterator[Cut]:

@@ -60,7 +60,18 @@ class Links:
         """
         for peer, fds in self._fds.items():
             for fd in fds:
-                _set_rate(fd, round(NOMINAL_BYTES_PER_S / factors.get(peer, 1.0)))
+                try:
+                    with socket.socket(fileno=os.dup(fd)) as connection:
+                        connection.setsockopt(
+                            socket.SOL_SOCKET,
+                            SO_MAX_PACING_RATE,
+                            round(NOMINAL_BYTES_PER_S / factors.get(peer, 1.0)),
+                        )
+                except OSError as problem:
+                    raise LinkError(
+                        f"the speed of a link cannot be set on this system ({problem}):"
+                        " slow-link needs Linux"
+                    ) from problem
 
 
 def _connections() -> dict[Ends, int]:
@@ -79,13 +90,3 @@ def _connections() -> dict[Ends, int]:
         except OSError:
             continue  # Not a socket, closed since, or a listening socket.
     return found
-
-
-def _set_rate(fd: int, bytes_per_s: int) -> None:
-    try:
-        with socket.socket(fileno=os.dup(fd)) as connection:
-            connection.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, bytes_per_s)
-    except OSError as problem:
-        raise LinkError(
-            f"the speed of a link cannot be set on this system ({problem}): slow-link needs Linux"
-        ) from problem

@@ -102,7 +102,11 @@ class RankFaults:
         """Apply the faults before a forward."""
         self._end(microbatch)
         self._stall()
-        self._pause(microbatch)
+        for fault in self._here(FaultCause.GC_PAUSE):
+            place = f"{self._config.seed}/{self._rank}/{self._step}/{microbatch}"
+            chance = random.Random(place)  # noqa: S311  # no secret
+            if chance.random() < fault.probability:
+                self._heaps[fault.extra_ns].collect(is_traced=fault.has_spans)
         self._take_up(microbatch)
 
     def before_backward(self, microbatch: int) -> None:
@@ -157,13 +161,6 @@ class RankFaults:
     def _stall(self) -> None:
         for fault in self._here(FaultCause.HOST_STALL):
             time.sleep(fault.extra_ns / NS_PER_S)
-
-    def _pause(self, microbatch: int) -> None:
-        for fault in self._here(FaultCause.GC_PAUSE):
-            place = f"{self._config.seed}/{self._rank}/{self._step}/{microbatch}"
-            chance = random.Random(place)  # noqa: S311  # no secret
-            if chance.random() < fault.probability:
-                self._heaps[fault.extra_ns].collect(is_traced=fault.has_spans)
 
     def _skew_ns(self, fault: Fault) -> float:
         """Return a delay that moves from member to member and grows over the steps of the fault."""
@@ -268,7 +265,10 @@ class GarbageHeap:
         self._pause_ns = pause_ns
         self._objects: list[list[object]] = []
         self._grow(FIRST_OBJECTS)
-        took_ns = _collection_ns()
+        gc.collect()
+        begin_ns = time.thread_time_ns()  # CPU time: other ranks share the core
+        gc.collect()
+        took_ns = time.thread_time_ns() - begin_ns
         wanted = round(FIRST_OBJECTS * pause_ns / max(took_ns, 1))
         self._grow(min(max(wanted, FIRST_OBJECTS), MAX_OBJECTS) - FIRST_OBJECTS)
         gc.collect()
@@ -298,14 +298,6 @@ class GarbageHeap:
         self._objects.extend([] for _ in range(num_objects))
         if was_enabled:
             gc.enable()
-
-
-def _collection_ns() -> int:
-    """Return the CPU time of a full collection; other ranks share the core."""
-    gc.collect()
-    begin_ns = time.thread_time_ns()
-    gc.collect()
-    return time.thread_time_ns() - begin_ns
 
 
 class SlowFile:

@@ -106,7 +106,9 @@ class Effects:
             if fault.is_active(step)
         ]
         for number, fault in active:
-            here = self._mask(number)
+            named = np.zeros(self._scenario.world_size, dtype=np.bool_)
+            named[list(self.ranks_of(number))] = True
+            here = named[self._placement.rank]
             match fault.cause:
                 case cause if cause in COMPUTE_CAUSES:
                     factor[here] *= fault.factor
@@ -155,11 +157,6 @@ class Effects:
         if fault.reason is not NetworkReason.FLAP:
             return True
         return bool(stream(self._scenario.seed, Purpose.NETWORK, number, step).random() < 1 / 2)
-
-    def _mask(self, number: int) -> NDArray[np.bool_]:
-        named = np.zeros(self._scenario.world_size, dtype=np.bool_)
-        named[list(self.ranks_of(number))] = True
-        return named[self._placement.rank]
 
     def _skew_ns(self, fault: Fault, step: int) -> NDArray[np.int64]:
         """Return a delay that moves from member to member and grows over the steps of the fault."""

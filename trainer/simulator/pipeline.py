@@ -70,11 +70,15 @@ class Pipeline:
 
     def run(self, slot: Slot) -> list[Piece]:
         """Run a slot, after all that it depends on, and return its compute."""
-        if self._state.scenario.sends is Sends.BLOCKING:
+        state = self._state
+        if state.scenario.sends is Sends.BLOCKING:
             return self._compute(slot)
         self._receive(slot)
         pieces = self._compute(slot)
-        self._send(slot)
+        scenario = state.scenario
+        receiver = receiver_of(slot, pp=scenario.pp, vpp=scenario.vpp, schedule=scenario.schedule)
+        if receiver is not None and receiver.stage != slot.stage:
+            self._sent[slot] = state.now[slot.stage]
         return pieces
 
     def post(self, exchange: Exchange) -> None:
@@ -114,33 +118,30 @@ class Pipeline:
         return [(sender, receiver) for sender, receiver in out + into if sender and receiver]
 
     def _transfer_ns(self, sender: Slot, receiver: Slot) -> Times:
-        mean_ns = self._state.effects.links.p2p_ns(sender.stage, receiver.stage)
-        return self._state.noise.transfer_ns(mean_ns)
+        state = self._state
+        mean_ns = state.effects.links.p2p_ns(sender.stage, receiver.stage)
+        return state.noise.transfer_ns(mean_ns)
 
     def _receive(self, slot: Slot) -> None:
-        scenario = self._state.scenario
+        state = self._state
+        scenario = state.scenario
         sender = sender_of(slot, pp=scenario.pp, vpp=scenario.vpp, schedule=scenario.schedule)
         if sender is None or sender.stage == slot.stage:
             return
-        sent, start = self._sent.pop(sender), self._state.now[slot.stage]
+        sent, start = self._sent.pop(sender), state.now[slot.stage]
         done = np.maximum(sent, start) + self._transfer_ns(sender, slot)
         template = self._message_template(sender, slot)
-        left = done + self._state.noise.end_ns(self._state.shape)
-        self._state.recorder.add(sender.stage, template, sent, left)
-        end = done + self._state.noise.end_ns(self._state.shape)
-        self._state.blocked(slot.stage, _received(template, slot), start, end)
-        self._state.now[slot.stage] = end
-
-    def _send(self, slot: Slot) -> None:
-        scenario = self._state.scenario
-        receiver = receiver_of(slot, pp=scenario.pp, vpp=scenario.vpp, schedule=scenario.schedule)
-        if receiver is not None and receiver.stage != slot.stage:
-            self._sent[slot] = self._state.now[slot.stage]
+        left = done + state.noise.end_ns(state.shape)
+        state.recorder.add(sender.stage, template, sent, left)
+        end = done + state.noise.end_ns(state.shape)
+        state.blocked(slot.stage, _received(template, slot), start, end)
+        state.now[slot.stage] = end
 
     def _message_template(self, sender: Slot, receiver: Slot) -> SpanTemplate:
         """Return the template of a send; the first call assigns its sequence number."""
+        state = self._state
         if sender not in self._seqs:
-            self._seqs[sender] = self._state.seqs.next_of_pair(sender.stage, receiver.stage)
+            self._seqs[sender] = state.seqs.next_of_pair(sender.stage, receiver.stage)
         return SpanTemplate(
             kind=SpanKind.PP_SEND,
             name="send",
@@ -151,20 +152,21 @@ class Pipeline:
             dst_stage=receiver.stage,
             microbatch=sender.microbatch,
             chunk=sender.chunk,
-            num_bytes=self._state.scenario.activation_bytes,
+            num_bytes=state.scenario.activation_bytes,
             flags=ON_DEVICE | SpanFlag.ASYNC,
         )
 
     def _compute(self, slot: Slot) -> list[Piece]:
         """Run one forward or backward and return its compute."""
+        state = self._state
         stage = slot.stage
-        ready = self._state.ready(stage)
+        ready = state.ready(stage)
         if slot.is_forward:
             ready = self._pause(stage, ready)
         begin, stall = self._stop(slot, ready)
-        mean_ms = self._state.cluster.compute_ms(slot)
+        mean_ms = state.cluster.compute_ms(slot)
         length = self._lengths.factor[slot.microbatch][:, None, None]
-        own = self._state.noise.compute_ns(mean_ms * NS_PER_MS * self._state.scale[stage] * length)
+        own = state.noise.compute_ns(mean_ms * NS_PER_MS * state.scale[stage] * length)
         template = SpanTemplate(
             kind=SpanKind.FORWARD if slot.is_forward else SpanKind.BACKWARD,
             name=self._name(slot),
@@ -178,8 +180,8 @@ class Pipeline:
             pieces = [Piece(0.0, 1.0, now, end)]
         else:
             pieces, end = self._run_syncs(slot, now, own)
-        self._state.recorder.add(stage, template, begin, end)
-        self._state.now[stage] = end
+        state.recorder.add(stage, template, begin, end)
+        state.now[stage] = end
         return pieces
 
     def _name(self, slot: Slot) -> str:
@@ -196,7 +198,8 @@ class Pipeline:
         Returns:
             The compute, and the end on each rank.
         """
-        syncs, scenario = self._state.cluster.syncs, self._state.scenario
+        state = self._state
+        syncs, scenario = state.cluster.syncs, state.scenario
         buckets = self._gathers.needed_by(slot)
         if not syncs or (scenario.tp_detail is TpDetail.COLLAPSED and scenario.ep == 1):
             pieces = self._pieces(slot.stage, Piece(0.0, 1.0, now, now + own), buckets)
@@ -246,47 +249,50 @@ class Pipeline:
 
     def _sync(self, slot: Slot, sync: Sync, start: Times) -> Times:
         """Run one collective inside a compute span and return its end on each member."""
+        state = self._state
         template = SpanTemplate(
             kind=KIND_OF_AXIS[sync.axis],
             name=sync.name,
             track=TRACKS[sync.axis],
             axis=sync.axis,
-            seq=self._state.seqs.next_of_group(sync.axis, slot.stage),
+            seq=state.seqs.next_of_group(sync.axis, slot.stage),
             microbatch=slot.microbatch,
             chunk=slot.chunk,
             num_bytes=sync.num_bytes,
             depth=1,
         )
-        mean_ns = self._state.collective_ns(
+        mean_ns = state.collective_ns(
             slot.stage, sync.axis, num_bytes=sync.num_bytes, passes=sync.passes
         )
-        end = self._state.collective_end(sync.axis, start, mean_ns)
-        self._state.blocked(slot.stage, template, start, end)
+        end = state.collective_end(sync.axis, start, mean_ns)
+        state.blocked(slot.stage, template, start, end)
         return end
 
     def _run_unrecorded_syncs(self, stage: int, start: Times, syncs: Sequence[Sync]) -> Times:
         """Return the end on each rank of collectives that are not recorded."""
+        state = self._state
         end = start
         for sync in syncs:
-            mean_ns = self._state.collective_ns(
+            mean_ns = state.collective_ns(
                 stage, sync.axis, num_bytes=sync.num_bytes, passes=sync.passes
             )
-            left = self._state.transfer_end(sync.axis, end, mean_ns)
-            end = np.broadcast_to(left, self._state.shape)
+            left = state.transfer_end(sync.axis, end, mean_ns)
+            end = np.broadcast_to(left, state.shape)
         return end
 
     def _pause(self, stage: int, ready: Times) -> Times:
         """Pause random ranks for a garbage collection."""
+        state = self._state
         for fault, rng in self._pauses:
-            hit = rng.random(self._state.shape) < fault.probability
-            pause = fault.extra_ns * np.exp(PAUSE_JITTER * rng.standard_normal(self._state.shape))
+            hit = rng.random(state.shape) < fault.probability
+            pause = fault.extra_ns * np.exp(PAUSE_JITTER * rng.standard_normal(state.shape))
             after = ready + np.where(hit, pause, 0).astype(np.int64)
             if hit.any() and fault.has_spans:
                 template = SpanTemplate(
                     kind=SpanKind.GC, name="gc generation 2", track=MAIN, flags=ON_HOST
                 )
-                rank = self._state.cluster.placement.rank[stage][hit]
-                self._state.recorder.add_some(template, rank, ready[hit], after[hit])
+                rank = state.cluster.placement.rank[stage][hit]
+                state.recorder.add_some(template, rank, ready[hit], after[hit])
             ready = after
         return ready
 
@@ -297,10 +303,11 @@ class Pipeline:
             When the slot begins, and its additional duration: a rank that hangs never begins it, a
             rank that crashes never ends it.
         """
-        ending = self._state.effects.ending
+        state = self._state
+        ending = state.effects.ending
         if ending is None or not self._is_stopping_place(slot):
             return ready, None
-        here = self._state.cluster.placement.rank[slot.stage] == ending.ranks[0]
+        here = state.cluster.placement.rank[slot.stage] == ending.ranks[0]
         if not here.any():
             return ready, None
         stall = np.where(here, NEVER, 0)
@@ -308,7 +315,7 @@ class Pipeline:
         if ending.cause is FaultCause.HANG:
             self.stopped_at = at
             return ready + stall, None
-        self.stopped_at = at + round(self._state.scenario.forward_ms * NS_PER_MS / 2)
+        self.stopped_at = at + round(state.scenario.forward_ms * NS_PER_MS / 2)
         return ready, stall
 
     def _is_stopping_place(self, slot: Slot) -> bool:

@@ -67,15 +67,6 @@ def preset_faults(name: str, scenario: Scenario) -> tuple[Fault, ...]:
     return parse_simulated_faults(PRESETS[name].faults(scenario))
 
 
-def _culprit(scenario: Scenario) -> int:
-    """Return a rank in the middle of the job."""
-    return min(scenario.world_size // 2 + 1, scenario.world_size - 1)
-
-
-def _steps(scenario: Scenario) -> str:
-    return f"steps={scenario.num_steps // 3}-{scenario.num_steps - 1}"
-
-
 def _neighbours(scenario: Scenario) -> tuple[int, int]:
     """Return two neighbours of a data-parallel ring, or of a pipeline if dp is 1."""
     grid = place(scenario).rank
@@ -92,8 +83,8 @@ def _at(text: str) -> Callable[[Scenario], tuple[str, ...]]:
     def faults(scenario: Scenario) -> tuple[str, ...]:
         src, dst = _neighbours(scenario)
         words = {
-            "RANK": str(_culprit(scenario)),
-            "STEPS": _steps(scenario),
+            "RANK": str(min(scenario.world_size // 2 + 1, scenario.world_size - 1)),
+            "STEPS": f"steps={scenario.num_steps // 3}-{scenario.num_steps - 1}",
             "MIDDLE": str(scenario.num_steps // 2),
             "LINK": f"src={src},dst={dst}",
             "LAST": str(scenario.pp - 1),

@@ -66,7 +66,13 @@ def scenario_settings(document: Mapping[str, Any]) -> dict[str, Any]:
             settings[name] = part(**_checked(settings[name], part, place=f"{name}."))
     for name, choice in CHOICES.items():
         if name in settings:
-            settings[name] = _choice(name, settings[name], choice)
+            value = settings[name]
+            known = tuple(choice)
+            if value not in known:
+                raise ScenarioError(
+                    f"scenario: {name} must be one of {', '.join(known)}, got {value!r}"
+                )
+            settings[name] = choice(str(value))
     for name in ("stage_weights", "expert_weights"):
         if name in settings:
             settings[name] = tuple(settings[name])
@@ -85,7 +91,7 @@ def _checked(document: object, owner: Any, *, place: str) -> Mapping[str, Any]: 
             raise ScenarioError(
                 f"scenario: unknown setting {place}{name}: known are {', '.join(known)}"
             )
-        wanted = _wanted(known[name].type)
+        wanted = WANTED.get(str(known[name].type), ANYTHING)
         if not wanted.fits(value):
             raise ScenarioError(f"scenario: {place}{name} must be {wanted.text}, got {value!r}")
     return document
@@ -119,17 +125,6 @@ WANTED: dict[str, _Wanted] = {
 """By the annotation of a field; fields of other types are checked separately."""
 
 ANYTHING = _Wanted(text="a name or a table of settings", types=(object,))
-
-
-def _wanted(annotation: object) -> _Wanted:
-    return WANTED.get(str(annotation), ANYTHING)
-
-
-def _choice(name: str, value: object, choice: type[StrEnum]) -> StrEnum:
-    known = tuple(choice)
-    if value not in known:
-        raise ScenarioError(f"scenario: {name} must be one of {', '.join(known)}, got {value!r}")
-    return choice(str(value))
 
 
 MAX_KEY_PARTS = 32

@@ -137,25 +137,22 @@ class Simulation:
         now = np.zeros(self.cluster.placement.rank.shape, dtype=np.int64)
         self.ending, self.ended_ns = None, None
         for step in range(self.scenario.num_steps):
-            done = self._run(step, now, seqs)
+            effects = self.cluster.effects.of_step(step)
+            lengths = draw_lengths(self.scenario, step, spread=effects.sequence_spread)
+            state = StepState(self.cluster, step, start=now, effects=effects, seqs=seqs)
+            result = run_step(state, lengths)
+            spans, ending = result.spans, None
+            if effects.ending is not None:
+                ending = ending_of(self.cluster, effects.ending, stopped_at=result.stopped_at)
+                spans = cut_off(spans, ending)
+            done = _Done(
+                step=step, start=now, end=result.end, spans=spans, lengths=lengths, ending=ending
+            )
             now, self.ending = done.end, done.ending
             self.ended_ns = self._ended_ns(now)
             yield self._tables(done, monitors)
             if self.ending is not None:
                 return
-
-    def _run(self, step: int, start: NDArray[np.int64], seqs: SequenceNumbers) -> _Done:
-        effects = self.cluster.effects.of_step(step)
-        lengths = draw_lengths(self.scenario, step, spread=effects.sequence_spread)
-        state = StepState(self.cluster, step, start=start, effects=effects, seqs=seqs)
-        result = run_step(state, lengths)
-        spans, ending = result.spans, None
-        if effects.ending is not None:
-            ending = ending_of(self.cluster, effects.ending, stopped_at=result.stopped_at)
-            spans = cut_off(spans, ending)
-        return _Done(
-            step=step, start=start, end=result.end, spans=spans, lengths=lengths, ending=ending
-        )
 
     def _ended_ns(self, end: NDArray[np.int64]) -> int | None:
         if self.ending is None:
@@ -262,7 +259,13 @@ def run_step(state: StepState, lengths: Lengths) -> StepResult:
     gathers = Gathers(state)
     pipeline, update = Pipeline(state, lengths, gathers), Update(state)
     for stage in range(len(state.now)):
-        _read_data(state, stage)
+        start = state.now[stage]
+        mean_ns = state.filled(state.scenario.data_ms * NS_PER_MS)
+        end = start + state.noise.compute_ns(mean_ns) + state.effects.data_ns[stage]
+        if (end > start).any() and state.effects.records_input:
+            template = SpanTemplate(kind=SpanKind.DATA, name="data", track=MAIN, flags=ON_HOST)
+            state.recorder.add(stage, template, start, end)
+        state.now[stage] = end
         if state.scenario.prefetch and state.scenario.dp * state.scenario.cp > 1:
             gathers.launch(stage)
     launching = _last_backwards(state) if state.scenario.overlap else frozenset()
@@ -282,16 +285,6 @@ def run_step(state: StepState, lengths: Lengths) -> StepResult:
         spans=state.recorder.columns(),
         stopped_at=pipeline.stopped_at,
     )
-
-
-def _read_data(state: StepState, stage: int) -> None:
-    start = state.now[stage]
-    mean_ns = state.filled(state.scenario.data_ms * NS_PER_MS)
-    end = start + state.noise.compute_ns(mean_ns) + state.effects.data_ns[stage]
-    if (end > start).any() and state.effects.records_input:
-        template = SpanTemplate(kind=SpanKind.DATA, name="data", track=MAIN, flags=ON_HOST)
-        state.recorder.add(stage, template, start, end)
-    state.now[stage] = end
 
 
 def _last_backwards(state: StepState) -> frozenset[Slot]:

@@ -38,110 +38,105 @@ class Update:
 
     def launch(self, slot: Slot, pieces: Sequence[Piece]) -> None:
         """Launch the reductions of a chunk's gradients during its last backward."""
+        state = self._state
         if not self._shares_gradients:
             return
-        stage, num = slot.stage, self._state.scenario.num_buckets
-        num_bytes = self._state.scenario.gradient_bytes // (num * self._state.scenario.vpp)
-        mean_ns = self._state.collective_ns(stage, Axis.DP, num_bytes=num_bytes, passes=1)
+        stage, num = slot.stage, state.scenario.num_buckets
+        num_bytes = state.scenario.gradient_bytes // (num * state.scenario.vpp)
+        mean_ns = state.collective_ns(stage, Axis.DP, num_bytes=num_bytes, passes=1)
         for number in range(num):
             template = SpanTemplate(
                 kind=SpanKind.DP_COMM,
                 name="reduce_scatter_tensor",
                 track=TRACKS[Axis.DP],
                 axis=Axis.DP,
-                seq=self._state.seqs.next_of_group(Axis.DP, stage),
+                seq=state.seqs.next_of_group(Axis.DP, stage),
                 chunk=slot.chunk,
                 num_bytes=num_bytes,
                 flags=ON_DEVICE | SpanFlag.ASYNC,
             )
-            launch = time_at(pieces, (number + 1) / num) + self._state.effects.skew_ns[stage]
+            launch = time_at(pieces, (number + 1) / num) + state.effects.skew_ns[stage]
             start = np.maximum(launch, self._stream_free[stage])
-            done = self._state.collective_end(Axis.DP, start, mean_ns)
-            self._state.recorder.add(stage, template, start, done, launch=launch)
+            done = state.collective_end(Axis.DP, start, mean_ns)
+            state.recorder.add(stage, template, start, done, launch=launch)
             self._stream_free[stage] = done
             self._buckets[stage].append(Bucket(template, done))
 
     def finish(self) -> None:
         """Run the operations after the last backward, on all stages."""
-        stages = range(len(self._state.now))
+        state = self._state
+        stages = range(len(state.now))
         for stage in stages:
-            self._reduce_gradients(stage)
+            state.now[stage] = state.now[stage] + state.effects.skew_ns[stage]
+            if not state.scenario.overlap:
+                self._data_parallel(stage, "reduce_scatter_tensor")
+            for bucket in self._buckets[stage]:
+                state.now[stage] = state.wait(stage, bucket, state.now[stage])
         self._reduce_norm()
         for stage in stages:
-            self._optimize(stage)
-            if not self._state.scenario.prefetch:
+            begin = state.ready(stage)
+            mean_ns = state.scenario.optimizer_ms * NS_PER_MS * state.scale[stage]
+            end = begin + state.noise.compute_ns(mean_ns)
+            template = SpanTemplate(kind=SpanKind.OPTIMIZER, name="optimizer", track=MAIN)
+            state.recorder.add(stage, template, begin, end)
+            state.now[stage] = end
+            if not state.scenario.prefetch:
                 self._data_parallel(stage, "all_gather_into_tensor")
             self._checkpoint(stage)
 
-    def _reduce_gradients(self, stage: int) -> None:
-        self._state.now[stage] = self._state.now[stage] + self._state.effects.skew_ns[stage]
-        if not self._state.scenario.overlap:
-            self._data_parallel(stage, "reduce_scatter_tensor")
-        for bucket in self._buckets[stage]:
-            self._state.now[stage] = self._state.wait(stage, bucket, self._state.now[stage])
-
     def _data_parallel(self, stage: int, name: str) -> None:
         """Reduce the gradients or gather the parameters of a stage, and wait."""
+        state = self._state
         if not self._shares_gradients:
             return
-        num_bytes = self._state.scenario.gradient_bytes
+        num_bytes = state.scenario.gradient_bytes
         template = SpanTemplate(
             kind=SpanKind.DP_COMM,
             name=name,
             track=TRACKS[Axis.DP],
             axis=Axis.DP,
-            seq=self._state.seqs.next_of_group(Axis.DP, stage),
+            seq=state.seqs.next_of_group(Axis.DP, stage),
             num_bytes=num_bytes,
         )
-        mean_ns = self._state.collective_ns(stage, Axis.DP, num_bytes=num_bytes, passes=1)
-        start = self._state.now[stage]
-        end = self._state.collective_end(Axis.DP, start, mean_ns)
-        self._state.blocked(stage, template, start, end)
-        self._state.now[stage] = end
+        mean_ns = state.collective_ns(stage, Axis.DP, num_bytes=num_bytes, passes=1)
+        start = state.now[stage]
+        end = state.collective_end(Axis.DP, start, mean_ns)
+        state.blocked(stage, template, start, end)
+        state.now[stage] = end
 
     def _reduce_norm(self) -> None:
         """Reduce the norm of the gradients over all ranks."""
-        if self._state.scenario.world_size == 1:
+        state = self._state
+        if state.scenario.world_size == 1:
             return
         template = SpanTemplate(
             kind=SpanKind.OTHER,
             name="all_reduce",
             track=TRACKS[Axis.WORLD],
             axis=Axis.WORLD,
-            seq=self._state.seqs.next_of_group(Axis.WORLD, 0),
+            seq=state.seqs.next_of_group(Axis.WORLD, 0),
             num_bytes=GRAD_NORM_BYTES,
         )
-        mean_ns = self._state.effects.links.collective_ns(
-            Axis.WORLD, num_bytes=GRAD_NORM_BYTES, passes=2
-        )
-        arrival = max(int(now.max()) for now in self._state.now)
-        left = arrival + int(self._state.noise.transfer_ns(mean_ns).max())
-        for stage, start in enumerate(self._state.now):
-            end = left + self._state.noise.end_ns(self._state.shape)
-            self._state.blocked(stage, template, start, end)
-            self._state.now[stage] = end
-
-    def _optimize(self, stage: int) -> None:
-        begin = self._state.ready(stage)
-        mean_ns = self._state.scenario.optimizer_ms * NS_PER_MS * self._state.scale[stage]
-        end = begin + self._state.noise.compute_ns(mean_ns)
-        template = SpanTemplate(kind=SpanKind.OPTIMIZER, name="optimizer", track=MAIN)
-        self._state.recorder.add(stage, template, begin, end)
-        self._state.now[stage] = end
+        mean_ns = state.effects.links.collective_ns(Axis.WORLD, num_bytes=GRAD_NORM_BYTES, passes=2)
+        arrival = max(int(now.max()) for now in state.now)
+        left = arrival + int(state.noise.transfer_ns(mean_ns).max())
+        for stage, start in enumerate(state.now):
+            end = left + state.noise.end_ns(state.shape)
+            state.blocked(stage, template, start, end)
+            state.now[stage] = end
 
     def _checkpoint(self, stage: int) -> None:
-        if not self._state.effects.checkpoint_ns:
+        state = self._state
+        if not state.effects.checkpoint_ns:
             return
-        begin = self._state.now[stage]
-        end = begin + self._state.noise.compute_ns(
-            self._state.filled(self._state.effects.checkpoint_ns)
-        )
-        if self._state.effects.checkpoint_has_spans:
+        begin = state.now[stage]
+        end = begin + state.noise.compute_ns(state.filled(state.effects.checkpoint_ns))
+        if state.effects.checkpoint_has_spans:
             template = SpanTemplate(
                 kind=SpanKind.CHECKPOINT, name="checkpoint", track=MAIN, flags=ON_HOST
             )
-            self._state.recorder.add(stage, template, begin, end)
-        self._state.now[stage] = end
+            state.recorder.add(stage, template, begin, end)
+        state.now[stage] = end
 
 
 class Gathers:

@@ -29,7 +29,7 @@ NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "beegfs", "gpfs", "ceph"
 KNOWN_VARIABLES = frozenset(
     f"RANKSCOPE_{name}"
     for name in (
-        "ALERT_WEBHOOK", "ALERT_WEBHOOK_INSIDE", "COUNT_FLOPS", "DISABLE", "EPOCH",
+        "ALERT_WEBHOOK", "COUNT_FLOPS", "DISABLE", "EPOCH",
         "FLOPS_PER_TOKEN", "LEVEL",
         "PEAK_FLOPS", "PURE_PYTHON", "RECORDING", "RUN", "SAMPLE_EVERY", "SEGMENT_BYTES",
         "SPOOL_BYTES", "STORE", "TOKEN", "TOKENS", "TOKEN_FILE", "TRACE",

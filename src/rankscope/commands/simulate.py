@@ -111,7 +111,13 @@ def simulate_run(options: "SimulateOptions") -> str:
         last_line = f"Next: rankscope analyze {options.run_id}"
     if options.as_json:
         return json.dumps(simulation_document(simulation, done))
-    lines = [_counts_line(simulation, done), *map(format_label, simulation.labels)]
+    lines = [
+        (
+            f"simulated run {simulation.run_id}: {done.num_spans:,} spans,"
+            f" {done.num_steps} steps, {simulation.scenario.world_size:,} ranks"
+        ),
+        *map(format_label, simulation.labels),
+    ]
     if not simulation.labels:
         lines.append("fault: none")
     return "\n".join([*lines, last_line])
@@ -153,13 +159,6 @@ def _with_progress(simulation: "Simulation") -> Iterator["StepTables"]:
         for tables in simulation.tables():
             progress.show(f"simulated step {tables.step + 1} of {simulation.scenario.num_steps}")
             yield tables
-
-
-def _counts_line(simulation: "Simulation", done: "SimulationSize") -> str:
-    return (
-        f"simulated run {simulation.run_id}: {done.num_spans:,} spans,"
-        f" {done.num_steps} steps, {simulation.scenario.world_size:,} ranks"
-    )
 
 
 def _ranks_text(ranks: tuple[int, ...]) -> str:

@@ -27,7 +27,6 @@ from .plan import DemoPlan, is_found, outcome_line, plan_demo
 from .training import StepDone, Training, require_torch, training_command
 
 if TYPE_CHECKING:
-    from rankscope.analysis.report.report import RunReport
     from rankscope.collector.spool.tail import SpoolTail
     from rankscope.collector.store.store import Store
 
@@ -82,8 +81,22 @@ def run_demo(options: DemoOptions) -> int:
         endpoint = stack.enter_context(open_endpoint(listen)) if options.serve else None
         store = stack.enter_context(open_store(options.store_url or default_store_url()))
         collect_training(store, plan, run_id=run_id, spool=options.spool)
-        report = _diagnose(store, run_id)
-        _print_result(report, plan, as_json=options.as_json)
+        from rankscope.analysis.analyze import analyze_run
+        from rankscope.analysis.report.document import to_document
+        from rankscope.analysis.verdict import verdict_sentence
+
+        from ..sources.store_source import StoreSource
+        from ..terminal.report_text import report_text
+
+        report = analyze_run(StoreSource(store), run_id)
+        if options.as_json:
+            document = to_document(report) | {"planted": plan.spec, "found": is_found(report, plan)}
+            text = json.dumps(document, allow_nan=False)
+        else:
+            body = report_text(report, verdict=verdict_sentence(report), width=terminal_width())
+            text = f"{body}\n\n{outcome_line(report, plan)}"
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
         if endpoint is not None:
             _serve(store, endpoint)
     return 0 if is_found(report, plan) else 1
@@ -124,7 +137,16 @@ def _train_and_store(
         closing(SpoolTail(target, StoreWriter(store))) as tail,
         Training(command, run_id=run_id, log=folder / TRAINING_LOG) as training,
     ):
-        _watch(training, tail, plan)
+        with Progress(every=PROGRESS_EVERY) as progress:
+            progress.show(f"starting {plan.layout.world_size} processes")
+            next_poll_s = 0.0
+            while training.status is None:
+                step = training.next_step(STEP_TIMEOUT_S)
+                if step is not None:
+                    progress.show(_format_progress(step, plan.num_steps))
+                if time.monotonic() >= next_poll_s:
+                    tail.poll()
+                    next_poll_s = time.monotonic() + POLL_S
         status, reason = training.status, training.last_error()
         _drain(tail)
     return status, reason
@@ -138,20 +160,6 @@ def _describe(plan: DemoPlan) -> str:
         " compute is padded to set times, so that a few cores can stand for many devices;"
         f" fault: {plan.spec}"
     )
-
-
-def _watch(training: Training, tail: SpoolTail, plan: DemoPlan) -> None:
-    """Store spans and show progress until the training ends."""
-    with Progress(every=PROGRESS_EVERY) as progress:
-        progress.show(f"starting {plan.layout.world_size} processes")
-        next_poll_s = 0.0
-        while training.status is None:
-            step = training.next_step(STEP_TIMEOUT_S)
-            if step is not None:
-                progress.show(_format_progress(step, plan.num_steps))
-            if time.monotonic() >= next_poll_s:
-                tail.poll()
-                next_poll_s = time.monotonic() + POLL_S
 
 
 def _format_progress(done: StepDone, num_steps: int) -> str:
@@ -170,30 +178,6 @@ def _drain(tail: SpoolTail) -> None:
             say(problem)
         if progress.num_cuts == 0 and progress.num_running == 0:
             return
-
-
-def _diagnose(store: Store, run_id: str) -> RunReport:
-    from rankscope.analysis.analyze import analyze_run
-
-    from ..sources.store_source import StoreSource
-
-    return analyze_run(StoreSource(store), run_id)
-
-
-def _print_result(report: RunReport, plan: DemoPlan, *, as_json: bool) -> None:
-    from rankscope.analysis.report.document import to_document
-    from rankscope.analysis.verdict import verdict_sentence
-
-    from ..terminal.report_text import report_text
-
-    if as_json:
-        document = to_document(report) | {"planted": plan.spec, "found": is_found(report, plan)}
-        text = json.dumps(document, allow_nan=False)
-    else:
-        body = report_text(report, verdict=verdict_sentence(report), width=terminal_width())
-        text = f"{body}\n\n{outcome_line(report, plan)}"
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 def _serve(store: Store, endpoint: Endpoint) -> None:

@@ -10,17 +10,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rankscope.analysis.report.text import format_time
 from rankscope.collector.errors import StoreHeldError
-from rankscope.collector.http_client import request_once
 from rankscope.collector.store.location import read_server_file
 from rankscope.collector.store.store import open_store
 
-from ..errors import BadInputError, FailedError
+from ..errors import BadInputError
 from .alerting import Alerting
+from .holder import ask_holder, refusal
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
-
-    from rankscope.collector.store.location import ServerFile
 
 PATH = "/v1/alerts"
 TIMEOUT_S = 60
@@ -93,26 +91,13 @@ def change_alerts(store_url: str, change: AlertChange) -> str:
         server = read_server_file(held.path)
         if server is None or server.token is None:
             raise
-        return _request_change(change, server)
-
-
-def _request_change(change: AlertChange, server: ServerFile) -> str:
-    headers = {"Authorization": f"Bearer {server.token}", "Content-Type": "application/json"}
-    try:
-        body = change.model_dump_json().encode()
-        url = f"{server.url}{PATH}"
-        answer = request_once("POST", url, timeout_s=TIMEOUT_S, headers=headers, body=body)
-        status, document = answer.status, json.loads(answer.body)
-    except (OSError, ValueError) as error:
-        raise FailedError(
-            f"the server {server.url}, which holds the store, did not answer ({error}):"
-            " stop it and try again"
-        ) from error
-    if status == HTTPStatus.OK:
-        return str(document["done"])
-    if status == HTTPStatus.NOT_FOUND and "detail" in document:
-        raise BadInputError(str(document["detail"]))
-    raise FailedError(f"the server {server.url}, which holds the store, refused: status {status}")
+    body = change.model_dump_json()
+    answer = ask_holder(server, "POST", PATH, timeout_s=TIMEOUT_S, body=body)
+    if answer.status == HTTPStatus.NOT_FOUND:
+        raise BadInputError(str(json.loads(answer.body)["detail"]))
+    if answer.status != HTTPStatus.OK:
+        raise refusal(server, answer)
+    return str(json.loads(answer.body)["done"])
 
 
 def change_router(alerting: Alerting) -> APIRouter:

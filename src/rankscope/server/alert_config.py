@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import re
 import tomllib
-import types
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+from pathlib import Path  # noqa: TC003  # pydantic reads it
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 from rankscope.analysis.alert_rules import AlertRules
 from rankscope.analysis.report.report import Severity
 from rankscope.collector.errors import TokenFileError
 from rankscope.collector.http.tokens import read_private
-from rankscope.collector.notify.webhook import DEFAULT_NAME, Webhook, is_alertmanager
+from rankscope.collector.notify.webhook import (
+    ALERTS_PATH,
+    DEFAULT_NAME,
+    Webhook,
+    is_alertmanager,
+)
 from rankscope.tracer.spool import read_regular_file
 
 from ..errors import BadInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from rankscope.collector.notify.receiver import Receiver
 
@@ -28,7 +35,6 @@ MAX_FILE_BYTES = 1 << 20
 MAX_SECRET_BYTES = 4096
 """Longer than any receiver's URL."""
 
-INTERNAL_VARIABLE = "RANKSCOPE_ALERT_WEBHOOK_INSIDE"
 RECEIVER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -51,11 +57,8 @@ class ReceiverConfig:
     url_file: Path | None = None
     """File of mode 0600 with the URL, because most URLs have a secret."""
 
-    secret_file: Path | None = None
-    """File of mode 0600 with the key that signs the posts of a webhook."""
-
-    internal: bool = False
-    """Whether the host may have an internal address although its name is public."""
+    bearer_file: Path | None = None
+    """File of mode 0600 with the token that is sent as ``Authorization: Bearer``."""
 
     least_severity: Severity = Severity.WARNING
     rules: tuple[str, ...] = ()
@@ -69,8 +72,8 @@ class ReceiverConfig:
             raise ValueError(f"name {self.name!r} must be letters, digits, '.', '_' and '-'")
         if bool(self.url) == (self.url_file is not None):
             raise ValueError("give either url or url_file")
-        if self.secret_file is not None and self.kind is not ReceiverKind.WEBHOOK:
-            raise ValueError("secret_file is for a webhook only")
+        if self.bearer_file is not None and self.kind is ReceiverKind.APPRISE:
+            raise ValueError("bearer_file is for kind webhook or alertmanager")
         if self.least_severity not in {Severity.WARNING, Severity.CRITICAL}:
             raise ValueError("least_severity must be 'warning' or 'critical'")
         known = {each.name.replace("_", "-") for each in fields(AlertRules)}
@@ -92,6 +95,8 @@ MIN_HEARTBEAT_S = 10.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertConfig:
     """Rules and receivers."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid", strict=True)
 
     url: str = ""
     """Address of the dashboard in links; "": the address on which the server listens."""
@@ -126,25 +131,47 @@ def read_alert_config(path: Path) -> AlertConfig:
         ) from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadInputError(f"--config {path} is not TOML: {error}") from error
+    if isinstance(document.get("rules"), dict):
+        # Rules are written with dashes, as alerts name them.
+        document["rules"] = {key.replace("-", "_"): v for key, v in document["rules"].items()}
     try:
-        config: AlertConfig = _build(AlertConfig, document, ())
-    except _ConfigError as error:
-        key = ".".join(map(str, error.path)) or "the file"
-        line = _line_of(text, error.path)
-        raise BadInputError(f"--config {path}, line {line}: {key}: {error}") from error
-    return config
+        return TypeAdapter(AlertConfig).validate_json(to_json(document))
+    except ValidationError as invalid:
+        first = invalid.errors(include_url=False)[0]
+        path_in_file = [_to_rule(key) for key in first["loc"]]
+        reason = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "unexpected_keyword_argument":
+            reason = f"unknown key; expected one of {', '.join(_keys_beside(first['loc']))}"
+        raise BadInputError(
+            f"--config {path}, line {_line_of(text, path_in_file)}:"
+            f" {'.'.join(map(str, path_in_file)) or 'the file'}: {reason}"
+        ) from invalid
+
+
+def _to_rule(key: int | str) -> int | str:
+    is_rule = key in {rule.name for rule in fields(AlertRules)}
+    return str(key).replace("_", "-") if is_rule else key
+
+
+def _keys_beside(path: Sequence[int | str]) -> list[str]:
+    """Return the keys that the table of an unknown key may have."""
+    match path[:-1]:
+        case ():
+            table: Any = AlertConfig
+        case ("rules",):
+            table = AlertRules
+        case ("rules", rule):
+            table = getattr(AlertRules(), str(rule))
+        case _:
+            table = ReceiverConfig
+    return sorted(str(_to_rule(key.name)) for key in fields(table))
 
 
 def with_webhook(config: AlertConfig, url: str | None) -> AlertConfig:
     """Return the configuration with the receiver of the flag ``--alert-webhook``."""
     if url is None:
         return config
-    import os
-    from dataclasses import replace
-
-    receiver = ReceiverConfig(
-        name=DEFAULT_NAME, url=url, internal=os.environ.get(INTERNAL_VARIABLE) == "1"
-    )
+    receiver = ReceiverConfig(name=DEFAULT_NAME, url=url)
     try:
         return replace(config, receivers=(*config.receivers, receiver))
     except ValueError as error:
@@ -156,106 +183,42 @@ def open_receiver(config: ReceiverConfig) -> Receiver:
 
     Raises:
         BadInputError: A file can't be read, or others can read it.
-        WebhookUrlError: The URL of a webhook is not allowed.
+        WebhookUrlError: The URL of a webhook is invalid.
         ReceiverUrlError: The URL is not one of apprise's.
     """
-    url = config.url or _read_secret(config.name, "url_file", config.url_file).decode()
+    url = config.url or _read_secret(config.name, "url_file", config.url_file)
     if config.kind is ReceiverKind.APPRISE:
         from rankscope.collector.notify.apprise_receiver import AppriseReceiver
 
-        return AppriseReceiver(config.name, url, is_internal=config.internal)
+        return AppriseReceiver(config.name, url)
     if config.kind is ReceiverKind.ALERTMANAGER and not is_alertmanager(url):
-        url = url.rstrip("/") + "/api/v2/alerts"
-    secret = b""
-    if config.secret_file is not None:
-        secret = _read_secret(config.name, "secret_file", config.secret_file)
-    return Webhook(url, is_internal=config.internal, name=config.name, secret=secret)
+        url = url.rstrip("/") + ALERTS_PATH
+    bearer = ""
+    if config.bearer_file is not None:
+        bearer = _read_secret(config.name, "bearer_file", config.bearer_file, encoding="ascii")
+    return Webhook(url, name=config.name, bearer=bearer)
 
 
-def _read_secret(name: str, key: str, path: Path | None) -> bytes:
-    """Return the content of a file that only its owner can read."""
+def _read_secret(name: str, key: str, path: Path | None, *, encoding: str = "utf-8") -> str:
+    """Return the line in a file that only its owner can read."""
     if path is None:
         raise BadInputError(f"receiver {name!r} has no {key}")
     try:
-        return read_private(path, max_bytes=MAX_SECRET_BYTES).strip()
+        secret = read_private(path, max_bytes=MAX_SECRET_BYTES).decode(encoding).strip()
+    except UnicodeDecodeError:
+        secret = ""
     except (TokenFileError, OSError) as error:
         raise BadInputError(f"receiver {name!r}: {key} {path} can't be used: {error}") from error
-
-
-class _ConfigError(Exception):
-    """A value that is not allowed, at a path of keys and positions."""
-
-    def __init__(self, path: Sequence[str | int], reason: str) -> None:
-        super().__init__(reason)
-        self.path = tuple(path)
-
-
-def _build(kind: type[Any], value: object, path: tuple[str | int, ...]) -> Any:  # noqa: ANN401
-    """Return a value of the file as its type."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):  # only "X | None"
-        return _build(next(each for each in arguments if each is not type(None)), value, path)
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise _ConfigError(path, f"expected a list, got {_type_name(value)}")
-        return tuple(_build(arguments[0], each, (*path, k)) for k, each in enumerate(value))
-    if is_dataclass(kind):
-        return _build_record(kind, value, path)
-    if issubclass(kind, StrEnum):
-        known = [each.value for each in kind]
-        if value not in known:
-            raise _ConfigError(path, f"expected one of {', '.join(known)}, got {value!r}")
-        return kind(value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    wanted = str if kind is Path else kind
-    if type(value) is not wanted:
-        raise _ConfigError(path, f"expected {_NAMES[wanted]}, got {_type_name(value)}")
-    return kind(value)
-
-
-def _build_record(kind: type[Any], value: object, path: tuple[str | int, ...]) -> Any:  # noqa: ANN401
-    if not isinstance(value, dict):
-        raise _ConfigError(path, f"expected a table, got {_type_name(value)}")
-    hints = get_type_hints(kind)
-    # Rules are written with dashes, as alerts name them.
-    names = {
-        each.name.replace("_", "-") if kind is AlertRules else each.name: each.name
-        for each in fields(kind)
-    }
-    for key in value:
-        if key not in names:
-            raise _ConfigError(
-                (*path, key), f"unknown key; expected one of {', '.join(sorted(names))}"
-            )
-    if "name" in names and "name" not in value:
-        raise _ConfigError(path, "has no name")
-    given = {names[key]: _build(hints[names[key]], value[key], (*path, key)) for key in value}
-    try:
-        return kind(**given)
-    except ValueError as error:
-        raise _ConfigError(path, str(error)) from error
-
-
-_NAMES: Mapping[type[Any], str] = {
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    str: "a string in quotes",
-    list: "a list",
-    dict: "a table",
-}
-
-
-def _type_name(value: object) -> str:
-    return _NAMES.get(type(value), type(value).__name__)
+    if not secret or not secret.isprintable():
+        raise BadInputError(f"receiver {name!r}: {key} {path} is not one line in {encoding}")
+    return secret
 
 
 _HEADER = re.compile(r"\s*(\[\[?)\s*([^\]]+?)\s*\]")
 _KEY = re.compile(r"""\s*["']?([A-Za-z0-9_-]+)["']?\s*[.=]""")
 
 
-def _line_of(text: str, path: tuple[str | int, ...]) -> int:
+def _line_of(text: str, path: Sequence[str | int]) -> int:
     """Return the line of a key, or of the table that should have it; the parser keeps none."""
     here: tuple[str | int, ...] = ()
     counts: dict[str, int] = {}
@@ -268,11 +231,11 @@ def _line_of(text: str, path: tuple[str | int, ...]) -> int:
             if header[1] == "[[":
                 counts[header[2]] = counts.get(header[2], -1) + 1
                 here = (*parts, counts[header[2]])
-            found = here
+            at = here
         elif key is not None:
-            found = (*here, key[1])
+            at = (*here, key[1])
         else:
             continue
-        if path[: len(found)] == found and len(found) > depth:
-            best, depth = number, len(found)
+        if tuple(path[: len(at)]) == at and len(at) > depth:
+            best, depth = number, len(at)
     return best

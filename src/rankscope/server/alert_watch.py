@@ -14,7 +14,7 @@ from rankscope.collector.spool.descriptions import RUNNING
 from rankscope.tracer.span import NS_PER_S
 
 from .loops import Loop
-from .provider import read_liveness
+from .rank_view import read_liveness
 from .run_failures import WATCHED, RunFailures
 
 if TYPE_CHECKING:

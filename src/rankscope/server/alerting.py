@@ -1,8 +1,8 @@
 """Alerts: raised once, resolved once, and sent until each receiver has them, across restarts.
 
-What is to be sent follows from the store alone: alerts, which message each receiver is sent and
-what came of it, silences and acknowledgements. So nothing is lost if the server, a receiver or both
-go away, and a message that may have arrived is sent again unchanged.
+What is to be sent follows from the store alone: alerts, what each receiver got of them, silences
+and acknowledgements. So nothing is lost if the server, a receiver or both go away; what a receiver
+may have got when the server was killed is sent again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import secrets
 import threading
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,6 @@ from rankscope.analysis.report.report import Severity
 from rankscope.collector.errors import StoreError
 from rankscope.collector.read.alerts import (
     FIRING,
-    RESOLVED,
     AlertId,
     Delivery,
     Silence,
@@ -74,23 +73,8 @@ TEST = "test"
 """Rules of messages that are about no run: a sign of life, and that of `rankscope alerts test`."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Message:
-    """Alerts of one run and cause that one receiver gets in one message."""
-
-    receiver: str
-    group: tuple[str, str]
-    state: str
-    alerts: tuple[StoredAlert, ...]
-
-    @property
-    def key(self) -> tuple[str, tuple[str, str], str]:
-        return self.receiver, self.group, self.state
-
-    @property
-    def name(self) -> str:
-        """Id of the message: the same if it is sent again."""
-        return message_id(self.alerts, self.state)
+MessageKey = tuple[str, tuple[str, str], str]
+"""Receiver, run and cause, and state of a message."""
 
 
 class Alerting:
@@ -125,27 +109,20 @@ class Alerting:
         self._hosts_of = hosts_of or (lambda _run: {})
         self._unix_ns = unix_ns
         self._lock = threading.RLock()
-        self._alerts: dict[AlertId, StoredAlert] = {}
+        self._alerts = {alert.alert_id: alert for alert in read_alerts(store)}
+        self._silences = read_silences(store)
+        self._read_ns = unix_ns()
         self._gone_ns: dict[AlertId, int] = {}
         """When the condition of an active alert was first gone."""
 
-        self._sent_ns: dict[tuple[str, tuple[str, str], str], int] = {}
-        """When a message was last sent, by its key."""
+        self._sent_ns: dict[MessageKey, int] = {}
+        """When a message was last sent."""
 
-        self._in_flight: set[tuple[str, tuple[str, str], str]] = set()
-        self._failed: dict[tuple[str, tuple[str, str], str], _Message] = {}
-        """Messages that were sent and may not have arrived, also by an earlier server."""
-
-        self._silences: tuple[Silence, ...] = ()
-        self._read_ns = 0
-        self._beat_ns: dict[str, int] = {}
-        self._beating: set[str] = set()
-        """Receivers that have not answered their last heartbeat."""
+        self._in_flight: set[MessageKey] = set()
+        """Messages that their receivers have not answered yet."""
 
         self.num_undelivered = 0
         """Messages since the start that could not be delivered at once."""
-
-        self.refresh()
 
     @property
     def alerts(self) -> tuple[StoredAlert, ...]:
@@ -157,7 +134,7 @@ class Alerting:
     def num_in_flight(self) -> int:
         """Messages that receivers have not answered yet."""
         with self._lock:
-            return len(self._in_flight) + len(self._beating)
+            return len(self._in_flight)
 
     @property
     def silences(self) -> tuple[Silence, ...]:
@@ -167,30 +144,6 @@ class Alerting:
     def now_ns(self) -> int:
         """Return the time of the alerts' clock, Unix ns."""
         return self._unix_ns()
-
-    def refresh(self) -> None:
-        """Read alerts and silences from the store."""
-        alerts, silences = read_alerts(self._store), read_silences(self._store)
-        with self._lock:
-            self._alerts = {alert.alert_id: alert for alert in alerts}
-            self._silences = silences
-            self._read_ns = self._unix_ns()
-            self._failed = {message.key: message for message in self._unanswered()}
-
-    def _unanswered(self) -> list[_Message]:
-        """Return the messages that an earlier server sent, with no answer that it could store."""
-        parts: dict[tuple[str, str, tuple[str, str], str], list[StoredAlert]] = {}
-        for alert in self._alerts.values():
-            for (receiver, state), name in alert.messages.items():
-                if name and state == alert.state and not alert.is_delivered(receiver, state):
-                    parts.setdefault((receiver, state, alert.group, name), []).append(alert)
-        messages = [
-            _Message(receiver, group, state, tuple(alerts))
-            for (receiver, state, group, _), alerts in parts.items()
-        ]
-        # Without those of which an alert has ended since: the others are a message of their own.
-        names = {name for *_, name in parts}
-        return [message for message in messages if message.name in names]
 
     def unsettled_runs(self) -> set[str]:
         """Return the runs whose alerts an earlier server may not have raised or resolved."""
@@ -212,14 +165,14 @@ class Alerting:
             is_over: Whether the run has ended.
         """
         tracked = tuple(tracked)
-        found = find_conditions(report, tracked, rules=self._config.rules, is_over=is_over)
+        conditions = find_conditions(report, tracked, rules=self._config.rules, is_over=is_over)
         held = frozenset() if is_over else find_held(report, tracked)
-        return self._update(report.run, found, source="report", held=held)
+        return self._update(report.run, conditions, source="report", held=held)
 
     def evaluate_signals(self, signals: RunSignals) -> tuple[StoredAlert, ...]:
         """Do the same for what the store knows of a live run beyond its diagnosis."""
-        found = find_signal_conditions(signals, rules=self._config.rules)
-        return self._update(signals.run, found, source="signals")
+        conditions = find_signal_conditions(signals, rules=self._config.rules)
+        return self._update(signals.run, conditions, source="signals")
 
     def _update(
         self,
@@ -233,26 +186,29 @@ class Alerting:
             raised = []
             active: set[AlertId] = set()
             for condition in conditions:
-                alert_id = self._identify(run_id, condition)
                 if not condition.is_active:
                     continue  # what is over by now is history
+                alert_id = self._identify(run_id, condition)
                 if alert_id not in self._alerts:
-                    known = self._same_fault(run_id, condition)
-                    if known is None:
+                    alert = self._same_fault(run_id, condition)
+                    if alert is None:
                         raised.append(self._raise_alert(alert_id, condition, source=source))
                     else:
-                        alert_id = known.alert_id
-                        self._extend(known, condition)
+                        alert_id = alert.alert_id
+                        self._extend(alert, condition)
                 active.add(alert_id)
                 self._note_cost(alert_id, condition)
+            now_ns = self._unix_ns()
             for alert in self.alerts:
-                if alert.run_id != run_id or alert.resolved_ns is not None:
+                post = alert.post or {}
+                is_other = alert.run_id != run_id or post.get("source", source) != source
+                if is_other or alert.resolved_ns is not None:
                     continue
-                if (alert.post or {}).get("source", source) != source:
-                    continue
-                if alert.alert_id in active or _number(alert) in held:
+                if alert.alert_id in active or post.get("finding_number") in held:
                     self._gone_ns.pop(alert.alert_id, None)
-                elif self._is_over(alert):
+                    continue
+                gone_ns = now_ns - self._gone_ns.setdefault(alert.alert_id, now_ns)
+                if gone_ns >= float(post.get("hold_s", 0.0)) * NS_PER_S:
                     self._resolve(alert)
         self.deliver()
         return tuple(raised)
@@ -273,7 +229,7 @@ class Alerting:
         for alert in self._alerts.values():
             if alert.run_id != run_id or alert.resolved_ns is not None or alert.steps is None:
                 continue
-            number = _number(alert)
+            number = (alert.post or {}).get("finding_number")
             if condition.rule in DROPS and alert.rule in {FINDING, *DROPS}:
                 is_same = condition.number is not None and number == condition.number
             elif condition.rule == FINDING and alert.rule in DROPS:
@@ -292,8 +248,8 @@ class Alerting:
         """
         finding = condition.finding
         severity = min(alert.severity, condition.severity)  # "critical" comes before "warning"
-        receivers = self._wanting(condition.rule, severity)
-        receivers = (*alert.receivers, *(each for each in receivers if each not in alert.receivers))
+        wanting = self._wanting(condition.rule, severity)
+        receivers = tuple(dict.fromkeys((*alert.receivers, *wanting)))
         extended = replace(alert, severity=severity, receivers=receivers)
         post = {**(alert.post or {}), "severity": severity, "finding_number": condition.number}
         if finding is not None and not alert.cause:
@@ -313,31 +269,21 @@ class Alerting:
         if extended == alert and post == alert.post:
             return
         extended = replace(extended, post=post)
+        for receiver, state in alert.deliveries.keys() - extended.deliveries.keys():
+            write_deliveries(self._store, [extended], receiver, state, Delivery.PENDING, message="")
         write_alert(self._store, extended)
         self._alerts[alert.alert_id] = extended
-        if not extended.messages:
-            for receiver, state in alert.messages:
-                write_deliveries(
-                    self._store, [extended], receiver, state, Delivery.PENDING, message=""
-                )
 
     def _identify(self, run_id: str, condition: Condition) -> AlertId:
         """Return the identity of a condition's alert: a new one if a state has come back."""
         alert_id = (run_id, condition.rule, condition.key)
         number = 1
-        while condition.hold_s and (known := self._alerts.get(alert_id)) is not None:
-            if known.resolved_ns is None or not condition.is_active:
+        while condition.hold_s and (earlier := self._alerts.get(alert_id)) is not None:
+            if earlier.resolved_ns is None:
                 break
             number += 1
             alert_id = (run_id, condition.rule, f"{condition.key}#{number}")
         return alert_id
-
-    def _is_over(self, alert: StoredAlert) -> bool:
-        """Return whether the condition of an alert has been gone for long enough."""
-        now_ns = self._unix_ns()
-        gone_ns = self._gone_ns.setdefault(alert.alert_id, now_ns)
-        hold_s = float((alert.post or {}).get("hold_s", 0.0))
-        return now_ns - gone_ns >= hold_s * NS_PER_S
 
     def _raise_alert(self, alert_id: AlertId, condition: Condition, *, source: str) -> StoredAlert:
         run_id, rule, key = alert_id
@@ -467,19 +413,20 @@ class Alerting:
         silences, stored = read_silences(self._store), read_alerts(self._store)
         with self._lock:
             self._silences, self._read_ns = silences, self._unix_ns()
-            # Those of a run that was deleted since.
-            names = {alert.alert_id for alert in stored}
-            for alert_id in before - names:
-                self._alerts.pop(alert_id, None)
+            for alert_id in before - {alert.alert_id for alert in stored}:
+                self._alerts.pop(alert_id, None)  # its run was deleted
+                self._gone_ns.pop(alert_id, None)
             for alert in stored:
-                known = self._alerts.get(alert.alert_id)
-                if known is not None:
+                current = self._alerts.get(alert.alert_id)
+                if current is not None:
                     self._alerts[alert.alert_id] = replace(
-                        known,
-                        acknowledged_ns=known.acknowledged_ns or alert.acknowledged_ns,
-                        acknowledged_by=known.acknowledged_by or alert.acknowledged_by,
-                        resolved_ns=known.resolved_ns or alert.resolved_ns,
+                        current,
+                        acknowledged_ns=current.acknowledged_ns or alert.acknowledged_ns,
+                        acknowledged_by=current.acknowledged_by or alert.acknowledged_by,
+                        resolved_ns=current.resolved_ns or alert.resolved_ns,
                     )
+            runs = {"", *(alert.run_id for alert in self._alerts.values())}
+            self._sent_ns = {key: ns for key, ns in self._sent_ns.items() if key[1][0] in runs}
 
     def beat(self) -> None:
         """Send a heartbeat to the receivers that want one. Call it only if the server works."""
@@ -488,126 +435,95 @@ class Alerting:
             receiver = self._receivers.get(wish.name)
             if receiver is None or not wish.heartbeat_s:
                 continue
-            is_due = now_ns - self._beat_ns.get(wish.name, 0) >= wish.heartbeat_s * NS_PER_S
-            # A receiver that is down gets its alerts when it is back, not old signs of life.
-            if is_due and wish.name not in self._beating:
-                self._beat_ns[wish.name] = now_ns
-                self._beating.add(wish.name)
-                text = "rankscope works: its absence is the alarm"
-                url = self._page_url("", None, ())
-                document = plain_document(HEARTBEAT, text, at_ns=now_ns, url=url)
-                receiver.post(document, on_done=partial(self._end_beat, wish.name))
-
-    def _end_beat(self, receiver: str, _outcome: Delivery) -> None:
-        with self._lock:
-            self._beating.discard(receiver)
+            key: MessageKey = wish.name, ("", HEARTBEAT), FIRING
+            with self._lock:
+                is_due = now_ns - self._sent_ns.get(key, 0) >= wish.heartbeat_s * NS_PER_S
+                # A receiver that is down gets its alerts when it is back, not old signs of life.
+                if not is_due or key in self._in_flight:
+                    continue
+                self._start(key, now_ns)
+            text = "rankscope works: its absence is the alarm"
+            url = self._page_url("", None, ())
+            document = plain_document(HEARTBEAT, text, at_ns=now_ns, url=url)
+            receiver.post(document, on_done=partial(self._note, key, ()))
 
     def deliver(self) -> None:
         """Send what the receivers have not got, one message for each run and cause."""
+        now_ns = self._unix_ns()
+        due: dict[MessageKey, list[StoredAlert]] = {}
         with self._lock:
-            now_ns = self._unix_ns()
-            due = [
-                message
-                for receiver in self._receivers.values()
-                for message in self._messages(receiver, now_ns)
-                if self._is_due(message, now_ns)
-            ]
-            for message in due:
-                self._in_flight.add(message.key)
-                self._sent_ns[message.key] = now_ns
-            # Before it is sent: the next server then sends the same message, if this one is killed.
-            news = [message for message in due if self._is_new(message)]
-            for message in news:
-                for alert in message.alerts:
-                    self._note(alert, message, Delivery.PENDING)
-        for message in news:
-            self._settle(list(message.alerts), message, Delivery.PENDING)
-        for message in due:
-            self._post(message)
+            for receiver in self._receivers.values():
+                for alert in self._alerts.values():
+                    if receiver.name in alert.receivers and self._is_wanted(receiver, alert):
+                        key = receiver.name, alert.group, alert.state
+                        due.setdefault(key, []).append(alert)
+            due = {key: alerts for key, alerts in due.items() if self._is_due(key, alerts, now_ns)}
+            for key in due:
+                self._start(key, now_ns)
+        for key, alerts in due.items():
+            receiver_name, _, state = key
+            self._receivers[receiver_name].post(
+                message_document(alerts, state), on_done=partial(self._note, key, alerts)
+            )
 
-    def _is_new(self, message: _Message) -> bool:
-        about = message.receiver, message.state
-        return any(alert.messages.get(about) != message.name for alert in message.alerts)
+    def _start(self, key: MessageKey, now_ns: int) -> None:
+        self._in_flight.add(key)
+        self._sent_ns[key] = now_ns
 
-    def _messages(self, receiver: Receiver, now_ns: int) -> list[_Message]:
-        """Return what a receiver lacks, whether it is time or not."""
-        groups: dict[tuple[tuple[str, str], str], list[StoredAlert]] = {}
-        for alert in self._alerts.values():
-            if receiver.name in alert.receivers and self._is_wanted(receiver, alert, now_ns):
-                groups.setdefault((alert.group, alert.state), []).append(alert)
-        messages = []
-        for (group, state), alerts in groups.items():
-            key = (receiver.name, group, state)
-            failed = self._failed.get(key)
-            wanted = {alert.alert_id for alert in alerts}
-            if failed is not None and wanted >= {each.alert_id for each in failed.alerts}:
-                messages.append(failed)  # the same message again, so a receiver can recognize it
-            else:
-                messages.append(_Message(receiver.name, group, state, tuple(alerts)))
-        return messages
-
-    def _is_wanted(self, receiver: Receiver, alert: StoredAlert, now_ns: int) -> bool:
-        changed_ns = alert.resolved_ns or alert.at_ns
+    def _is_wanted(self, receiver: Receiver, alert: StoredAlert) -> bool:
+        """Return whether a receiver lacks an alert in its current state."""
         if self.is_silenced(alert):
             return False
         if receiver.is_alertmanager and alert.state == FIRING:
             return True  # it takes what is not repeated for resolved
         is_taken = alert.state == FIRING and alert.acknowledged_ns is not None
         is_done = is_taken or alert.is_delivered(receiver.name, alert.state)
-        return not is_done and now_ns - changed_ns <= RESEND_NS
+        return not is_done and self._unix_ns() - (alert.resolved_ns or alert.at_ns) <= RESEND_NS
 
-    def _is_due(self, message: _Message, now_ns: int) -> bool:
-        if message.key in self._in_flight:
+    def _is_due(self, key: MessageKey, alerts: Sequence[StoredAlert], now_ns: int) -> bool:
+        receiver, _, state = key
+        if key in self._in_flight:
             return False
-        sent_ns = self._sent_ns.get(message.key)
-        if sent_ns is None:
+        if key not in self._sent_ns:
             return True
-        pause_ns = REPEAT_NS
-        is_new = message.key not in self._failed and message.state == FIRING
-        if is_new and not self._receivers[message.receiver].is_alertmanager:
-            pause_ns = round(self._config.group_interval_s * NS_PER_S)
-        elif message.state == RESOLVED and message.key not in self._failed:
-            pause_ns = 0
-        return now_ns - sent_ns >= pause_ns
+        has_failed = any(
+            alert.deliveries.get((receiver, state)) is Delivery.UNDELIVERED for alert in alerts
+        )
+        if has_failed or (self._receivers[receiver].is_alertmanager and state == FIRING):
+            pause_ns = REPEAT_NS
+        else:
+            pause_ns = round(self._config.group_interval_s * NS_PER_S) if state == FIRING else 0
+        return now_ns - self._sent_ns[key] >= pause_ns
 
-    def _post(self, message: _Message) -> None:
-        def on_done(outcome: Delivery) -> None:
-            with self._lock:
-                self._in_flight.discard(message.key)
-                is_repeated = self._failed.pop(message.key, None) is not None
-                if outcome is Delivery.UNDELIVERED:
-                    self._failed[message.key] = message
-                    self.num_undelivered += not is_repeated
-                # Of repetitions only a change is news.
-                changed = [each for each in message.alerts if self._note(each, message, outcome)]
-            self._settle(changed, message, outcome)
-
-        document = message_document(message.alerts, message.state)
-        self._receivers[message.receiver].post(document, on_done=on_done)
-
-    def _note(self, alert: StoredAlert, message: _Message, outcome: Delivery) -> bool:
-        """Keep the outcome of an alert's message; return whether it is new."""
-        about = (message.receiver, message.state)
-        known = self._alerts.get(alert.alert_id, alert)
-        if known.deliveries.get(about) is outcome and known.messages.get(about) == message.name:
-            return False
-        if alert.alert_id in self._alerts:  # not of a run that was deleted since
-            self._alerts[alert.alert_id] = replace(
-                known,
-                deliveries={**known.deliveries, about: outcome},
-                messages={**known.messages, about: message.name},
-            )
-        return True
-
-    def _settle(self, alerts: list[StoredAlert], message: _Message, outcome: Delivery) -> None:
-        if not alerts:
-            return
-        try:
-            write_deliveries(
-                self._store, alerts, message.receiver, message.state, outcome, message=message.name
-            )
-        except StoreError as error:  # a failing store must not stop further alerts
-            say(f"the delivery of an alert of run {message.group[0]} could not be stored: {error}")
+    def _note(self, key: MessageKey, alerts: Sequence[StoredAlert], outcome: Delivery) -> None:
+        """Keep and store what came of a message. Of repetitions only a change is news."""
+        receiver, (run_id, _), state = key
+        changed = []
+        with self._lock:
+            self._in_flight.discard(key)
+            for alert in alerts:
+                current = self._alerts.get(alert.alert_id)
+                # Not if its run was deleted since, or if it got its cause, which is to be sent.
+                if current is None or message_id([current], state) != message_id([alert], state):
+                    continue
+                if current.deliveries.get((receiver, state)) is not outcome:
+                    changed.append(
+                        replace(
+                            current,
+                            deliveries=current.deliveries | {(receiver, state): outcome},
+                            messages=current.messages
+                            | {(receiver, state): message_id(alerts, state)},
+                        )
+                    )
+            self._alerts.update((alert.alert_id, alert) for alert in changed)
+            if changed and outcome is Delivery.UNDELIVERED:
+                self.num_undelivered += 1
+        if changed:
+            message = message_id(alerts, state)
+            try:
+                write_deliveries(self._store, changed, receiver, state, outcome, message=message)
+            except StoreError as error:  # a failing store must not stop further alerts
+                say(f"the delivery of an alert of run {run_id} could not be stored: {error}")
 
 
 def alert_document(alert: StoredAlert, condition: Condition, *, url: str) -> dict[str, Any]:
@@ -639,12 +555,6 @@ def alert_document(alert: StoredAlert, condition: Condition, *, url: str) -> dic
         "text": alert.text,
         "url": url,
     }
-
-
-def _number(alert: StoredAlert) -> int | None:
-    """Return the number of the tracked finding that an alert is about; None if there is none."""
-    number: int | None = (alert.post or {}).get("finding_number")
-    return number
 
 
 def message_id(alerts: Iterable[StoredAlert], state: str) -> str:

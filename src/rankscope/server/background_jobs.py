@@ -6,7 +6,9 @@ import threading
 import time
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from cachetools import LRUCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -16,6 +18,8 @@ MAX_CONCURRENT = 2
 
 RETRY_NS = 30_000_000_000
 """Time for which a failure is returned before the next request starts the job again."""
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +113,48 @@ class BackgroundJobs:
         with self._lock:
             del self._jobs[key]
         future.set_result(result)
+
+
+class KeptResults(Generic[Value]):
+    """Results of background jobs, those that were asked for last.
+
+    Args:
+        max_results: Number of results that are kept.
+    """
+
+    def __init__(self, max_results: int) -> None:
+        self._lock = threading.Lock()
+        self._results: LRUCache[Hashable, Future[Value]] = LRUCache(max_results)
+
+    def get(
+        self,
+        key: Hashable,
+        compute: Callable[[], Value],
+        *,
+        jobs: BackgroundJobs,
+        timeout_s: float,
+        max_unfinished: int | None = None,
+    ) -> Future[Value] | None:
+        """Return a finished result or failure; None if its job is not done in time.
+
+        Args:
+            key: Key of the result.
+            compute: Computes it, in any thread.
+            jobs: Runs it.
+            timeout_s: Longest time to wait for it.
+            max_unfinished: Number of unfinished jobs at which none is added.
+        """
+        with self._lock:
+            if key in self._results:
+                return self._results[key]
+        if max_unfinished is not None and jobs.num_unfinished() >= max_unfinished:
+            return None
+
+        def compute_and_keep() -> Value:
+            done: Future[Value] = Future()
+            done.set_result(compute())
+            with self._lock:
+                self._results[key] = done
+            return done.result()
+
+        return jobs.result(key, compute_and_keep, timeout_s=timeout_s)

@@ -96,6 +96,11 @@ class LiveFindings:
         """
         return self._tracker(run_id).findings
 
+    def forget(self, run_id: str) -> None:
+        """Forget a run, because it is no longer in the store."""
+        for by_run in (self._trackers, self._changes, self._pending):
+            by_run.pop(run_id, None)
+
     def _log_recurrences(self, opened: Iterable[TrackedFinding]) -> None:
         """Log which of the new findings follow their host or their position."""
         history = FindingHistory(self._store)

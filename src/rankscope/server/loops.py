@@ -136,16 +136,14 @@ class Loop:
                 if find_exit_code(error) is None:
                     pause_s = max(pause_s, DEFECT_PAUSE_S)
                 self.num_failures += 1
-                self._log_once(f"{self.name}: {describe_failure(error)}")
+                line = f"{self.name}: {describe_failure(error)}"
+                if line != self.trouble:
+                    self._say(line)
+                self.trouble = line
             else:
                 self.trouble = None
             self.num_turns += 1
             self.busy_ns += time.monotonic_ns() - begun_ns
-
-    def _log_once(self, line: str) -> None:
-        if line != self.trouble:
-            self._say(line)
-        self.trouble = line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,9 +210,13 @@ class LiveAnalysis:
         Runs take turns: the one that has waited longest is first, of new ones the newest.
         """
         runs = self._source.runs()
-        known = {run.run_id for run in runs}
-        self._reports.keep_only(known)
-        self._failures.keep_only(known)
+        stored = {run.run_id for run in runs}
+        self._reports.keep_only(stored)
+        self._failures.keep_only(stored)
+        for run_id in (self._attempts.keys() | self._seen.keys()) - stored:
+            self._findings.forget(run_id)
+            self._attempts.pop(run_id, None)
+            self._seen.pop(run_id, None)
         begun_ns = self._monotonic_ns()
         due = sorted(filter(self._is_due, runs), key=self._last_analysed_ns)
         attempts = []
@@ -259,7 +261,20 @@ class LiveAnalysis:
         size = _size(run)
         is_new = False
         with self._failures.catch(run.run_id, ANALYSED) as caught:
-            is_new = self._analyze(run, has_grown=self._seen.get(run.run_id) != size)
+            has_grown = self._seen.get(run.run_id) != size
+            revision = self._reports.revision(run.run_id)
+            report = self._reports.refresh(run)
+            is_new = self._reports.revision(run.run_id) != revision
+            is_live = run.state == RUNNING
+            if report is not None and (is_new or has_grown):
+                cost = self._reports.cost(run.run_id)
+                if is_live:
+                    self._findings.record(run.run_id, cost=cost)
+                else:
+                    self._findings.update(report, is_over=True, cost=cost)
+            if report is not None and (has_grown or is_live):  # a job that hangs does not grow
+                tracked = self._findings.of_run(run.run_id)
+                self._alerting.evaluate(report, tracked, is_over=not is_live)
         last = self._attempts.get(run.run_id)
         pause_ns = MIN_PAUSE_NS if is_new or last is None else round(PAUSE_GROWTH * last.pause_ns)
         ended_ns = self._monotonic_ns()
@@ -273,23 +288,6 @@ class LiveAnalysis:
         if not is_unfinished:
             self._seen[run.run_id] = size
         return caught
-
-    def _analyze(self, run: RunSummary, *, has_grown: bool) -> bool:
-        """Analyse a run if it has new steps; return whether its diagnosis is new."""
-        revision = self._reports.revision(run.run_id)
-        report = self._reports.refresh(run)
-        is_new = self._reports.revision(run.run_id) != revision
-        is_live = run.state == RUNNING
-        if report is not None and (is_new or has_grown):
-            cost = self._reports.cost(run.run_id)
-            if is_live:
-                self._findings.record(run.run_id, cost=cost)
-            else:
-                self._findings.update(report, is_over=True, cost=cost)
-        if report is not None and (has_grown or is_live):  # a job that hangs does not grow
-            tracked = self._findings.of_run(run.run_id)
-            self._alerting.evaluate(report, tracked, is_over=not is_live)
-        return is_new
 
 
 def _size(run: RunSummary) -> tuple[str, int, int]:

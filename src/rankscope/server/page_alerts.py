@@ -23,36 +23,51 @@ MAX_ALERTS = 500
 NOT_ALLOWED = "this session may only read: open the URL that `rankscope serve` printed"
 
 
-def list_alerts(alerting: Alerting) -> AlertList:
-    """Return alerts and silences, as the page shows them."""
-    alerts = alerting.alerts
-    now_ns = alerting.now_ns()
-    return AlertList(
-        alerts=tuple(_shown(alerting, alert) for alert in alerts[:MAX_ALERTS]),
-        num_left_out=max(len(alerts) - MAX_ALERTS, 0),
-        silences=tuple(_silence(each) for each in alerting.silences if each.until_ns > now_ns),
-        may_change=may_change(),
-    )
+class PageAlerts:
+    """Alerts and silences, as the page shows and changes them.
 
+    Args:
+        alerting: Alerts. None: there are none.
+    """
 
-def change(alerting: Alerting | None, request: AlertChange) -> str:
-    """Apply a change that a page asks for, and return what was done or why not, in one line."""
-    if alerting is None or not may_change():
-        return NOT_ALLOWED
-    try:
-        return apply_change(alerting, request)
-    except BadInputError as error:
-        return str(error)
+    def __init__(self, alerting: Alerting | None) -> None:
+        self._alerting = alerting
 
+    def alerts(self) -> AlertList:
+        """Return the alerts of all runs, the newest first, and the silences in force."""
+        if self._alerting is None:
+            return AlertList()
+        alerts, now_ns = self._alerting.alerts, self._alerting.now_ns()
+        silences = (one for one in self._alerting.silences if one.until_ns > now_ns)
+        return AlertList(
+            alerts=tuple(_shown(self._alerting, alert) for alert in alerts[:MAX_ALERTS]),
+            num_left_out=max(len(alerts) - MAX_ALERTS, 0),
+            silences=tuple(map(_silence, silences)),
+            may_change=may_change(),
+        )
 
-def silence_like(alerting: Alerting | None, name: str, *, for_s: float) -> str:
-    """Silence the run and the cause of an alert, and return what was done or why not."""
-    known = {} if alerting is None else {each.name: each for each in alerting.alerts}
-    if name not in known:
-        return f"no alert {name!r}"
-    run_id, cause = known[name].group
-    about = AlertChange(what="silence", run_id=run_id, rule=cause, for_s=for_s, by="the page")
-    return change(alerting, about)
+    def acknowledge_alert(self, name: str) -> str:
+        """Note that a person takes care of an alert; return what was done, or why not."""
+        return self._change(AlertChange(what="acknowledge", name=name, by="the page"))
+
+    def silence_alert(self, name: str, *, for_s: float) -> str:
+        """Silence an alert's run and cause for a time; return what was done, or why not."""
+        alerts = () if self._alerting is None else self._alerting.alerts
+        alert = next((alert for alert in alerts if alert.name == name), None)
+        if alert is None:
+            return f"no alert {name!r}"
+        run_id, cause = alert.group
+        return self._change(
+            AlertChange(what="silence", run_id=run_id, rule=cause, for_s=for_s, by="the page")
+        )
+
+    def _change(self, change: AlertChange) -> str:
+        if self._alerting is None or not may_change():
+            return NOT_ALLOWED
+        try:
+            return apply_change(self._alerting, change)
+        except BadInputError as error:
+            return str(error)
 
 
 def may_change() -> bool:

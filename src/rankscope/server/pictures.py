@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.drawing.raster import (
@@ -46,6 +44,7 @@ from rankscope.collector.read.spans import (
 )
 
 from ..sources.arrow_tables import arrivals_table, span_table
+from .background_jobs import KeptResults
 from .shared_results import SharedResults
 
 if TYPE_CHECKING:
@@ -61,6 +60,9 @@ if TYPE_CHECKING:
     from rankscope.tracer.topology import Coords
 
     from .background_jobs import BackgroundJobs
+
+    Places = tuple[dict[int, Coords], dict[int, str]]
+    """Coordinates and hosts by rank."""
 
 PORTION_SPANS = 1_048_576
 """Spans held at once while a step is drawn in portions. A step of 4.5 million spans took 0.7 GB
@@ -136,7 +138,7 @@ class StepPictures:
         step_id: StepId,
         *,
         order: RowOrder,
-        read_coords: Callable[[int], dict[int, Coords]],
+        read_places: Callable[[int], Places],
         viewport: Viewport | None = None,
     ) -> StepPicture | None:
         """Return a picture as `read_picture` does."""
@@ -146,7 +148,7 @@ class StepPictures:
 
         def read() -> StepPicture | None:
             return read_picture(
-                self._store, step_id, kept, order=order, read_coords=read_coords, viewport=viewport
+                self._store, step_id, kept, order=order, read_places=read_places, viewport=viewport
             )
 
         return self._read.get((step_id, kept.revision, order, viewport), read)
@@ -158,7 +160,7 @@ def read_picture(
     kept: KeptPicture,
     *,
     order: RowOrder,
-    read_coords: Callable[[int], dict[int, Coords]],
+    read_places: Callable[[int], Places],
     viewport: Viewport | None = None,
 ) -> StepPicture | None:
     """Return a step's picture from its tiles; None if none are stored or they are being replaced.
@@ -168,8 +170,8 @@ def read_picture(
         step_id: The step.
         kept: What is stored of it.
         order: What the rows are grouped by.
-        read_coords: Returns the positions of the epoch's ranks, given how many groups and ranks
-            were known when the tiles were made.
+        read_places: Returns coordinates and hosts of the epoch's ranks, given how many groups and
+            ranks were known when the tiles were made.
         viewport: What of the step; None: all of it. Shown at the finest level that fits, or at the
             finest one that is stored.
     """
@@ -186,8 +188,9 @@ def read_picture(
     for level in levels_for_viewport(
         shown, length_ns=length_ns, num_spans=kept.num_spans, num_ranks=kept.num_ranks
     ):
-        found = _read_tiles(store, key, ordering, level, shown, length_ns=length_ns)
-        if found is not None:
+        tiles = _read_tiles(store, key, ordering, level, shown, length_ns=length_ns)
+        if tiles is not None:
+            coords, hosts = read_places(kept.num_described)
             return StepPicture(
                 run=step_id.run_id,
                 epoch=step_id.epoch,
@@ -196,8 +199,9 @@ def read_picture(
                 end_ns=kept.end_ns,
                 num_spans=kept.num_spans,
                 num_ranks=kept.num_ranks,
-                raster=cut_viewport(found, shown, length_ns=length_ns),
-                coords=read_coords(kept.num_described),
+                raster=cut_viewport(tiles, shown, length_ns=length_ns),
+                coords=coords,
+                hosts=hosts,
                 viewport=None if shown == whole else shown,
                 first_row=shown.first_row // level.line_ranks * level.line_ranks,
             )
@@ -264,8 +268,7 @@ class LargeSteps:
         self._store = store
         self._source = source
         self._jobs = jobs
-        self._lock = threading.Lock()
-        self._pictures: OrderedDict[tuple[StepId, RowOrder], StepPicture] = OrderedDict()
+        self._pictures: KeptResults[StepPicture] = KeptResults(MAX_PICTURES)
 
     def picture(self, step_id: StepId, *, order: RowOrder, timeout_s: float) -> StepPicture | None:
         """Return the step's picture; None while it is being drawn.
@@ -279,23 +282,13 @@ class LargeSteps:
             UnknownRunError: The store holds no run of that name.
             EmptyRunError: The step holds no spans.
         """
-        key = (step_id, order)
-        with self._lock:
-            if key in self._pictures:
-                self._pictures.move_to_end(key)
-                return self._pictures[key]
-        done = self._jobs.result(key, lambda: self._draw(step_id, order), timeout_s=timeout_s)
-        drawn: StepPicture | None = None if done is None else done.result()
-        return drawn
 
-    def _draw(self, step_id: StepId, order: RowOrder) -> StepPicture:
-        info = self._source.run_info(step_id.run_id)
-        drawn = draw_in_portions(self._store, info, step_id, order=order)
-        with self._lock:
-            self._pictures[step_id, order] = drawn
-            while len(self._pictures) > MAX_PICTURES:
-                self._pictures.popitem(last=False)
-        return drawn
+        def draw() -> StepPicture:
+            info = self._source.run_info(step_id.run_id)
+            return draw_in_portions(self._store, info, step_id, order=order)
+
+        done = self._pictures.get((step_id, order), draw, jobs=self._jobs, timeout_s=timeout_s)
+        return None if done is None else done.result()
 
 
 def draw_in_portions(

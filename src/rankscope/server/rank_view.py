@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rankscope.analysis.report.liveness import (
+    MAX_SHOWN,
+    RECENT_NS,
+    SILENT_NS,
+    RankLiveness,
+    SilentRank,
+)
 from rankscope.collector.read.findings import MAX_FINDING_RANKS
+from rankscope.collector.read.heartbeats import read_oldest_heartbeats
 from rankscope.collector.read.ranks import (
     read_closed_bounds,
     read_heartbeat,
@@ -24,6 +34,7 @@ from rankscope.collector.read.ranks import (
     read_reported,
     read_unfinished,
 )
+from rankscope.collector.spool.descriptions import LOST, RUNNING
 from rankscope.dashboard.records.rank_details import (
     HostFinding,
     KindSeries,
@@ -37,12 +48,15 @@ from rankscope.dashboard.records.rank_details import (
 )
 from rankscope.tracer.span import COMM_KINDS, KINDS, NS_PER_S, SpanKind
 
+from .reports import find_run
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from rankscope.analysis.report.report import RankStepExcess, RunReport
+    from rankscope.analysis.trace.tables import SpanSource
     from rankscope.collector.identity import Row
     from rankscope.collector.store.store import Store
     from rankscope.tracer.topology import Coords
@@ -78,12 +92,100 @@ COUNTERS = (
 
 PROCESS = "process-cpu-cores"
 
+LIVENESS_AGE_NS = 2_000_000_000
+LIVENESS_AGE_FACTOR = 10
+"""All clients share a liveness for `LIVENESS_AGE_NS`, and for this many times the time that reading
+it took."""
+
 QUANTITIES: dict[RankQuantity, tuple[str, tuple[SpanKind, ...]]] = {
     RankQuantity.WAIT: ("wait", tuple(sorted(COMM_KINDS))),
     RankQuantity.EXPOSED: ("exposed", tuple(sorted(COMM_KINDS))),
     RankQuantity.HOST: ("busy", (SpanKind.DATA, SpanKind.GC, SpanKind.CHECKPOINT)),
 }
 """Column of the rollups and kinds of spans of each quantity."""
+
+
+class RankView:
+    """Ranks of the runs of a store, as pages show them.
+
+    Args:
+        source: The runs.
+        store: The store. None: nothing is known of single ranks.
+    """
+
+    def __init__(self, source: SpanSource, store: Store | None) -> None:
+        self._source = source
+        self._store = store
+        self._lock = threading.Lock()
+        self._liveness: tuple[str, int, RankLiveness | None] = ("", 0, None)
+        """Run, end of validity and result of the last request."""
+
+    def rank_details(self, report: RunReport, rank: int) -> RankDetails | None:
+        """Return what is stored of a rank; None if it is unknown.
+
+        No process of a lost run is running: its last record says so, and no other came.
+        """
+        if self._store is None:
+            return None
+        details = read_rank_details(self._store, report.run, rank, report.coords)
+        if details is None or details.exit_state != RUNNING:
+            return details
+        is_lost = find_run(self._source, report.run).state == LOST
+        return replace(details, exit_state=LOST) if is_lost else details
+
+    def rank_values(
+        self, report: RunReport, quantity: RankQuantity, *, steps: tuple[int, int] | None
+    ) -> RankValues | None:
+        """Return a quantity of all ranks, mean of closed steps; None if there is none."""
+        if self._store is None:
+            return None
+        return read_quantity(self._store, report, quantity=quantity, steps=steps)
+
+    def liveness(self, run_id: str) -> RankLiveness | None:
+        """Return the liveness of a live run's ranks; None if it has no heartbeats."""
+        if self._store is None:
+            return None
+        now_ns = time.time_ns()
+        with self._lock:
+            last_run, until_ns, liveness = self._liveness
+            if last_run != run_id or now_ns >= until_ns:
+                liveness = read_liveness(self._store, run_id, now_ns=now_ns)
+                took_ns = time.time_ns() - now_ns
+                age_ns = max(LIVENESS_AGE_NS, LIVENESS_AGE_FACTOR * took_ns)
+                self._liveness = run_id, now_ns + age_ns, liveness
+        return liveness
+
+
+def read_liveness(store: Store, run_id: str, *, now_ns: int) -> RankLiveness | None:
+    """Return the liveness of a run's ranks; None if the store has no heartbeats of them.
+
+    ``now_ns`` is the Unix time of the collector's clock.
+    """
+    rows = read_oldest_heartbeats(
+        store,
+        run_id,
+        recent_ns=now_ns - RECENT_NS,
+        silent_ns=now_ns - SILENT_NS,
+        most=MAX_SHOWN,
+    )
+    if not rows:
+        return None
+    return RankLiveness(
+        num_ranks=rows[0]["num_ranks"],
+        num_recent=rows[0]["num_recent"],
+        num_silent=rows[0]["num_silent"],
+        silent=tuple(
+            SilentRank(
+                rank=row["rank"],
+                host=row["host"],
+                state=row["state"],
+                step=row["step"] if row["step"] >= 0 else None,
+                age_ns=now_ns - row["newest_ns"],
+            )
+            for row in rows
+            if row["newest_ns"] < now_ns - SILENT_NS
+        ),
+    )
 
 
 def read_rank_details(
@@ -122,7 +224,18 @@ def read_rank_details(
     now_ns = time.time_ns()
     stored_ns = read_reported(store, run_id, rank, epoch=epoch)
     reported_ns = max(stored_ns or 0, beat["at_ns"] if beat else 0)
-    samples = _read_samples(store, run_id, place, bounds) if bounds and host else []
+    samples = (
+        read_rank_samples(
+            store,
+            run_id,
+            host=place["host"],
+            device=place["local_rank"],
+            span_ns=(bounds[0]["begin_ns"], bounds[-1]["end_ns"]),
+            buckets=MAX_BUCKETS,
+        )
+        if bounds and host
+        else []
+    )
     return RankDetails(
         rank=rank,
         **{name: place[name] for name in place if name != "epoch"},
@@ -251,17 +364,6 @@ def _kinds(
     return tuple(sorted(found, key=lambda one: KINDS.index(one.kind)))
 
 
-def _read_samples(store: Store, run_id: str, place: Row, bounds: Sequence[Row]) -> list[Row]:
-    return read_rank_samples(
-        store,
-        run_id,
-        host=place["host"],
-        device=place["local_rank"],
-        span_ns=(bounds[0]["begin_ns"], bounds[-1]["end_ns"]),
-        buckets=MAX_BUCKETS,
-    )
-
-
 def _series(rows: Sequence[Row], bounds: Sequence[Row]) -> tuple[SampleSeries, ...]:
     found = []
     for (name, device), group in groupby(rows, key=lambda row: (row["name"], row["device"])):
@@ -269,9 +371,11 @@ def _series(rows: Sequence[Row], bounds: Sequence[Row]) -> tuple[SampleSeries, .
             continue
         mine = list(group)
         at_ns = np.array([row["last_ns"] for row in mine], dtype=np.int64)
-        is_rate = _is_counter(name)
+        is_rate = name.partition(":")[0].endswith(COUNTERS)
         if is_rate:
-            value = _growth(np.array([row["highest"] for row in mine], dtype=np.float64), at_ns)
+            change = np.diff(np.array([row["highest"] for row in mine], dtype=np.float64))
+            change[change < 0] = np.nan  # the counter began anew
+            value = change / (np.maximum(np.diff(at_ns), 1) / NS_PER_S)
             at_ns = at_ns[1:]
         else:
             value = np.array([row["mean"] for row in mine])
@@ -286,19 +390,6 @@ def _series(rows: Sequence[Row], bounds: Sequence[Row]) -> tuple[SampleSeries, .
                 )
             )
     return tuple(found)
-
-
-def _is_counter(name: str) -> bool:
-    quantity = name.partition(":")[0]
-    return quantity.endswith(COUNTERS)
-
-
-def _growth(value: NDArray[np.float64], at_ns: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the growth of a counter per second; NaN where it fell."""
-    change = np.diff(value)
-    change[change < 0] = np.nan
-    rate: NDArray[np.float64] = change / (np.maximum(np.diff(at_ns), 1) / NS_PER_S)
-    return rate
 
 
 def _place_on_steps(at_ns: NDArray[np.int64], bounds: Sequence[Row]) -> NDArray[np.float64]:

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rankscope.analysis.breakdown.kind_times import KindTimes
-    from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.trace.tables import RunInfo, RunSummary
     from rankscope.collector.read.rollups import EpochStep, OpenStep
     from rankscope.collector.store.store import Store
@@ -151,6 +150,10 @@ class Rollups:
         self._has_started = False
         runs = self._source.runs()
         attempts = []
+        stored = {run.run_id for run in runs}
+        for by_run in (self._served_ns, self._done, self._scans):
+            for run_id in by_run.keys() - stored:
+                del by_run[run_id]
         for run in sorted(runs, key=lambda run: self._served_ns.get(run.run_id, 0)):
             if self._is_done(run):
                 continue
@@ -242,7 +245,13 @@ class Rollups:
             timeline = make_timeline(info, own, epoch=step.epoch, step=step.step)
             ranks = np.unique(own.rank).tolist()
             plan = plan_tiles(ranks, timeline.coords, num_spans=len(own))
-            done = self._closed(info, step, _bounds(timeline), plan, counts=(len(own), len(ranks)))
+            done = self._closed(
+                info,
+                step,
+                (timeline.begin_ns, timeline.end_ns),
+                plan,
+                counts=(len(own), len(ranks)),
+            )
             tables.append(rollup_rows(info.run_id, done, sum_kind_times(timeline)))
             for ordering in plan.orders:
                 lines = (0, len(plan.blocks(ordering)))
@@ -312,10 +321,6 @@ class Rollups:
             orderings=plan.orderings,
             line_ranks=plan.line_ranks,
         )
-
-
-def _bounds(timeline: StepTimeline) -> tuple[int, int]:
-    return timeline.begin_ns, timeline.end_ns
 
 
 def _key(closed: ClosedStep) -> StepRevision:

@@ -64,7 +64,14 @@ class RunFailures:
             if is_of_store:
                 raise
             caught.error = error
-            self._record(run_id, what, error)
+            text = f"not {what}: {describe_failure(error)}"
+            with self._lock:
+                is_new = self._texts.get((run_id, what)) != text
+                if isinstance(error, StoreError):  # it may be the same for every run
+                    is_new = text not in self._texts.values()
+                self._texts[run_id, what] = text
+            if is_new:
+                self._say(f"{run_id}: {text}")
         else:
             with self._lock:
                 self._texts.pop((run_id, what), None)
@@ -84,16 +91,6 @@ class RunFailures:
             return bool(self._store.rows("SELECT 1 AS one"))
         except StoreError:
             return False
-
-    def _record(self, run_id: str, what: str, error: Exception) -> None:
-        text = f"not {what}: {describe_failure(error)}"
-        with self._lock:
-            is_new = self._texts.get((run_id, what)) != text
-            if isinstance(error, StoreError):  # it may be the same for every run
-                is_new = text not in self._texts.values()
-            self._texts[run_id, what] = text
-        if is_new:
-            self._say(f"{run_id}: {text}")
 
 
 class Caught:

@@ -220,7 +220,7 @@ def serve_store(options: ServeOptions) -> None:
         BadInputError: The address cannot be served (`open_endpoint`), the spool cannot be read,
             or a file of the flags is invalid.
         TlsError: The certificate or its key cannot be used.
-        WebhookUrlError: The URL of a webhook is not allowed.
+        WebhookUrlError: The URL of a webhook is invalid.
         ReceiverUrlError: The URL of another receiver is not known.
         StoreError: The store could not be opened.
     """

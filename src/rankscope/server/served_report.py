@@ -9,9 +9,10 @@ from urllib.parse import urlencode
 
 from rankscope.analysis.report.exchange import read_report, write_report
 from rankscope.analysis.trace.errors import AnalysisError
-from rankscope.collector.http_client import request_once
 from rankscope.collector.spool.descriptions import RUNNING
 
+from ..errors import FailedError
+from .holder import ask_holder
 from .reports import find_run
 
 if TYPE_CHECKING:
@@ -66,15 +67,14 @@ def fetch_report(server: ServerFile, run_id: str) -> RunReport | None:
     None if the server has none, is of another version, or does not answer.
     """
     query = urlencode({"run_id": run_id, "version": installed_version("rankscope")})
-    headers = {"Authorization": f"Bearer {server.token}"}
     try:
-        answer = request_once(
+        answer = ask_holder(
+            server,
             "GET",
-            f"{server.url}{PATH}?{query}",
+            f"{PATH}?{query}",
             timeout_s=ANSWER_S,
-            headers=headers,
             max_answer_bytes=MAX_REPORT_BYTES,
         )
         return read_report(answer.body.decode()) if answer.status == HTTPStatus.OK else None
-    except (OSError, ValueError):
+    except (FailedError, ValueError):
         return None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Generic, TypeVar
+
+from cachetools import LRUCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,10 +27,9 @@ class SharedResults(Generic[Key, Value]):
     def __init__(
         self, *, max_results: int, monotonic_ns: Callable[[], int] = time.monotonic_ns
     ) -> None:
-        self._max_results = max_results
         self._monotonic_ns = monotonic_ns
         self._lock = threading.Lock()
-        self._results: OrderedDict[Key, tuple[int, Future[Value]]] = OrderedDict()
+        self._results: LRUCache[Key, tuple[int, Future[Value]]] = LRUCache(max_results)
 
     def get(
         self, key: Key, compute: Callable[[], Value], *, max_age_ns: int | None = None
@@ -46,9 +46,6 @@ class SharedResults(Generic[Key, Value]):
             if is_mine:
                 future = Future()
                 self._results[key] = (now_ns, future)
-            self._results.move_to_end(key)
-            while len(self._results) > self._max_results:
-                self._results.popitem(last=False)
         if is_mine:
             try:
                 future.set_result(compute())

@@ -175,14 +175,12 @@ def _rails(path: Path, name: str, value: object) -> dict[int, str]:
         value = {str(local_rank): rail for local_rank, rail in enumerate(value)}
     if not isinstance(value, dict):
         raise _bad(path, f"has {name} that is neither a list nor a table by local rank")
-    wrong = [key for key in value if not _is_local_rank(key)]
+    wrong = [
+        key for key in value if not (key.isascii() and key.isdigit() and len(key) <= MAX_DIGITS)
+    ]
     if wrong:
         raise _bad(path, f"has {name}.{wrong[0][:40]}, which is not a local rank (0, 1, ...)")
     return {int(key): _text(path, f"{name}.{key}", rail) for key, rail in value.items()}
-
-
-def _is_local_rank(key: str) -> bool:
-    return key.isascii() and key.isdigit() and len(key) <= MAX_DIGITS
 
 
 def _text(path: Path, name: str, value: object) -> str:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from rankscope.collector.notify.apprise_receiver import (
@@ -9,7 +7,6 @@ from rankscope.collector.notify.apprise_receiver import (
     ReceiverUrlError,
     format_message,
 )
-from tests.support.collector.talking_server import speaking, trickle
 from tests.support.receiver import TIMEOUT_S, MailServer, Receiver
 
 pytestmark = pytest.mark.slow
@@ -81,22 +78,10 @@ def test_a_mail_server_that_is_down_is_tried_again() -> None:
     assert up.is_delivered
 
 
-@pytest.mark.parametrize("host", ["169.254.169.254", "100.100.100.200", "[fd00:ec2::254]"])
-def test_no_receiver_connects_to_a_metadata_service(host: str) -> None:
-    receiver = AppriseReceiver("hook", f"json://{host}/", is_internal=True)
-
-    answer = receiver.send(DOCUMENT)
-    receiver.close()
-
-    assert not answer.is_delivered
-    assert answer.is_final
-    assert "cannot be a receiver" in answer.text
-
-
-def test_a_redirect_to_a_metadata_service_is_refused() -> None:
+def test_a_redirect_is_not_followed() -> None:
     server = Receiver()
     server.statuses = [307]
-    server.headers = {"location": "http://169.254.169.254/latest/meta-data"}
+    server.headers = {"location": f"{server.url}/elsewhere"}
     receiver = AppriseReceiver("hook", f"json://127.0.0.1:{server.port}/")
 
     answer = receiver.send(DOCUMENT)
@@ -104,22 +89,7 @@ def test_a_redirect_to_a_metadata_service_is_refused() -> None:
     server.close()
 
     assert not answer.is_delivered
-
-
-@pytest.mark.parametrize("scheme", ["json", "jsons"])
-def test_a_receiver_that_answers_byte_by_byte_holds_its_thread_for_the_timeout_only(
-    scheme: str,
-) -> None:
-    hello = b"\x16\x03\x03\x40\x00" if scheme == "jsons" else b"HTTP/1.1 200 OK\r\nx: "
-    with speaking(trickle(hello + b"y" * 1000)) as port:
-        url = f"{scheme}://127.0.0.1:{port}/"
-        receiver = AppriseReceiver("hook", url, timeout_s=0.5)
-        begun_s = time.monotonic()
-        answer = receiver.send(DOCUMENT)
-        receiver.close()
-
-    assert (answer.is_delivered, answer.is_final) == (False, False)
-    assert time.monotonic() - begun_s < 30  # the headers alone would take 50 s
+    assert server.bodies.qsize() == 1
 
 
 def test_an_unknown_url_is_refused_without_its_secret() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from rankscope.server.background_jobs import RETRY_NS, BackgroundJobs
+from rankscope.server.background_jobs import RETRY_NS, BackgroundJobs, KeptResults
 from tests.support.receiver import TIMEOUT_S
 
 
@@ -91,3 +91,22 @@ def test_a_failed_job_is_retried_after_half_a_minute() -> None:
 
     # THEN the job ran twice
     assert compute.num_calls == 2
+
+
+def test_the_results_that_were_asked_for_last_are_kept_and_failures_are_not() -> None:
+    jobs, calls = BackgroundJobs(), []
+    results: KeptResults[str] = KeptResults(2)
+
+    def ask(key: str) -> str:
+        def compute() -> str:
+            calls.append(key)
+            if key == "bad":
+                raise ValueError(key)
+            return key
+
+        done = results.get(key, compute, jobs=jobs, timeout_s=TIMEOUT_S)
+        assert done is not None
+        return str(done.exception() or done.result())
+
+    assert [ask(key) for key in ("a", "b", "a", "c", "a", "b", "bad")] == [*"abacab", "bad"]
+    assert calls == ["a", "b", "c", "b", "bad"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rankscope.analysis.report.liveness import RankLiveness, SilentRank
-from rankscope.server.provider import read_liveness
+from rankscope.server.rank_view import read_liveness
 
 if TYPE_CHECKING:
     from rankscope.collector.identity import Row

@@ -10,7 +10,7 @@ import pytest
 from rankscope.analysis.report.report import Finding, Severity
 from rankscope.analysis.report.tracked_findings import FindingTracker
 from rankscope.server.alerting import Alerting
-from rankscope.server.page_alerts import list_alerts
+from rankscope.server.page_alerts import PageAlerts
 from tests.support.dashboard.builders import report
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ def test_a_drop_names_the_finding_of_its_steps_that_came_after_it(
     alerting.evaluate(made, tracked)
 
     # THEN the alert of the drop names it if they share a step
-    (rise,) = (alert for alert in list_alerts(alerting).alerts if alert.rule == "step-time-rise")
+    (rise,) = (
+        alert for alert in PageAlerts(alerting).alerts().alerts if alert.rule == "step-time-rise"
+    )
     assert rise.text.endswith(f"to 1.50 s; {because}")
     assert rise.cause == cause
     assert rise.ranks == ((5,) if cause else ())

@@ -33,7 +33,7 @@ from rankscope.collector.retention.retention import DAY_NS, Retention
 from rankscope.dashboard.address import TIMELINE, View
 from rankscope.dashboard.figures.timeline_raster import raster_figure, raster_rows
 from rankscope.dashboard.pages.timeline import timeline_page
-from rankscope.server import provider as provider_module
+from rankscope.server import step_view
 from rankscope.server.background_jobs import BackgroundJobs
 from rankscope.server.pictures import LargeSteps, StepPictures, draw_in_portions
 from rankscope.server.provider import StoreProvider
@@ -93,7 +93,7 @@ def picture_in(
         rank.rank: rank.coords for rank in StoreSource(store).run_info(run_id).epochs[0].ranks
     }
     return StepPictures(store).picture(
-        step_zero(run_id), order=by, read_coords=lambda _: coords, viewport=viewport
+        step_zero(run_id), order=by, read_places=lambda _: (coords, {}), viewport=viewport
     )
 
 
@@ -320,7 +320,7 @@ def test_a_step_that_bars_can_show_has_no_picture(store: Store) -> None:
     assert picture_in(store, "small") is None
     unknown = StepId(run_id="unknown", epoch=0, step=0)
     pictures = StepPictures(store)
-    assert pictures.picture(unknown, order=RowOrder.PP, read_coords=lambda _: {}) is None
+    assert pictures.picture(unknown, order=RowOrder.PP, read_places=lambda _: ({}, {})) is None
 
 
 def test_deleting_a_run_deletes_its_pictures(store: Store) -> None:
@@ -400,7 +400,7 @@ def test_the_page_of_a_large_step_is_drawn_in_the_background_in_portions(
     # GIVEN a step too large to be held, without tiles
     run_id = copy_run(store, wide)
     copy_spans(store, wide, run_id, "1")
-    monkeypatch.setattr(provider_module, "LARGE_STEP_SPANS", 0)
+    monkeypatch.setattr(step_view, "LARGE_STEP_SPANS", 0)
     source = StoreSource(store)
     reports = Reports(source)
     reports.get(run_id)
