@@ -78,6 +78,7 @@ def checkout(tmp_path: Path) -> Path:
     [
         ("A new cause", ["tests/analysis/causes/test_order.py"]),
         ("A new span column", ["tests/analysis/trace", "tests/collector/wire"]),
+        ("A new page of the dashboard", ["tests/dashboard/test_app.py"]),
     ],
 )
 def test_a_change_of_the_page_passes_its_test_and_the_lint(
