@@ -135,7 +135,7 @@ def make_context(enter: Enter, leave: Leave) -> SpanContext:
     return span
 
 
-def _make_closures(  # noqa: C901 - a branch costs less than a call
+def _make_closures(  # a branch costs less than a call
     ready: ReadySpan, lane: LaneState, head: int
 ) -> tuple[Enter, Leave]:
     pool = lane.pool

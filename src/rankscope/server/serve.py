@@ -284,7 +284,7 @@ def serve_store(options: ServeOptions) -> None:
         )
 
 
-def serve_opened(parts: ServerParts) -> None:  # noqa: PLR0915  # the parts of a server
+def serve_opened(parts: ServerParts) -> None:
     """Serve an open store until SIGINT or SIGTERM."""
     from rankscope.collector.http.access import Access
     from rankscope.collector.http.refusals import Refusals
