@@ -272,20 +272,29 @@ class QueryEngine:
         if len(self._calls) >= limit:
             raise QueryError(TOO_MANY, f"{limit} statements run or wait: try again")
         mark = uuid.uuid4().hex
-        call = self._executor.submit(self._run, request, {**settings, "log_comment": mark})
+        loop, started = asyncio.get_running_loop(), asyncio.Event()
+
+        def run() -> QueryResult:
+            loop.call_soon_threadsafe(started.set)
+            return self._run(request, {**settings, "log_comment": mark})
+
+        call = self._executor.submit(run)
         self._calls[mark] = call
         call.add_done_callback(lambda _: self._calls.pop(mark))
         try:
-            # Those before it may take as long.
-            timeout_s = 2 * self._limits.max_seconds + GRACE_S
-            return await asyncio.wait_for(asyncio.wrap_future(call), timeout_s)
+            # Those before it may take as long as the limit.
+            async with asyncio.timeout(self._limits.max_seconds + GRACE_S) as deadline:
+                await started.wait()
+                deadline.reschedule(loop.time() + float(settings["max_execution_time"]) + GRACE_S)
+                return await asyncio.wrap_future(call)
         except TimeoutError as error:
-            if call.cancelled():
+            if call.cancel() or not started.is_set():
                 raise QueryError(TOO_MANY, "other statements take long: try again") from error
             text = "the statement took longer than its limit"
             raise QueryError(TIMEOUT_EXCEEDED, text) from error
         except asyncio.CancelledError:
-            await asyncio.to_thread(self._kill, mark, KILL_TIMEOUT_S)
+            if not call.cancel():
+                await asyncio.to_thread(self._kill, mark, KILL_TIMEOUT_S)
             raise
 
     def close(self) -> None:

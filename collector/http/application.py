@@ -331,8 +331,9 @@ class BodyLimit:
             # A proxy in front may end the request at the one length, and h11 at the other: the
             # rest would be a second request (RFC 9112, 11.2).
             await _answer_and_close(send, 400, TWO_LENGTHS)
-        elif int(headers.get("content-length", "0")) > limit:
-            await self._refuse(scope, receive, send)
+        elif (declared := int(headers.get("content-length", "0"))) > limit:
+            is_short = declared <= MAX_DISCARDED_BYTES
+            await self._refuse(scope, send, discard=receive if is_short else None)
         else:
             await self._pass_on(scope, receive, send, limit=limit)
 
@@ -351,7 +352,7 @@ class BodyLimit:
                 return message
             is_too_long = True
             if not has_begun:
-                await self._refuse(scope, receive, send)
+                await self._refuse(scope, send, discard=receive)
             return {"type": "http.disconnect"}
 
         async def send_unless_refused(message: Message) -> None:
@@ -372,7 +373,7 @@ class BodyLimit:
             if not (is_too_long or isinstance(error, ClientDisconnect)):
                 raise
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _refuse(self, scope: Scope, send: Send, *, discard: Receive | None) -> None:
         self._refusals.record(
             Refusal.BODY_TOO_LARGE,
             client=request_client(scope),
@@ -380,7 +381,7 @@ class BodyLimit:
             path=scope["path"],
             status=413,
         )
-        await _answer_and_close(send, 413, TOO_LARGE, discard=receive)
+        await _answer_and_close(send, 413, TOO_LARGE, discard=discard)
 
 
 async def _answer_and_close(

@@ -456,12 +456,17 @@ def ideal_transfers(
     if num_steps > 2 * THRESHOLDS.min_several:
         cell = number[seen] * num_steps + step[seen]
         level, _ = group_medians(duration_ns[seen], cell, num_labels * num_steps)
-        levels = level.reshape(num_labels, num_steps)
-        faster, usual = faster_steps_baseline(levels)[:, 0], row_medians(levels)
-        slower = usual > (1.0 + THRESHOLDS.min_excess_ratio) * faster
-        for row in np.flatnonzero(slower).tolist():
-            noise = median_change_deviation(levels[row])
-            if usual[row] - faster[row] >= required_deviations(num_steps) * noise:
-                median[row] = np.fmin(median[row], faster[row])
+        median = np.fmin(median, _faster_levels(level.reshape(num_labels, num_steps)))
     ideal = np.where(num_seen > 0, median, np.inf)[number]
     return np.where(truncated, np.minimum(ideal, duration_ns), ideal)
+
+
+def _faster_levels(levels: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the faster level of each row that has two; NaN for the others."""
+    faster_levels = np.full(len(levels), np.nan)
+    faster, usual = faster_steps_baseline(levels)[:, 0], row_medians(levels)
+    for row in np.flatnonzero(usual > (1.0 + THRESHOLDS.min_excess_ratio) * faster).tolist():
+        noise = median_change_deviation(levels[row])
+        if usual[row] - faster[row] >= required_deviations(levels.shape[1]) * noise:
+            faster_levels[row] = faster[row]
+    return faster_levels
