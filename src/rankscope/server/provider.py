@@ -66,22 +66,35 @@ class StoreProvider:
             source, reports, runs=runs, store=store, queues=queues, timeout_s=timeout_s
         )
         alerts = PageAlerts(alerting)
-        self.runs, self.report, self.verdict = runs.runs, runs.report, verdict_sentence
-        self.run_lines, self.strip, self.startup = runs.run_lines, runs.strip, runs.startup
-        self.history, self.kind_times = runs.history, runs.kind_times
-        self.silence, self.comparison = runs.silence, runs.comparison
+        self.verdict = verdict_sentence
         self.revision = reports.revision
-        self.timeline, self.picture, self.step_trace = (
-            steps.timeline,
-            steps.picture,
-            steps.step_trace,
-        )
-        self.viewport_spans, self.rank_spans = steps.viewport_spans, steps.rank_spans
-        self.step_replay, self.picture_revision = steps.step_replay, steps.picture_revision
-        self.rank_details, self.rank_values = ranks.rank_details, ranks.rank_values
+
+        self.runs = runs.runs
+        self.report = runs.report
+        self.run_lines = runs.run_lines
+        self.strip = runs.strip
+        self.startup = runs.startup
+        self.history = runs.history
+        self.kind_times = runs.kind_times
+        self.silence = runs.silence
+        self.comparison = runs.comparison
+
+        self.timeline = steps.timeline
+        self.picture = steps.picture
+        self.step_trace = steps.step_trace
+        self.viewport_spans = steps.viewport_spans
+        self.rank_spans = steps.rank_spans
+        self.step_replay = steps.step_replay
+        self.picture_revision = steps.picture_revision
+
         self.liveness = ranks.liveness
-        self.alerts, self.acknowledge_alert = alerts.alerts, alerts.acknowledge_alert
+        self.rank_details = ranks.rank_details
+        self.rank_values = ranks.rank_values
+
+        self.alerts = alerts.alerts
+        self.acknowledge_alert = alerts.acknowledge_alert
         self.silence_alert = alerts.silence_alert
+
         self._health = None
         if store is not None and metrics is not None:
             self._health = HealthReader(
