@@ -222,21 +222,8 @@ class Outbox:
         """Send cuts; return when each is stored or given up."""
         todo = [cut for cut in cuts if not self._journal.is_settled(cut.key)]
         self._journal.add_sent(todo)
-        for batch in self._batches(todo):
+        for batch in cut_batches(todo, max_rows=self._max_rows):
             self._delivery.deliver(batch, post=self._post_cuts, give_up=self._give_up_cut)
-
-    def _batches(self, cuts: Sequence[Cut]) -> Iterator[list[Cut]]:
-        batch: list[Cut] = []
-        num_rows = 0
-        for cut in cuts:
-            more = _num_rows(cut.key)
-            if batch and (num_rows + more > self._max_rows or len(batch) >= MAX_CUTS):
-                yield batch
-                batch, num_rows = [], 0
-            batch.append(cut)
-            num_rows += more
-        if batch:
-            yield batch
 
     def _post_cuts(self, cuts: Sequence[Cut]) -> None:
         try:
@@ -288,6 +275,21 @@ class Outbox:
         if run_id not in self._deleted_runs:
             self._deleted_runs.add(run_id)
             self._say(f"run {run_id} was deleted at the collector: nothing more of it is sent")
+
+
+def cut_batches(cuts: Sequence[Cut], *, max_rows: int) -> Iterator[list[Cut]]:
+    """Yield cuts in order, as many in a request as it may have; a larger cut alone."""
+    batch: list[Cut] = []
+    num_rows = 0
+    for cut in cuts:
+        more = _num_rows(cut.key)
+        if batch and (num_rows + more > max_rows or len(batch) >= MAX_CUTS):
+            yield batch
+            batch, num_rows = [], 0
+        batch.append(cut)
+        num_rows += more
+    if batch:
+        yield batch
 
 
 def _num_rows(key: CutKey) -> int:

@@ -12,10 +12,11 @@ import pyarrow as pa
 
 from ..arrow_columns import numbers, optional_numbers, to_numpy
 from ..wire.codec import TABLES, CutBatch
-from .ledger import CutState, Ledger, parts_of, read_resume, rows_within
+from .ledger import CutState, Ledger, parts_of, rows_within
 from .name_quota import NameQuota
 from .owners import SERVER, Owners
 from .placements import Placements
+from .resume import read_resume
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
