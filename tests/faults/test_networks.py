@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from rankscope.collector.agent.link import DEADLINES, Deadlines
-from rankscope.collector.store.ledger import has_repeated_cuts
+from rankscope.collector.store.repeated_rows import has_repeated_cuts
 from rankscope.collector.store.store import open_store
 from tests.faults.checker import Oracle, check, content_hash, key_of
 from tests.faults.proxy import FaultProxy, Faults

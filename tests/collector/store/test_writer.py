@@ -6,7 +6,8 @@ import pytest
 
 from rankscope.collector.read.steps import read_steps
 from rankscope.collector.spool.tail import SpoolTail
-from rankscope.collector.store.ledger import Ledger, Range, has_repeated_cuts, missing_ranges
+from rankscope.collector.store.ledger import Ledger, Range, missing_ranges
+from rankscope.collector.store.repeated_rows import has_repeated_cuts
 from rankscope.collector.store.writer import StoreWriter
 from tests.support.collector.cut_builder import SEGMENT, span_cut
 from tests.support.collector.spool_builder import SpoolBuilder

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rankscope.collector.arrow_columns import to_numpy
 from rankscope.collector.read.rollups import read_open_steps
 from rankscope.collector.read.spans import read_spans
-from rankscope.collector.store.ledger import CutState, has_repeated_cuts
+from rankscope.collector.store.repeated_rows import has_repeated_cuts
 from rankscope.collector.store.writer import StoreWriter
 from tests.support.collector.cut_builder import span_cut
 from tests.support.collector.interrupted_store import (
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankscope.collector.spool.cut import Cut
+    from rankscope.collector.store.ledger import CutState
     from rankscope.collector.store.store import Store
 
 
