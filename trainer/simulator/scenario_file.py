@@ -14,7 +14,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from rankscope.tracer.spool import read_regular_file
 
 from ..errors import ScenarioError
-from .fault import parse_simulated_faults
+from ..faults.spec import parse_simulated_faults
 from .scenario import Network, Noise, Scenario
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from rankscope.trainer.errors import ScenarioError
-from rankscope.trainer.faults.spec import FaultCause
-from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.faults.spec import FaultCause, parse_simulated_faults
 from rankscope.trainer.simulator.placement import Axis, make_groups, place
 from rankscope.trainer.simulator.presets import PRESETS
 from rankscope.trainer.simulator.scenario import Noise, RankOrder, Scenario, TpDetail
