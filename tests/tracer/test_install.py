@@ -178,28 +178,6 @@ def test_events_are_written_with_plain_data(tmp_path: Path) -> None:
     assert event["data"] == {"num_bytes": 12, "loss": "nan", "thing": [1, 2]}
 
 
-def test_traced_functions_keep_their_name_value_and_exception(tmp_path: Path) -> None:
-    @tracer.traced
-    def double(value: int) -> int:
-        return 2 * value
-
-    @tracer.traced("halving")
-    def half(value: int) -> float:
-        return 1 / value
-
-    tracer.install(spool=tmp_path, run="traced")
-    assert double(21) == 42
-    with pytest.raises(ZeroDivisionError):
-        half(0)
-    tracer.shutdown()
-
-    assert double.__name__ == "double"
-    folder = only_folder(tmp_path)
-    names = [row.name for row in read_spans(folder)]
-    assert names[0].endswith("double")
-    assert names[1] == "halving"
-
-
 def test_importing_the_tracer_loads_neither_torch_nor_numpy(tmp_path: Path) -> None:
     done = run_script(
         """
@@ -280,11 +258,7 @@ def test_a_torch_that_cannot_be_imported_fails_as_without_the_tracer(tmp_path: P
 
 @pytest.mark.parametrize(
     "lose",
-    [
-        "sys.stderr = None",
-        "sys.stderr.close()",
-        "os.dup2(os.open('/dev/full', os.O_WRONLY), 2)",
-    ],
+    ["sys.stderr = None", "sys.stderr.close()", "os.dup2(os.open('/dev/full', os.O_WRONLY), 2)"],
 )
 @pytest.mark.parametrize("spool", ["", "/dev/null"])
 def test_a_job_without_stderr_runs_as_usual(tmp_path: Path, lose: str, spool: str) -> None:

@@ -39,10 +39,7 @@ CALLED = {
 }
 """Name of the span of each operator of torch."""
 
-LAUNCHES_NOTHING = {
-    "_c10d_functional.wait_tensor",
-    "_c10d_functional._wrap_tensor_autograd",
-}
+LAUNCHES_NOTHING = {"_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd"}
 
 ROOTED = {"broadcast", "reduce", "scatter", "gather", "send"}
 """Operations whose members may leave before the last one has entered."""
@@ -219,9 +216,7 @@ def test_operations_of_one_batch_call_share_an_interval(job: Path) -> None:
         assert all(sorted(pair) == ["pp-recv", "pp-send"] for pair in pairs)
 
 
-def test_ddp_waits_inside_the_backward_and_communicates_on_a_track_of_its_own(
-    job: Path,
-) -> None:
+def test_ddp_waits_inside_the_backward_and_communicates_on_a_track_of_its_own(job: Path) -> None:
     for rows in spans_of(job, "replicated").values():
         backwards = [row for row in rows if row.kind == "backward"]
         for wait in (row for row in waits(rows) if row.name == "wait all_reduce"):

@@ -33,11 +33,7 @@ from tests.support.tracer.reading import count_dropped, dropped, read_spans
 from tests.support.tracer.recording import recorder_in
 
 SHARED_TESTS = {
-    "quick": (
-        "native/test_compute_span.py",
-        "record/test_current.py",
-        "record/test_recorder.py",
-    ),
+    "quick": ("native/test_compute_span.py", "record/test_current.py", "record/test_recorder.py"),
     "others": (
         "capture/test_single_process.py",
         "capture/test_gloo.py",
@@ -359,9 +355,7 @@ def test_a_span_is_entered_and_left_by_any_lookup_of_its_methods(tmp_path: Path)
 
 
 @pytest.mark.skipif(not IS_COMPILED, reason="only compiled spans check their arguments")
-def test_a_span_called_with_other_arguments_raises_and_is_unchanged(
-    tmp_path: Path,
-) -> None:
+def test_a_span_called_with_other_arguments_raises_and_is_unchanged(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     span: Any = recorder.span("x")
     kind = type(span)
