@@ -118,20 +118,6 @@ def test_a_second_job_of_the_same_name_is_a_run_of_its_own(
     assert listed.warnings == (said,)
 
 
-def test_two_jobs_that_ended_before_the_server_began_are_two_runs(
-    store: Store, run_id: str, tmp_path: Path, hosts: Hosts
-) -> None:
-    for name, began_s in (("old", 0), ("new", 60)):
-        job = Job(tmp_path, run_id, name=name, began_s=began_s)
-        job.record_steps(0, 5)
-        job.end(at_s=7)
-
-    hosts.poll()
-
-    assert set(names_of(store, run_id)) == {"old"}
-    assert set(names_of(store, f"{run_id}-2")) == {"new"}
-
-
 def test_two_jobs_at_once_are_two_runs(
     store: Store, run_id: str, tmp_path: Path, hosts: Hosts
 ) -> None:
@@ -281,6 +267,7 @@ def test_a_restarted_reader_finds_the_same_place(
         job.end(at_s=7)
     hosts.poll()
 
+    assert set(names_of(store, run_id)) == {"old"}
     Hosts(store, tmp_path).poll()
 
     assert runs_of(store, run_id) == [run_id, f"{run_id}-2"]

@@ -130,10 +130,7 @@ def test_the_error_for_a_store_in_use_names_its_process(
 
 
 def test_a_process_cannot_open_two_embedded_stores(folder: Path) -> None:
-    with (
-        open_store(url_of(folder)),
-        pytest.raises(StoreError, match="close that one first"),
-    ):
+    with open_store(url_of(folder)), pytest.raises(StoreError, match="close that one first"):
         open_store(url_of(folder.with_name("second")))
 
 
@@ -145,9 +142,7 @@ def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_each_thread_has_its_own_client_until_it_ends(
-    folder: Path,
-) -> None:
+def test_each_thread_has_its_own_client_until_it_ends(folder: Path) -> None:
     with open_store(url_of(folder)) as store:
         barrier = threading.Barrier(4)
 
