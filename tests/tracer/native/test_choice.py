@@ -36,7 +36,7 @@ SHARED_TESTS = {
     "quick": ("native/test_compute_span.py", "record/test_current.py", "record/test_recorder.py"),
     "others": (
         "capture/test_single_process.py",
-        "capture/test_gloo.py",
+        "capture/test_matrix.py",
         "capture/test_forward_backward.py",
         "device/test_communication.py",
         "job/test_running.py",
@@ -98,6 +98,7 @@ def test_python_without_the_extension_passes_the_same_tests(tmp_path: Path, part
     run = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"),
+            *("-m", "not nightly"),
             f"--basetemp={tmp_path}/python",
             *(f"tests/tracer/{name}" for name in SHARED_TESTS[part]),
         ],
