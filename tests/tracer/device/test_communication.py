@@ -81,8 +81,7 @@ class Job:
 
     def rows(self) -> tuple[list[Row], list[Row]]:
         """Return communications and waits, by number."""
-        self.timed.turns(30)
-        self.timed.shutdown()
+        self.timed.shutdown(turns=30)
         rows = sorted(read_spans(self.folder), key=lambda row: row.seq)
         return [r for r in rows if r.kind != "wait"], [r for r in rows if r.kind == "wait"]
 
