@@ -80,10 +80,7 @@ def test_a_heartbeat_has_rank_host_device_and_step(tmp_path: Path) -> None:
             )
         ]
     ]
-    assert samples == [
-        Sample(9, "training-is-alive", 1.0, 1),
-        Sample(9, "training-step", 42.0, 1),
-    ]
+    assert samples == [Sample(9, "training-is-alive", 1.0, 1), Sample(9, "training-step", 42.0, 1)]
 
 
 def test_a_rank_without_a_step_is_starting(tmp_path: Path) -> None:

@@ -24,20 +24,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 
-def test_a_segment_read_twice_is_stored_once(store: Store, run_id: str, tmp_path: Path) -> None:
-    spool = SpoolBuilder(tmp_path, run_id=run_id)
-    for name in ("a", "b", "c"):
-        spool.span(name)
-    spool.end()
-
-    first = SpoolTail(tmp_path, StoreWriter(store)).poll()
-    again = SpoolTail(tmp_path, StoreWriter(store)).poll()
-
-    assert (first.num_spans, again.num_spans) == (3, 0)
-    assert names_of(store, run_id) == ["a", "b", "c"]
-    assert not has_repeated_cuts(store, run_id)
-
-
 def test_a_restarted_tail_continues_in_the_middle_of_a_segment(
     store: Store, run_id: str, tmp_path: Path, clock: FakeClock
 ) -> None:

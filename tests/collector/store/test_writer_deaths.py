@@ -131,17 +131,6 @@ def test_a_cut_repeated_while_steps_are_counted_counts_once(
     assert sum(step.num_spans for step in found) == 5
 
 
-def test_two_crashes_in_a_row_show_no_row_twice(store: Store, run_id: str) -> None:
-    """Both after the rows were stored and before the ledger said so."""
-    cut = span_cut(run_id, 0, 5)
-    for is_second in (False, True):
-        dying = Interrupted(store, power_cut, at=4)
-        with pytest.raises(PowerCutError):
-            put(interrupted_writer(dying, is_shared=False), cut)
-        assert shown(store, run_id) == names(0, 5)
-        assert has_repeated_cuts(store, run_id) == is_second
-
-
 def test_the_attempt_of_a_crashed_collector_counts(store: Store, run_id: str) -> None:
     """It may have stored rows after its last statement."""
     cut = span_cut(run_id, 0, 5)
