@@ -83,7 +83,7 @@ def card(*children: object, class_name: str = "", label: str = "") -> Component:
 def table(
     label: str,
     head: Mapping[str, str],
-    rows: Iterable[Component | Sequence[Cell]],
+    rows: Iterable[Sequence[Cell]],
     *,
     class_name: str = "",
 ) -> Component:
@@ -97,9 +97,7 @@ def table(
     """
     columns = [dmc.TableTh(name, className=style) for name, style in head.items()]
     lines = [
-        row
-        if isinstance(row, dmc.TableTr)
-        else dmc.TableTr(
+        dmc.TableTr(
             [
                 cell if isinstance(cell, dmc.TableTd) else dmc.TableTd(cell, className=style)
                 for cell, style in zip(row, head.values(), strict=True)

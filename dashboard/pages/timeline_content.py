@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepContent:
-    """What the page shows of a step."""
+    """A step as the page shows it."""
 
     view: View
     title: str
