@@ -183,7 +183,10 @@ def _show_step(
     replayed = find_replay(provider, reading.recorded) if view.layers else NO_REPLAY
     framed = find_framed(report, view)
     proof = None if framed is None else framed.proof
-    about = _missing_analysis(report)
+    about = ""
+    if not isinstance(report, RunReport):
+        state = "in progress" if isinstance(report, AnalysisInProgress) else "failed"
+        about = f"; analysis {state}"
     if framed is not None and proof is not None:
         excess = format_duration(proof.excess_ns)
         about = f"; framed: {framed.cause} of rank {proof.rank}, {excess} too long{about}"
@@ -203,14 +206,6 @@ def _show_step(
         beneath=show_replay(replayed, ideal),
         is_pending=reading.is_pending or replayed.is_pending,
     )
-
-
-def _missing_analysis(found: RunReport | AnalysisInProgress | AnalysisFailed) -> str:
-    if isinstance(found, RunReport):
-        return ""
-    if isinstance(found, AnalysisInProgress):
-        return "; analysis in progress"
-    return "; analysis failed"
 
 
 def _choose(view: View, choices: StepChoices) -> View:
