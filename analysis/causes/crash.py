@@ -168,7 +168,7 @@ def find_crashes(
             first = _first(independent, run.clock_error_ns)
             if len(independent) == len(failures):
                 first += tuple(
-                    each for each in _ended_together(independent, first[0]) if each not in first
+                    other for other in _ended_together(independent, first[0]) if other not in first
                 )
             crashes.append((epoch.epoch, first, failures))
     merged: dict[tuple[tuple[int, ...], ExitClass], list[int]] = {}
@@ -266,24 +266,26 @@ def own_failures(failures: Iterable[Failure]) -> tuple[Failure, ...]:
     noticed that, it was silent.
     """
     failures = tuple(failures)
-    own = tuple(failure for failure in failures if not failure.follows)
+    independent = tuple(failure for failure in failures if not failure.follows)
     at_ns = [_at_ns(failure) for failure in failures if failure.reason is ExitClass.TIMEOUT]
     has_noticed = any(failure.reason is ExitClass.CONNECTION for failure in failures)
-    is_silence = at_ns and (not has_noticed or all(_at_ns(each) >= min(at_ns) for each in own))
-    if is_silence and all(failure.reason is ExitClass.LOST for failure in own):
+    is_silence = at_ns and (
+        not has_noticed or all(_at_ns(failure) >= min(at_ns) for failure in independent)
+    )
+    if is_silence and all(failure.reason is ExitClass.LOST for failure in independent):
         return ()
-    return own
+    return independent
 
 
-def _first(own: Sequence[Failure], clock_error_ns: int | None) -> tuple[Failure, ...]:
+def _first(failures: Sequence[Failure], clock_error_ns: int | None) -> tuple[Failure, ...]:
     """Return the earliest failure, and those that cannot be ordered against it."""
-    timed = [failure for failure in own if failure.ended.at_ns is not None]
+    timed = [failure for failure in failures if failure.ended.at_ns is not None]
     if not timed:
-        return tuple(own)
+        return tuple(failures)
     first = min(timed, key=_at_ns)
     return tuple(
         failure
-        for failure in own
+        for failure in failures
         if failure is first
         or failure.ended.at_ns is None
         or (
@@ -293,7 +295,7 @@ def _first(own: Sequence[Failure], clock_error_ns: int | None) -> tuple[Failure,
     )
 
 
-def _ended_together(own: Sequence[Failure], first: Failure) -> tuple[Failure, ...]:
+def _ended_together(failures: Sequence[Failure], first: Failure) -> tuple[Failure, ...]:
     """Return the lost processes of a host whose order says nothing, the first one included.
 
     A launcher that stops a job, or the kernel that ends all processes of a group, ends one after
@@ -303,7 +305,7 @@ def _ended_together(own: Sequence[Failure], first: Failure) -> tuple[Failure, ..
     """
     timed = [
         failure
-        for failure in own
+        for failure in failures
         if failure.reason is ExitClass.LOST
         and failure.host == first.host
         and failure.ended.at_ns is not None

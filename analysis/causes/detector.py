@@ -205,7 +205,7 @@ class CauseModule(Protocol):
 class Detector(CauseModule, Protocol):
     """A module that searches the replayed steps for its cause."""
 
-    def detect(self, case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    def detect(self, case: Case, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
         """Return the candidates found so far, with those of this cause added.
 
         A detector may mark candidates that its own cause explains (`Candidate.explained_by`). It

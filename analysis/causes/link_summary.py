@@ -79,12 +79,12 @@ def _sum_links(profile: LinkProfile) -> NDArray[np.float64]:
     return np.array(
         [
             *(
-                np.where(is_known, each, 0.0).sum(axis=1)
-                for each in (profile.num_instances, profile.total_ns, profile.usual_ns)
+                np.where(is_known, values, 0.0).sum(axis=1)
+                for values in (profile.num_instances, profile.total_ns, profile.usual_ns)
             ),
             *(
-                np.bincount(transfers.link[sized], weights=each[sized], minlength=num_links)
-                for each in (transfers.num_bytes, transfers.transfer_ns)
+                np.bincount(transfers.link[sized], weights=values[sized], minlength=num_links)
+                for values in (transfers.num_bytes, transfers.transfer_ns)
             ),
         ]
     )

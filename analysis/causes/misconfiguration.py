@@ -97,7 +97,7 @@ def find_misconfigurations(run: RunInfo, context: RunContext) -> tuple[Finding, 
     differences_of: dict[tuple[int, ...], dict[str, Difference]] = defaultdict(dict)
     shares: dict[tuple[int, ...], float] = {}
     for epoch in run.epochs:
-        manifests = (each for each in context.manifests if each.epoch == epoch.epoch)
+        manifests = (state for state in context.manifests if state.epoch == epoch.epoch)
         settings = {manifest.rank: manifest.settings for manifest in manifests}
         for ranks, difference, share in _disagreements(epoch, settings, has_layout=run.has_layout):
             differences_of[ranks].setdefault(difference.name, difference)
@@ -258,8 +258,8 @@ def common_settings(manifests: Sequence[RankManifest]) -> dict[str, str]:
 
 def _list(differences: tuple[Difference, ...], here: str, there: str) -> str:
     parts = [
-        f"{each.name} is {_shown(each.other)} {here} and {_shown(each.usual)} {there}"
-        for each in differences[:MAX_SETTINGS_NAMED]
+        f"{setting.name} is {_shown(setting.other)} {here} and {_shown(setting.usual)} {there}"
+        for setting in differences[:MAX_SETTINGS_NAMED]
     ]
     more = len(differences) - MAX_SETTINGS_NAMED
     if more > 0:

@@ -37,9 +37,9 @@ CAUSE = Cause(
 )
 
 
-def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+def detect(case: Case, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add the ranks that recompile after their first steps; if most do, no rank is at fault."""
-    return (*found, *find_recompiles(case.gaps, case.context.events))
+    return (*candidates, *find_recompiles(case.gaps, case.context.events))
 
 
 def find_recompiles(gaps: HostGaps, events: Sequence[EventRecord]) -> tuple[Candidate, ...]:
@@ -84,7 +84,9 @@ def find_recompiles(gaps: HostGaps, events: Sequence[EventRecord]) -> tuple[Cand
         phase.row: _compile_ids(events, int(gaps.profile.ranks[phase.row]), phase.steps(steps))
         for phase in phases
     }
-    activities = {row: f"recompiling ({each})" for row, each in ids.items() if each}
+    activities = {
+        row: f"recompiling ({compile_id})" for row, compile_id in ids.items() if compile_id
+    }
     candidates = late_candidates(gaps, loss, phases, activities)
     if len(candidates) > max(1, THRESHOLDS.majority_share * len(ratio)):
         candidates = (replace(merge_alike(candidates, " recompile"), ranks=(), is_everywhere=True),)
