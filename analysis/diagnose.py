@@ -10,7 +10,6 @@ import numpy as np
 from rankscope.tracer.span import NS_PER_S
 
 from .causes.detector import INSUFFICIENT_EVIDENCE, insufficient
-from .causes.link_profile import find_lone_links
 from .causes.order import CAUSES, FROM_RECORDS, FROM_REPLAY
 from .causes.slow_compute import ranks_without_peers
 from .price.findings import price_candidates
@@ -24,6 +23,7 @@ from .report.text import (
     format_slowdown,
 )
 from .report.tracked_findings import NO_PROBLEM
+from .statistics.link_profile import find_lone_links
 from .statistics.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:

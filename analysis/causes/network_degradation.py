@@ -12,11 +12,11 @@ import numpy as np
 
 from ..arrays.sorting import argsort_rows
 from ..report.text import format_count, format_percent, format_ranks, format_steps
+from ..statistics.link_profile import find_rise
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate, join_candidates
 from .clock_throttle import PART_MARK
 from .detector import Cause, ShownIn, Subject
-from .link_profile import find_rise
 from .slow_compute import SLOW_DEVICE
 from .slow_link import CAUSE as SLOW_LINK
 from .slow_link import (
@@ -29,9 +29,9 @@ from .slow_link import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ..statistics.link_profile import LinkProfile, Rise
     from ..trace.context import SampleTable
     from .detector import Case
-    from .link_profile import LinkProfile, Rise
     from .slow_link import Culprit
 
 PAIR = 2

@@ -13,18 +13,18 @@ import numpy as np
 
 from ..arrays.group_stats import MIN_ROWS_OF_KIND, row_medians
 from ..report.text import format_duration, format_percent, format_steps
+from ..statistics.link_profile import MAX_PLANNED_RATIO
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
 from .detector import Cause, ShownIn, Subject
-from .link_profile import MAX_PLANNED_RATIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ..statistics.link_profile import LinkProfile
     from ..statistics.phases import Phase
     from ..trace.tables import RankInfo
-    from .link_profile import LinkProfile
 
 
 MAX_NAMED_HOSTS = 2

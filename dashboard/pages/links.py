@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dash import dcc, html
 
-from rankscope.analysis.causes.link_summary import MAX_TOTALS
+from rankscope.analysis.breakdown.link_summary import MAX_TOTALS
 from rankscope.analysis.report.network import LinkGroup
 from rankscope.analysis.report.text import (
     EMPTY,

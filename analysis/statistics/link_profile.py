@@ -22,15 +22,15 @@ from ..arrays.group_stats import (
 )
 from ..arrays.grouping import factorize
 from ..arrays.sorting import find_positions
-from ..statistics.baseline import faster_steps_baseline
-from ..statistics.noise import (
+from .baseline import faster_steps_baseline
+from .noise import (
     NORMAL_MEDIAN,
     lower_half_deviation,
     median_change_deviation,
     required_deviations,
 )
-from ..statistics.phases import MEDIAN_STANDARD_ERROR, Phase, find_phases, is_significant
-from ..statistics.thresholds import THRESHOLDS
+from .phases import MEDIAN_STANDARD_ERROR, Phase, find_phases, is_significant
+from .thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from .link_profile import LinkProfile
+    from ..statistics.link_profile import LinkProfile
 
 MAX_LINKS = 500
 """Links of a summary: what a table can show and a person can read."""
