@@ -97,13 +97,6 @@ def _excess(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     return excess
 
 
-def _bytes_per_s(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the rates. Shape as a row of ``sums``; NaN if no size is known."""
-    took = np.where(sums[BYTES_NS] > 0, sums[BYTES_NS], np.nan)
-    rates: NDArray[np.float64] = sums[BYTES] * NS_PER_S / took
-    return rates
-
-
 def _rate(sums: NDArray[np.float64]) -> float | None:
     return float(sums[BYTES] * NS_PER_S / sums[BYTES_NS]) if sums[BYTES_NS] > 0 else None
 
@@ -137,7 +130,7 @@ def _transfers(
 def _totals(
     profile: LinkProfile,
     sums: NDArray[np.float64],
-    known: NDArray[np.int64],
+    compared: NDArray[np.int64],
     group: LinkGroup,
     is_slow: NDArray[np.bool_],
 ) -> Sequence[LinkTotal]:
@@ -149,7 +142,7 @@ def _totals(
         LinkGroup.SWITCH: lambda link: {ranks[rank].switch for rank in links[link].members},
     }
     links_of: dict[str, list[int]] = defaultdict(list)
-    for link in known.tolist():
+    for link in compared.tolist():
         for name in names_of[group](link):
             links_of[name].append(link)
     links_of.pop("", None)
@@ -195,5 +188,7 @@ def _matrix(
         of_hosts=of_hosts,
         num_left_out=len(ends) - len(shown),
         excess_ratio=_excess(cells),
-        bytes_per_s=_bytes_per_s(cells),
+        bytes_per_s=cells[BYTES]
+        * NS_PER_S
+        / np.where(cells[BYTES_NS] > 0, cells[BYTES_NS], np.nan),
     )

@@ -88,29 +88,6 @@ def explained_gaps(candidates: Iterable[Candidate], num_gaps: int) -> NDArray[np
     return explained
 
 
-def merge_parts(
-    candidates: Sequence[Candidate],
-) -> tuple[NDArray[np.int64] | None, NDArray[np.float64] | None]:
-    """Return the operations of several candidates, and what they take once all are fixed.
-
-    Args:
-        candidates: At least one.
-
-    Returns:
-        ``part`` and ``fixed_ns`` of the merged candidate; the smaller if two candidates give a
-        ``fixed_ns`` for the same operation.
-    """
-    parts = [candidate.part for candidate in candidates if candidate.part is not None]
-    fixed_ns: NDArray[np.float64] | None = None
-    for candidate in candidates:
-        if candidate.part is not None and candidate.fixed_ns is not None:
-            fixed_ns = np.full(len(candidate.fixed_ns), np.nan) if fixed_ns is None else fixed_ns
-            fixed_ns[candidate.part] = np.fmin(
-                fixed_ns[candidate.part], candidate.fixed_ns[candidate.part]
-            )
-    return sorted_unique(np.concatenate(parts)) if parts else None, fixed_ns
-
-
 def shows_in(candidate: Candidate, steps: Sequence[int]) -> NDArray[np.bool_]:
     """Return in which steps a candidate shows. Shape (steps,)."""
     numbers = np.array(steps)
@@ -244,8 +221,17 @@ def merge_alike(candidates: Sequence[Candidate], how: str) -> Candidate:
 
 
 def join_candidates(candidates: Sequence[Candidate], worst: Candidate) -> Candidate:
-    """Return one of several candidates of a cause, with the ranks, steps, gaps and parts of all."""
-    part, fixed_ns = merge_parts(candidates)
+    """Return one of several candidates of a cause, with the ranks, steps, gaps and parts of all.
+
+    If two give a ``fixed_ns`` for the same operation, the smaller one counts.
+    """
+    parts = [candidate.part for candidate in candidates if candidate.part is not None]
+    fixed_ns: NDArray[np.float64] | None = None
+    for candidate in candidates:
+        part = candidate.part
+        if part is not None and candidate.fixed_ns is not None:
+            fixed_ns = np.full(len(candidate.fixed_ns), np.nan) if fixed_ns is None else fixed_ns
+            fixed_ns[part] = np.fmin(fixed_ns[part], candidate.fixed_ns[part])
     gaps = [candidate.gaps for candidate in candidates if candidate.gaps is not None]
     return replace(
         worst,
@@ -260,6 +246,6 @@ def join_candidates(candidates: Sequence[Candidate], worst: Candidate) -> Candid
         else tuple(
             sorted({step for candidate in candidates for step in candidate.shown_steps or ()})
         ),
-        part=part,
+        part=sorted_unique(np.concatenate(parts)) if parts else None,
         fixed_ns=fixed_ns,
     )

@@ -195,8 +195,9 @@ def find_crashes(
 def find_failures(epoch: EpochInfo, context: RunContext, steps: StepTable) -> tuple[Failure, ...]:
     """Return the processes of an epoch that failed or were lost, in order of time.
 
-    If all were silent before the first of them was lost (`_was_silent`), the job hung and was
-    stopped. Of exits that follow another one, an exception in whose context that was raised is the
+    A job that works records something in each step. If all were silent for `SILENT_STEPS` usual
+    steps, or for `STALL_NS`, before the first of them was lost, the job hung and was stopped. Of
+    exits that follow another one, an exception in whose context that was raised is the
     reason, unless most ranks have one of its type: then it is how a library works.
     """
     hosts = {info.rank: info.host for info in epoch.ranks}
@@ -211,7 +212,10 @@ def find_failures(epoch: EpochInfo, context: RunContext, steps: StepTable) -> tu
     opened = [event.data.get("open") for event in lost]
     entries = (entry for spans in opened if isinstance(spans, list) for entry in spans)
     is_saving = any(isinstance(span, dict) and span.get("kind") == CHECKPOINT for span in entries)
-    was_silent = not is_saving and _was_silent(died, epoch, steps)
+    rows = (steps.epoch == epoch.epoch) & (steps.end_ns > steps.start_ns)
+    usual_ns = float(np.median((steps.end_ns - steps.start_ns)[rows])) if rows.any() else STALL_NS
+    least_ns = min(max(SILENT_STEPS * usual_ns, MIN_SILENCE_NS), STALL_NS)
+    was_silent = not is_saving and (find_silence(died) or 0) >= least_ns
     failures = []
     for ended in died:
         reason, message = classify_exit(ended, events[ended.rank]), format_exit(ended)
@@ -243,19 +247,6 @@ def find_silence(ends: Iterable[RankExit]) -> int | None:
     if all(ended.at_error_ns for ended in lost):
         return max(ended.at_ns or 0 for ended in lost) - latest_ns
     return min((ended.at_ns or 0) - (ended.recorded_ns or latest_ns) for ended in lost)
-
-
-def _was_silent(ends: Iterable[RankExit], epoch: EpochInfo, steps: StepTable) -> bool:
-    """Return whether the job had hung before it was ended.
-
-    A job that works records something in each step. One that was silent for `SILENT_STEPS` usual
-    steps, or for `STALL_NS`, did not work any more, whatever ended it.
-    """
-    silent_ns = find_silence(ends)
-    rows = (steps.epoch == epoch.epoch) & (steps.end_ns > steps.start_ns)
-    usual_ns = float(np.median((steps.end_ns - steps.start_ns)[rows])) if rows.any() else STALL_NS
-    least_ns = min(max(SILENT_STEPS * usual_ns, MIN_SILENCE_NS), STALL_NS)
-    return silent_ns is not None and silent_ns >= least_ns
 
 
 def own_failures(failures: Iterable[Failure]) -> tuple[Failure, ...]:

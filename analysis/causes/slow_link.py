@@ -286,14 +286,25 @@ def culprit_candidate(profile: LinkProfile, culprit: Culprit) -> Candidate:
     first = int(profile.steps[min(phase.first for phase in culprit.links)])
     last = int(profile.steps[max(phase.last for phase in culprit.links)])
     excess = float(np.median([phase.excess_ratio for phase in culprit.links]))
-    took_ns, expected_ns = profile.median_transfer_ns(worst)
+    num = profile.num_instances[worst.row, worst.inside]
+    took_ns, expected_ns = (
+        float(np.nanmedian(total_ns[worst.row, worst.inside] / num))
+        for total_ns in (profile.total_ns, profile.expected_ns)
+    )
+    transfers = profile.transfers
+    mine = (transfers.link == worst.row) & np.isin(transfers.step, profile.steps[worst.inside])
+    num_bytes, all_ns = transfers.num_bytes[mine], transfers.transfer_ns[mine].sum()
+    rates = ""
+    if all_ns and num_bytes.any() and (num_bytes >= 0).all():
+        rate = num_bytes.sum() / all_ns  # bytes per ns, which are GB/s
+        usual = rate * (took_ns / expected_ns)
+        rates = f", {rate:.3g} GB/s of payload against {usual:.3g} GB/s"
     hosts = sorted({profile.ranks[rank].host for rank in culprit.ranks})
     is_named = any(host in culprit.location for host in hosts)  # also if one is unknown: ""
     num_hosts = len({info.host for info in profile.ranks.values()})
     where = f" on {' and '.join(hosts)}"
     if is_named or num_hosts == 1 or len(hosts) > MAX_NAMED_HOSTS:
         where = ""
-    rates = _rates(profile, worst, took_ns / expected_ns)
     return Candidate(
         cause=CAUSE,
         ranks=culprit.ranks,
@@ -309,15 +320,3 @@ def culprit_candidate(profile: LinkProfile, culprit: Culprit) -> Candidate:
             " both ends compute as usual"
         ),
     )
-
-
-def _rates(profile: LinkProfile, slow: Phase, factor: float) -> str:
-    """Return how many bytes a slow link carries each second, and alike ones; empty if unknown."""
-    transfers = profile.transfers
-    mine = (transfers.link == slow.row) & np.isin(transfers.step, profile.steps[slow.inside])
-    took_ns, num_bytes = transfers.transfer_ns[mine].sum(), transfers.num_bytes[mine]
-    if not took_ns or (num_bytes < 0).any() or not num_bytes.any():
-        return ""
-    # Bytes per ns are GB/s.
-    rate = num_bytes.sum() / took_ns
-    return f", {rate:.3g} GB/s of payload against {rate * factor:.3g} GB/s"

@@ -204,15 +204,6 @@ class LinkProfile:
         usual[is_own] = np.where((num == 0) | np.isnan(own_ns), usual[is_own], own_ns)
         return usual
 
-    def median_transfer_ns(self, slow: Phase) -> tuple[float, float]:
-        """Return the median transfer of a slow link in its steps, and the expected one."""
-        num = self.num_instances[slow.row, slow.inside]
-        took, expected = (
-            float(np.nanmedian(table_ns[slow.row, slow.inside] / num))
-            for table_ns in (self.total_ns, self.expected_ns)
-        )
-        return took, expected
-
     def operations_of(self, links: list[int]) -> NDArray[np.int64]:
         """Return the operations that some links carry, ascending."""
         return np.flatnonzero(np.isin(self.transfers.link_of_operation, links))
