@@ -70,10 +70,8 @@ def detect(case: Case, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ..
     numbers = gaps.profile.steps.tolist()
 
     def order(candidate: Candidate) -> tuple[bool, float]:
-        num_shown = float(shows_in(candidate, numbers).sum())
-        return not find_period(
-            np.array(candidate.shown_steps or ())
-        ), -candidate.excess_ratio * num_shown
+        has_period = find_period(np.array(candidate.shown_steps or ()))
+        return not has_period, -candidate.excess_ratio * float(shows_in(candidate, numbers).sum())
 
     late.sort(key=order)
     named: set[int] = set()
@@ -132,8 +130,13 @@ def find_launch_skews(
     )
     allowed = gaps.is_at(*LATE_PLACES) & ~explained
     candidates = []
+    required = required_deviations(lateness.shape[1]) * changes
     for peak in phases:
-        rows, phase = members[peak.row], _extend_to_onset(peak, lateness[peak.row], changes)
+        rows, first = members[peak.row], peak.first
+        # The lag had begun to grow right before.
+        while first > 0 and lateness[peak.row, first - 1] > required:
+            first -= 1
+        phase = replace(peak, first=first)
         here = lag[rows][:, phase.inside]
         least = in_time[phase.row, phase.inside] + phase.excess_ratio / 2
         # The second latest counts as well: with the last one fixed, the group would wait for it.
@@ -145,8 +148,8 @@ def find_launch_skews(
         expected_ns = np.zeros_like(lost_ns)
         # The fault adds time to several members at once: the median one may be late, and in a small
         # group the first one too.
-        first = lag[rows].min(axis=0)[None]
-        usual_ns = np.minimum(first, fast_quartile(first)) * gaps.compute_ns[rows, None]
+        soonest = lag[rows].min(axis=0)[None]
+        usual_ns = np.minimum(soonest, fast_quartile(soonest)) * gaps.compute_ns[rows, None]
         expected_ns[rows] = np.minimum(lost_ns[rows], usual_ns)
         candidates.append(
             _skew_candidate(
@@ -179,24 +182,12 @@ def _smallest_groups(
     """
     kept: list[tuple[int, ...]] = []
     taken: set[int] = set()
-
-    def order(group: tuple[int, ...]) -> tuple[int, int]:
-        return len({stage.get(rank) for rank in group}), len(group)
-
-    for group in sorted(groups, key=order):
+    num_stages = {group: len({stage.get(rank) for rank in group}) for group in groups}
+    for group in sorted(groups, key=lambda group: (num_stages[group], len(group))):
         if not taken.intersection(group):
             kept.append(group)
             taken.update(group)
     return kept
-
-
-def _extend_to_onset(phase: Phase, lateness: NDArray[np.float64], deviation: float) -> Phase:
-    """Add the steps right before a phase in which the lag had begun to grow."""
-    required = required_deviations(len(lateness)) * deviation
-    first = phase.first
-    while first > 0 and lateness[first - 1] > required:
-        first -= 1
-    return replace(phase, first=first)
 
 
 def _skew_candidate(

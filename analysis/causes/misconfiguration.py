@@ -102,11 +102,30 @@ def find_misconfigurations(run: RunInfo, context: RunContext) -> tuple[Finding, 
         for ranks, difference, share in _disagreements(epoch, settings, has_layout=run.has_layout):
             differences_of[ranks].setdefault(difference.name, difference)
             shares[ranks] = min(share, shares.get(ranks, 1.0))
-    findings = [
-        _finding(ranks, tuple(differences.values()), share=shares[ranks], num=run.world_size)
-        for ranks, differences in differences_of.items()
-    ]
-    findings += _since_previous(context)
+    findings = _since_previous(context)
+    for ranks, differences in differences_of.items():
+        share = shares[ranks]
+        has_majority = share > THRESHOLDS.majority_share
+        settings_text = _list(
+            tuple(differences.values()),
+            "here",
+            "on most others" if has_majority else "on some others",
+        )
+        if has_majority:
+            verb = "is" if len(ranks) == 1 else "are"
+            who = f"{format_ranks(ranks)} of {run.world_size:,} {verb}"
+            text = f"{who} configured differently from the others: {settings_text}"
+        else:
+            text = f"the {len(ranks):,} ranks disagree: {settings_text}"
+            text += "; no value has a majority, so all are named"
+        findings.append(
+            Finding(
+                cause=CAUSE.name,
+                ranks=ranks,
+                confidence=share if has_majority else THRESHOLDS.undecided_certainty,
+                evidence=text,
+            )
+        )
     return tuple(sorted(findings, key=lambda finding: (-finding.confidence, finding.ranks)))
 
 
@@ -186,25 +205,6 @@ def _follows_position(
         if len(pairs) == len(places) < num:
             return len(places) == len(by_value)
     return False
-
-
-def _finding(
-    ranks: tuple[int, ...], differences: tuple[Difference, ...], *, share: float, num: int
-) -> Finding:
-    has_majority = share > THRESHOLDS.majority_share
-    verb = "is" if len(ranks) == 1 else "are"
-    text = f"the {len(ranks):,} ranks disagree: "
-    if has_majority:
-        text = f"{format_ranks(ranks)} of {num:,} {verb} configured differently from the others: "
-    text += _list(differences, "here", "on most others" if has_majority else "on some others")
-    if not has_majority:
-        text += "; no value has a majority, so all are named"
-    return Finding(
-        cause=CAUSE.name,
-        ranks=ranks,
-        confidence=share if has_majority else THRESHOLDS.undecided_certainty,
-        evidence=text,
-    )
 
 
 def _since_previous(context: RunContext) -> list[Finding]:
