@@ -360,7 +360,7 @@ def _build_case(record: Record, reading: Reading, replayer: Replayer) -> Case | 
 
 def _in_placement(record: Record, placements: RankPlacements) -> Record:
     """Return the epochs and steps of a run between two restarts that moved ranks."""
-    epochs = tuple(each for each in record.run.epochs if each.epoch in placements.epochs)
+    epochs = tuple(epoch for epoch in record.run.epochs if epoch.epoch in placements.epochs)
     return replace(
         record,
         run=replace(record.run, epochs=epochs),
