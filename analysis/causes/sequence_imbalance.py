@@ -241,7 +241,12 @@ def describe_sequence_effect(
     median = medians_by_key(items.self_ns, items.rank, items.kind, items.chunk)
     ratio = items.self_ns / np.maximum(median, 1.0)
     ratio /= common_step_ratio(ratio, items.step)
-    forward, backward = _pair_rows(items)
+    key, num = factorize(items.step, items.rank, items.chunk, items.microbatch)
+    pairs = np.full((2, num), -1, dtype=np.int64)  # rows of each micro-batch's forward and backward
+    for rows, kind in zip(pairs, (FORWARD, BACKWARD), strict=True):
+        mine = np.flatnonzero(items.kind == kind)
+        rows[key[mine]] = mine
+    forward, backward = pairs[:, (pairs >= 0).all(axis=0)]
     free = ~np.isin(items.rank[forward], list(blamed))
     forward, backward = forward[free], backward[free]
     if len(forward) < THRESHOLDS.min_items:
@@ -260,17 +265,6 @@ def describe_sequence_effect(
     if varied.max() > THRESHOLDS.one_rank_share * varied.sum():
         return ""
     return f"{varies}, in forward and backward together (correlation {coefficient:.2f})"
-
-
-def _pair_rows(items: ComputeItems) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows of each micro-batch's forward, and of its backward."""
-    key, num = factorize(items.step, items.rank, items.chunk, items.microbatch)
-    of_kind = np.full((2, num), -1, dtype=np.int64)
-    for rows, kind in zip(of_kind, (FORWARD, BACKWARD), strict=True):
-        mine = np.flatnonzero(items.kind == kind)
-        rows[key[mine]] = mine
-    forward, backward = of_kind[:, (of_kind >= 0).all(axis=0)]
-    return forward, backward
 
 
 def sequence_candidate(

@@ -106,7 +106,12 @@ def price_candidates(
     ideal = Times(ideal_outside(model, candidates, unblamed.duration_ns), model.ideal_gap_ns)
     stage_ratio = _stage_ratio(model, candidates, ideal, unblamed)
     fixes = _fixes(candidates, ideal, stage_ratio, model)
-    in_fixed_stage = _in_fixed_stage(fixes, model)
+    # Slow ranks may be of a stage that is a candidate itself.
+    of_stages = [fix.rows for fix in fixes if fix.candidate.cause.subject is Subject.STAGE]
+    stages = sorted_unique(model.stage[np.concatenate(of_stages)]) if of_stages else ()
+    in_fixed_stage = [
+        np.isin(model.stage[fix.rows], stages) & is_of_device(fix.candidate) for fix in fixes
+    ]
     fixed = _fix_all(fixes, unblamed, ideal, in_fixed_stage)
     num_sharing = (
         _count([fix.rows for fix in fixes], len(model.rank)),
@@ -325,13 +330,6 @@ def _fix_all(
     for fix, both in zip(fixes, in_fixed_stage, strict=True):
         fixed.duration_ns[fix.rows[both]] = ideal.duration_ns[fix.rows[both]]
     return fixed
-
-
-def _in_fixed_stage(fixes: Sequence[Fix], model: ReplayModel) -> list[NDArray[np.bool_]]:
-    """Return which operations of each slow rank are of a stage that is a candidate itself."""
-    stages = [fix.rows for fix in fixes if fix.candidate.cause.subject is Subject.STAGE]
-    fixed = sorted_unique(model.stage[np.concatenate(stages)]) if stages else np.zeros(0, np.int32)
-    return [np.isin(model.stage[fix.rows], fixed) & is_of_device(fix.candidate) for fix in fixes]
 
 
 def _put_back(fix: Fix, healthy: Times, recorded: Times) -> Times:
