@@ -189,11 +189,8 @@ def find_common_pauses(gaps: HostGaps, saves: NDArray[np.int64] = _NO_SAVES) -> 
     is_alone = len(lost) == 1  # It can only pause on its own, unless that is planned.
     kept = is_saved | in_evaluation | (not is_alone)
     for chosen in _split_by_length(median_of_ranks(lost), (~planned | is_alone) & ~in_data):
-        # At equal distances of two steps or more; one or two may belong to such a series.
-        distances = np.unique(np.diff(columns[chosen]))
-        is_regular = len(distances) <= 1 and bool((distances > 1).all())
         is_series = len(chosen) >= THRESHOLDS.min_lasting_steps or not is_alone
-        planned[chosen] = is_regular and is_series
+        planned[chosen] = _is_regular(columns[chosen]) and is_series
         kept[chosen] |= planned[chosen]
     columns, planned, is_saved, in_evaluation = (
         values[kept] for values in (columns, planned, is_saved, in_evaluation)
@@ -230,6 +227,15 @@ def _split_by_length(
     rows = rows[np.argsort(lost_ns[rows])]
     is_longer = lost_ns[rows[1:]] > THRESHOLDS.peer_peak_factor * lost_ns[rows[:-1]]
     return [np.sort(part) for part in np.split(rows, np.flatnonzero(is_longer) + 1)]
+
+
+def _is_regular(columns: NDArray[np.int64]) -> bool:
+    """Return whether pauses come at equal distances of two steps or more.
+
+    One or two pauses may belong to such a series, so they count as regular.
+    """
+    distances = np.unique(np.diff(columns))
+    return len(distances) <= 1 and bool((distances > 1).all())
 
 
 def _find_places(gaps: HostGaps, other_steps: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -130,13 +130,8 @@ def find_launch_skews(
     )
     allowed = gaps.is_at(*LATE_PLACES) & ~explained
     candidates = []
-    required = required_deviations(lateness.shape[1]) * changes
     for peak in phases:
-        rows, first = members[peak.row], peak.first
-        # The lag had begun to grow right before.
-        while first > 0 and lateness[peak.row, first - 1] > required:
-            first -= 1
-        phase = replace(peak, first=first)
+        rows, phase = members[peak.row], _extend_to_onset(peak, lateness[peak.row], changes)
         here = lag[rows][:, phase.inside]
         least = in_time[phase.row, phase.inside] + phase.excess_ratio / 2
         # The second latest counts as well: with the last one fixed, the group would wait for it.
@@ -188,6 +183,15 @@ def _smallest_groups(
             kept.append(group)
             taken.update(group)
     return kept
+
+
+def _extend_to_onset(phase: Phase, lateness: NDArray[np.float64], deviation: float) -> Phase:
+    """Add the steps right before a phase in which the lag had begun to grow."""
+    required = required_deviations(len(lateness)) * deviation
+    first = phase.first
+    while first > 0 and lateness[first - 1] > required:
+        first -= 1
+    return replace(phase, first=first)
 
 
 def _skew_candidate(
