@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from dash import dcc, html
 
-from rankscope.analysis.causes.link_summary import MAX_TOTALS
+from rankscope.analysis.breakdown.link_summary import MAX_TOTALS
 from rankscope.analysis.report.network import LinkGroup
 from rankscope.analysis.report.text import (
     EMPTY,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rankscope.analysis.causes.link_summary import MAX_TOTALS
+from rankscope.analysis.breakdown.link_summary import MAX_TOTALS
 from rankscope.analysis.report.network import (
     LinkGroup,
     LinkMatrix,
