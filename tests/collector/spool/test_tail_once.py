@@ -7,7 +7,6 @@ import pytest
 from rankscope.collector.errors import StoreError
 from rankscope.collector.read.runs import read_events, read_run
 from rankscope.collector.spool.tail import SpoolTail
-from rankscope.collector.store.repeated_rows import has_repeated_cuts
 from rankscope.collector.store.store import Store
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
