@@ -165,8 +165,8 @@ class AlertRules:
 
     def of(self, rule: str) -> RuleSettings:
         """Return the settings of a rule by its name."""
-        found: RuleSettings = getattr(self, rule.replace("-", "_"))
-        return found
+        settings: RuleSettings = getattr(self, rule.replace("-", "_"))
+        return settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,19 +230,21 @@ def find_conditions(
         is_over: Whether the run has ended: then only what ended it is active.
     """
     rules, tracked = rules or AlertRules(), tuple(tracked)
-    found = [
+    conditions = [
         *_from_values(report, tracked, rules),
         *_from_findings(report, tracked),
         *_from_quality(report, rules),
     ]
     if is_over:
-        found = [
-            each
-            if each.rule == FINDING and each.finding is not None and ends_run(each.finding)
-            else replace(each, is_active=False)
-            for each in found
+        conditions = [
+            condition
+            if condition.rule == FINDING
+            and condition.finding is not None
+            and ends_run(condition.finding)
+            else replace(condition, is_active=False)
+            for condition in conditions
         ]
-    return apply_settings(found, rules)
+    return apply_settings(conditions, rules)
 
 
 def find_held(report: RunReport, tracked: Iterable[TrackedFinding]) -> frozenset[int]:
@@ -257,51 +259,52 @@ def find_held(report: RunReport, tracked: Iterable[TrackedFinding]) -> frozenset
             late = step
             break
     return frozenset(
-        one.number
-        for one in tracked
-        if one.closed_ns is None or (one.last_step is not None and one.last_step >= late)
+        finding.number
+        for finding in tracked
+        if finding.closed_ns is None
+        or (finding.last_step is not None and finding.last_step >= late)
     )
 
 
 def _seconds(report: RunReport, first: int, last: int) -> list[float]:
     """Return the times of the steps from one to another, as far as they are known."""
-    known = report.actual_s_by_step
-    return [known[step] for step in range(first, last + 1) if step in known]
+    seconds = report.actual_s_by_step
+    return [seconds[step] for step in range(first, last + 1) if step in seconds]
 
 
-def apply_settings(found: Iterable[Condition], rules: AlertRules) -> tuple[Condition, ...]:
+def apply_settings(conditions: Iterable[Condition], rules: AlertRules) -> tuple[Condition, ...]:
     """Return the conditions of the enabled rules, with the severity that is configured."""
     return tuple(
-        replace(each, severity=rules.of(each.rule).severity or each.severity)
-        for each in found
-        if rules.of(each.rule).enabled
+        replace(condition, severity=rules.of(condition.rule).severity or condition.severity)
+        for condition in conditions
+        if rules.of(condition.rule).enabled
     )
 
 
 def _from_findings(report: RunReport, tracked: Iterable[TrackedFinding]) -> Iterator[Condition]:
-    for one in tracked:
-        severity = one.finding.severity
+    for item in tracked:
+        severity = item.finding.severity
         if severity not in {Severity.WARNING, Severity.CRITICAL}:
             continue
-        if is_of_the_work(one.finding) and not _surely_costs(one.finding, report):
+        if is_of_the_work(item.finding) and not _surely_costs(item.finding, report):
             continue
         steps = None
-        if one.onset_step is not None and one.last_step is not None:
-            steps = one.onset_step, one.last_step
-            is_measured = one.closed_ns is None and one.finding.saved_s is not None
+        if item.onset_step is not None and item.last_step is not None:
+            steps = item.onset_step, item.last_step
+            is_measured = item.closed_ns is None and item.finding.saved_s is not None
             if is_measured and sum(_seconds(report, *steps)) < MIN_S:
                 continue
         yield Condition(
             rule=FINDING,
-            key=str(one.number),
+            key=str(item.number),
             severity=severity,
             steps=steps,
-            is_active=one.closed_ns is None,
-            text=f"{one.run_id}: {one.finding.cause}: {one.finding.evidence}",
-            finding=one.finding,
-            number=one.number,
-            ranks=one.finding.ranks,
-            cost=_cost(one.finding, report),
+            is_active=item.closed_ns is None,
+            text=f"{item.run_id}: {item.finding.cause}: {item.finding.evidence}",
+            finding=item.finding,
+            number=item.number,
+            ranks=item.finding.ranks,
+            cost=_cost(item.finding, report),
         )
 
 

@@ -102,13 +102,13 @@ def find_signal_conditions(
 ) -> tuple[Condition, ...]:
     """Return all that the signals of a run give reason to alert about."""
     rules = rules or AlertRules()
-    found = [
+    conditions = [
         *_from_liveness(signals, rules),
         *_from_losses(signals, rules),
         *_from_traffic(signals, rules),
         *_from_lags(signals, rules),
     ]
-    return apply_settings(found, rules)
+    return apply_settings(conditions, rules)
 
 
 def _from_liveness(signals: RunSignals, rules: AlertRules) -> Iterator[Condition]:
@@ -117,11 +117,11 @@ def _from_liveness(signals: RunSignals, rules: AlertRules) -> Iterator[Condition
     if live is None or not live.is_uneven:
         return
     after_ns = rules.silent_rank.after_s * 1e9
-    silent = [each for each in live.silent if each.age_ns > after_ns]
+    silent = [process for process in live.silent if process.age_ns > after_ns]
     if not silent:
         return
-    longest_s = max(each.age_ns for each in silent) / 1e9
-    ranks = tuple(sorted(each.rank for each in silent))
+    longest_s = max(process.age_ns for process in silent) / 1e9
+    ranks = tuple(sorted(process.rank for process in silent))
     yield Condition(
         rule=SILENT_RANK,
         key=str(silent[0].rank),  # the longest silence: others may follow it
@@ -133,7 +133,7 @@ def _from_liveness(signals: RunSignals, rules: AlertRules) -> Iterator[Condition
             f" {format_seconds(longest_s)}: {format_ranks(ranks)}"
         ),
         ranks=ranks,
-        hosts=tuple(sorted({each.host for each in silent})),
+        hosts=tuple(sorted({process.host for process in silent})),
         hold_s=HOLD_S,
     )
 
@@ -141,9 +141,9 @@ def _from_liveness(signals: RunSignals, rules: AlertRules) -> Iterator[Condition
 def _from_losses(signals: RunSignals, rules: AlertRules) -> Iterator[Condition]:
     """Yield a loss that becomes no number, and a loss that jumps."""
     losses = signals.losses
-    for place, now in enumerate(losses):
-        before = losses[max(place - SETTLED_STEPS, 0) : place]
-        is_settled = len(before) == SETTLED_STEPS and len({each.num_bad for each in before}) == 1
+    for index, now in enumerate(losses):
+        before = losses[max(index - SETTLED_STEPS, 0) : index]
+        is_settled = len(before) == SETTLED_STEPS and len({loss.num_bad for loss in before}) == 1
         usual_bad = before[-1].num_bad if is_settled else now.num_ranks
         if now.num_infinite or (now.num_bad > usual_bad and now.num_bad <= now.num_ranks):
             num = max(now.num_infinite, now.num_bad - usual_bad)
@@ -164,25 +164,25 @@ def _from_losses(signals: RunSignals, rules: AlertRules) -> Iterator[Condition]:
 
 def _loss_spikes(signals: RunSignals, rules: AlertRules) -> Iterator[Condition]:
     """Yield the newest jump of the mean loss, compared with the steps before it."""
-    known = [(each.step, each.mean) for each in signals.losses if each.mean is not None]
+    means = [(loss.step, loss.mean) for loss in signals.losses if loss.mean is not None]
     settings = rules.loss
     begin = LOSS_STEPS
-    while begin + settings.num_steps <= len(known):
-        base = [value for _, value in known[begin - LOSS_STEPS : begin]]
+    while begin + settings.num_steps <= len(means):
+        base = [value for _, value in means[begin - LOSS_STEPS : begin]]
         usual = median(base)
         deviation = ROBUST * median(abs(value - usual) for value in base)
         limit = usual + max(settings.ratio * abs(usual), settings.deviations * deviation)
         end = begin
-        while end < len(known) and known[end][1] > limit:
+        while end < len(means) and means[end][1] > limit:
             end += 1
         if end - begin >= settings.num_steps:
-            step, value = known[begin]
+            step, value = means[begin]
             yield Condition(
                 rule=LOSS,
                 key=f"spike-{step}",
                 severity=Severity.WARNING,
-                steps=(step, known[end - 1][0]),
-                is_active=end == len(known),
+                steps=(step, means[end - 1][0]),
+                is_active=end == len(means),
                 text=(
                     f"{signals.run}: the loss jumped from {usual:.3g} to {value:.3g} in step {step}"
                 ),
@@ -218,8 +218,8 @@ def _from_traffic(signals: RunSignals, rules: AlertRules) -> Iterator[Condition]
     hosts = np.array(traffic.hosts)[is_known]
     ratio = change / of_all
     limit = rules.rdma_traffic.ratio
-    for place in np.flatnonzero((ratio < 1 - limit).all(axis=1) | (ratio > 1 + limit).all(axis=1)):
-        share = float(np.median(change[place]))
+    for row in np.flatnonzero((ratio < 1 - limit).all(axis=1) | (ratio > 1 + limit).all(axis=1)):
+        share = float(np.median(change[row]))
         what = (
             "has stopped"
             if share < STOPPED_RATIO
@@ -228,12 +228,12 @@ def _from_traffic(signals: RunSignals, rules: AlertRules) -> Iterator[Condition]
         )
         yield Condition(
             rule=RDMA_TRAFFIC,
-            key=str(hosts[place]),
+            key=str(hosts[row]),
             severity=Severity.WARNING,
             steps=None,
             is_active=True,
-            text=f"{signals.run}: the RDMA traffic of host {hosts[place]} {what}",
-            hosts=(str(hosts[place]),),
+            text=f"{signals.run}: the RDMA traffic of host {hosts[row]} {what}",
+            hosts=(str(hosts[row]),),
             hold_s=HOLD_S,
         )
 

@@ -13,6 +13,7 @@ from rankscope.tracer.span import NS_PER_S
 
 from .arrays.grouping import sorted_unique
 from .breakdown.bandwidth import measure_bandwidths
+from .breakdown.link_summary import summarize_links
 from .breakdown.mfu import compute_mfu, count_tokens, explain_missing_mfu, sum_squares
 from .breakdown.mfu_shape import with_mfu
 from .breakdown.starved import attribute_waits, find_starved_ranks
@@ -22,7 +23,6 @@ from .causes.common_pause import list_pauses
 from .causes.crash import find_crashes
 from .causes.detector import Case, Record, insufficient
 from .causes.equal_lengths import equalize_declared_lengths
-from .causes.link_summary import summarize_links
 from .diagnose import (
     combine_findings,
     diagnose,
@@ -360,7 +360,7 @@ def _build_case(record: Record, reading: Reading, replayer: Replayer) -> Case | 
 
 def _in_placement(record: Record, placements: RankPlacements) -> Record:
     """Return the epochs and steps of a run between two restarts that moved ranks."""
-    epochs = tuple(each for each in record.run.epochs if each.epoch in placements.epochs)
+    epochs = tuple(epoch for epoch in record.run.epochs if epoch.epoch in placements.epochs)
     return replace(
         record,
         run=replace(record.run, epochs=epochs),

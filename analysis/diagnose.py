@@ -10,7 +10,6 @@ import numpy as np
 from rankscope.tracer.span import NS_PER_S
 
 from .causes.detector import INSUFFICIENT_EVIDENCE, insufficient
-from .causes.link_profile import find_lone_links
 from .causes.order import CAUSES, FROM_RECORDS, FROM_REPLAY
 from .causes.slow_compute import ranks_without_peers
 from .price.findings import price_candidates
@@ -24,6 +23,7 @@ from .report.text import (
     format_slowdown,
 )
 from .report.tracked_findings import NO_PROBLEM
+from .statistics.link_profile import find_lone_links
 from .statistics.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
@@ -59,15 +59,21 @@ def diagnose(case: Case, parts: tuple[Case, ...] = ()) -> tuple[Finding, ...]:
         of_part: tuple[Candidate, ...] = ()
         for detector in FROM_REPLAY:
             of_part = detector.detect(part, of_part)
-        candidates += [each for each in of_part if each.explained_by is None]
-    alarms = [each for each in candidates if each.cause.is_alarm]
+        candidates += [candidate for candidate in of_part if candidate.explained_by is None]
+    alarms = [candidate for candidate in candidates if candidate.cause.is_alarm]
     if alarms:
-        candidates = [each for each in candidates if each.cause is not INSUFFICIENT_EVIDENCE]
+        candidates = [
+            candidate for candidate in candidates if candidate.cause is not INSUFFICIENT_EVIDENCE
+        ]
     priced = price_candidates(candidates, case.replayer, case.workers, case.tokens_by_step)
     least_s = -THRESHOLDS.minor_share * float(case.reading.actual_ns.mean()) / NS_PER_S
     findings = sorted(
         # What would make the step longer is no fault, however long it is itself.
-        (each for each in priced if not is_alarm(each) or (each.saved_s or 0.0) >= least_s),
+        (
+            candidate
+            for candidate in priced
+            if not is_alarm(candidate) or (candidate.saved_s or 0.0) >= least_s
+        ),
         key=lambda finding: (
             not is_alarm(finding),
             -(finding.recoverable_ratio or 0.0),
@@ -79,7 +85,7 @@ def diagnose(case: Case, parts: tuple[Case, ...] = ()) -> tuple[Finding, ...]:
 
 def findings_of_record(record: Record) -> tuple[Finding, ...]:
     """Return the findings that need no replay; those that ended the job come first."""
-    return tuple(finding for each in FROM_RECORDS for finding in each.detect(record))
+    return tuple(finding for detector in FROM_RECORDS for finding in detector.detect(record))
 
 
 def combine_findings(
@@ -92,31 +98,34 @@ def combine_findings(
     previous run), is reported beside it.
     """
     is_sick = any(
-        ends_run(each) or (each.confidence >= THRESHOLDS.undecided_certainty and is_alarm(each))
-        for each in unpriced
+        ends_run(finding)
+        or (finding.confidence >= THRESHOLDS.undecided_certainty and is_alarm(finding))
+        for finding in unpriced
     )
-    rest = (each for each in priced if not (is_sick and each.cause == HEALTHY))
-    ended = (each for each in unpriced if ends_run(each))
-    return (*ended, *rest, *(each for each in unpriced if not ends_run(each)))
+    rest = (finding for finding in priced if not (is_sick and finding.cause == HEALTHY))
+    ended = (finding for finding in unpriced if ends_run(finding))
+    return (*ended, *rest, *(finding for finding in unpriced if not ends_run(finding)))
 
 
 def grade_findings(report: RunReport) -> RunReport:
     """Return a report whose findings have severity and price, without `healthy` if one matters."""
     priced = [
-        replace(each, shown_saved_s=each.saved_s * len(report.steps) / num_shown)
-        if each.saved_s is not None and (num_shown := len(report.shown_steps(each)))
-        else each
-        for each in report.findings
+        replace(finding, shown_saved_s=finding.saved_s * len(report.steps) / num_shown)
+        if finding.saved_s is not None and (num_shown := len(report.shown_steps(finding)))
+        else finding
+        for finding in report.findings
     ]
-    graded = tuple(replace(each, severity=grade(report, each)) for each in priced)
-    undecided = tuple(each for each in graded[1:] if each.cause in NO_PROBLEM)
-    rest = tuple(each for each in graded if each not in undecided)
-    if any(each.severity in MATTERS for each in graded):
-        graded = tuple(each for each in graded if each.cause not in NO_PROBLEM)
+    graded = tuple(replace(finding, severity=grade(report, finding)) for finding in priced)
+    undecided = tuple(finding for finding in graded[1:] if finding.cause in NO_PROBLEM)
+    rest = tuple(finding for finding in graded if finding not in undecided)
+    if any(finding.severity in MATTERS for finding in graded):
+        graded = tuple(finding for finding in graded if finding.cause not in NO_PROBLEM)
     elif undecided:
         least_s = THRESHOLDS.minor_share * (report.step_time_s.actual or 0.0)
         matter = tuple(
-            each for each in undecided if each.saved_s is None or each.saved_s >= least_s
+            finding
+            for finding in undecided
+            if finding.saved_s is None or finding.saved_s >= least_s
         )
         graded = (*matter, *rest[1:]) if matter else rest
     elif graded[0].cause == HEALTHY and (unexplained := _unexplained_wait(report)) is not None:
@@ -131,16 +140,16 @@ def find_contradictions(report: RunReport) -> Iterator[str]:
     price, nothing is healthy beside an alarm, and no step of the start-up is analysed.
     """
     actual_s, ideal_s = report.step_time_s.actual, report.reachable_step_s
-    for each in report.findings:
-        if each.recoverable_ratio is not None and each.recoverable_ratio > 1 + SLACK:
-            share = format_percent(each.recoverable_ratio)
-            yield f"{each.cause} recovers {share} of what was lost"
-        if actual_s is None or ideal_s is None or each.saved_s is None:
+    for finding in report.findings:
+        if finding.recoverable_ratio is not None and finding.recoverable_ratio > 1 + SLACK:
+            share = format_percent(finding.recoverable_ratio)
+            yield f"{finding.cause} recovers {share} of what was lost"
+        if actual_s is None or ideal_s is None or finding.saved_s is None:
             continue
         lost_s = actual_s - ideal_s
-        if each.saved_s > lost_s + SLACK * actual_s:
-            saved = format_seconds(each.saved_s)
-            yield f"{each.cause} saves {saved} of {format_seconds(lost_s)} that were lost"
+        if finding.saved_s > lost_s + SLACK * actual_s:
+            saved = format_seconds(finding.saved_s)
+            yield f"{finding.cause} saves {saved} of {format_seconds(lost_s)} that were lost"
     yield from _contradictions_of_verdict(report)
     for waiting in report.starved:
         if max(waiting.wait_ratio, sum(on.ratio for on in waiting.waits_on)) > 1 + SLACK:
@@ -150,8 +159,8 @@ def find_contradictions(report: RunReport) -> Iterator[str]:
 
 
 def _contradictions_of_verdict(report: RunReport) -> Iterator[str]:
-    causes = {each.cause for each in report.findings}
-    if HEALTHY in causes and any(each.severity in MATTERS for each in report.findings):
+    causes = {finding.cause for finding in report.findings}
+    if HEALTHY in causes and any(finding.severity in MATTERS for finding in report.findings):
         yield "healthy beside a finding that matters"
     top, actual_s = report.top_finding, report.step_time_s.actual
     saved_s = top.saved_s or 0.0

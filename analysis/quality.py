@@ -11,12 +11,12 @@ from rankscope.tracer.spool import OTHER_NAME
 
 from .arrays.grouping import factorize, is_one_of, sorted_unique
 from .arrays.sorting import stable_argsort
-from .causes.link_profile import find_lone_links
 from .readers.tracer.pieces import OVERLAP_SLACK_NS
 from .readers.waits import is_communication
 from .replay.model import COMPUTE_CODES
 from .report.report import Quality
 from .report.text import format_count, format_ranges, format_ranks
+from .statistics.link_profile import find_lone_links
 from .trace.account import TORN, TRUNCATED
 from .trace.tables import format_of, num_expected_ranks
 

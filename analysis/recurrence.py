@@ -169,7 +169,9 @@ def find_recurrence(
         and earlier.sizes == now.sizes
     ]
     same_host = [earlier for earlier in past if hosts & _hosts(earlier)]
-    host_now = {each.position: each.host for each in placements()} if same_host else {}
+    host_now = (
+        {placement.position: placement.host for placement in placements()} if same_host else {}
+    )
     moved = {earlier: _moved_hosts(now, earlier, host_now, named) for earlier in same_host}
     moved = {earlier: hosts for earlier, hosts in moved.items() if hosts}
     stayed = {earlier: _same_positions(now, earlier, named) for earlier in past}
@@ -200,7 +202,7 @@ def _cause(finding: PlacedFinding) -> str:
 
 
 def _hosts(finding: PlacedFinding) -> set[str]:
-    return {each.host for each in finding.placements} - {""}
+    return {placement.host for placement in finding.placements} - {""}
 
 
 def _is_local(finding: PlacedFinding) -> bool:
@@ -220,27 +222,35 @@ def _moved_hosts(
     """Return the hosts named both times that have left the position at which they were named."""
     both = _hosts(now) & _hosts(then)
     return {
-        each.host
-        for each in then.placements
-        if each.host in both and host_now.get(each.position, each.host) not in {each.host, *named}
+        placement.host
+        for placement in then.placements
+        if placement.host in both
+        and host_now.get(placement.position, placement.host) not in {placement.host, *named}
     }
 
 
 def _same_positions(now: PlacedFinding, then: PlacedFinding, named: Set[str]) -> set[Position]:
     """Return the positions named both times whose earlier host is not named now."""
-    before = {each.position: each.host for each in then.placements if each.host}
+    before = {placement.position: placement.host for placement in then.placements if placement.host}
     return {
-        each.position
-        for each in now.placements
-        if each.host and each.position in before and before[each.position] not in named
+        placement.position
+        for placement in now.placements
+        if placement.host
+        and placement.position in before
+        and before[placement.position] not in named
     }
 
 
 def _host_evidence(now: PlacedFinding, moved: Mapping[PlacedFinding, set[str]]) -> str:
     hosts = set[str]().union(*moved.values())
-    here = next(each for each in now.placements if each.host in hosts)
-    before = [each for earlier in moved for each in earlier.placements if each.host == here.host]
-    there = next(each for each in before if each.position != here.position)
+    here = next(placement for placement in now.placements if placement.host in hosts)
+    before = [
+        placement
+        for earlier in moved
+        for placement in earlier.placements
+        if placement.host == here.host
+    ]
+    there = next(placement for placement in before if placement.position != here.position)
     is_same_device = here.local_rank == there.local_rank != NONE
     device = f", on the same device (local rank {here.local_rank})" if is_same_device else ""
     return (
@@ -251,12 +261,12 @@ def _host_evidence(now: PlacedFinding, moved: Mapping[PlacedFinding, set[str]]) 
 
 def _position_evidence(now: PlacedFinding, stayed: Mapping[PlacedFinding, set[Position]]) -> str:
     positions = set[Position]().union(*stayed.values())
-    here = next(each for each in now.placements if each.position in positions)
+    here = next(placement for placement in now.placements if placement.position in positions)
     hosts = {
-        each.host
+        placement.host
         for earlier in stayed
-        for each in earlier.placements
-        if each.position == here.position
+        for placement in earlier.placements
+        if placement.position == here.position
     }
     return (
         f"{_format_position(here)} was also named in {_format_runs(stayed)}, on"

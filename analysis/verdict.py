@@ -81,24 +81,26 @@ def _culprit(report: RunReport, finding: Finding) -> str:
 def _before_it_moved(report: RunReport, finding: Finding) -> str:
     """Return as which other ranks the same devices show the cause, before or after a restart."""
 
-    def devices(one: Finding) -> set[tuple[str, int]]:
-        of_rank = placements_of(one, report.placements).of_rank
-        return {of_rank.get(rank, ("", NONE)) for rank in one.ranks}
+    def devices(blamed: Finding) -> set[tuple[str, int]]:
+        of_rank = placements_of(blamed, report.placements).of_rank
+        return {of_rank.get(rank, ("", NONE)) for rank in blamed.ranks}
 
     if len(report.placements) <= 1 or not CAUSES[finding.cause].has_place:
         return ""
     devices_now = devices(finding)
     others = [
-        each
-        for each in report.findings
-        if each.cause == finding.cause
-        and each.ranks != finding.ranks
-        and devices(each) == devices_now
+        other
+        for other in report.findings
+        if other.cause == finding.cause
+        and other.ranks != finding.ranks
+        and devices(other) == devices_now
     ]
     if not others or any("" in (host, local) or local == NONE for host, local in devices_now):
         return ""
     times = ", ".join(
-        f"{format_ranks(each.ranks)} in {format_steps(each.steps)}" for each in others if each.steps
+        f"{format_ranks(other.ranks)} in {format_steps(other.steps)}"
+        for other in others
+        if other.steps
     )
     names = format_names([f"{host}, local rank {local}" for host, local in sorted(devices_now)])
     subject = "The same device" if len(devices_now) == 1 else "The same devices"

@@ -46,7 +46,7 @@ from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
 from rankscope.spool_check import read_spool as read_finished
-from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.faults.spec import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Noise, Scenario, Sends, TpDetail
 from rankscope.trainer.simulator.schedule import Schedule
 from tests.support.rankscope.simulated_source import SimulatedSource

@@ -22,7 +22,7 @@ from rankscope.analysis.alert_rules import FINDING, MFU_DROP, STEP_TIME_RISE, fi
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.arrays.grouping import sorted_unique
 from rankscope.analysis.report.tracked_findings import FindingTracker
-from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.faults.spec import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Noise, Scenario
 from tests.support.rankscope.simulated_source import SimulatedSource
 

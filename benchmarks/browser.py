@@ -359,7 +359,7 @@ def visit(server: Server, samples: Samples) -> dict[str, list[Post]]:
         for number in range(NUM_ZOOMS):
             seen.page.mouse.move(*seen.place((number + 0.5) / NUM_ZOOMS))
             sent = seen.time("wheel", seen.zoom, *PICTURE)
-            posts["zoom"] += [one for one in sent if b"timeline-graph-fresh" in one[1]]
+            posts["zoom"] += [one for one in sent if b"page-asked" in one[1]]
             seen.page.keyboard.press("0")
             seen.settle()
         seen.pan()

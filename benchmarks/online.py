@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rankscope.analysis.report.tracked_findings import FindingTracker
 from rankscope.analysis.trace.tables import RunSummary
 from rankscope.server.reports import Reports
-from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.faults.spec import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Scenario, TpDetail
 from tests.support.rankscope.simulated_source import SimulatedSource
 

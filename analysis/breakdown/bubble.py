@@ -47,8 +47,18 @@ def ideal_wait_ns(
     Returns:
         Shape (waits,).
     """
-    before = _last_before(model, waits)
-    begin = np.where(before >= 0, ideal.end_ns[before], 0.0)
+    # The operation that the rank ended last in the step before the wait. Sends and receives do not
+    # count: they run concurrently with the rank's other operations.
+    operations = model.operations
+    rows = np.flatnonzero(~has_kind(model, P2P_KINDS))
+    line = Line.over(model.rank, operations.start_ns, operations.end_ns)
+    end = line.place(model.rank[rows], operations.end_ns[rows])
+    order = stable_argsort(end)
+    index = np.searchsorted(end[order], line.place(waits.rank, waits.start_ns), side="right") - 1
+    before = rows[order[np.maximum(index, 0)]] if len(rows) else np.zeros(len(index), np.int64)
+    known = (index >= 0) & (model.rank[before] == waits.rank)
+    known &= operations.step[before] == operations.step[waits.operation]
+    begin = np.where(known, ideal.end_ns[before], 0.0)
     begin = np.maximum(begin, ideal.start_ns[waits.operation])
     waited = np.maximum(ideal.gate_ns[waits.operation] - begin, 0.0)
     whole: NDArray[np.int64] = np.rint(waited).astype(np.int64)
@@ -128,20 +138,3 @@ def measure_bubble(
         ),
         measured_ratio=ratio(bubble_ns, compute_ns),
     )
-
-
-def _last_before(model: ReplayModel, waits: WaitIntervals) -> NDArray[np.int64]:
-    """Return the operation that the waiting rank ended last in the step before each wait, or -1.
-
-    Sends and receives do not count: they run concurrently with the rank's other operations.
-    """
-    operations = model.operations
-    rows = np.flatnonzero(~has_kind(model, P2P_KINDS))
-    line = Line.over(model.rank, operations.start_ns, operations.end_ns)
-    end = line.place(model.rank[rows], operations.end_ns[rows])
-    order = stable_argsort(end)
-    index = np.searchsorted(end[order], line.place(waits.rank, waits.start_ns), side="right") - 1
-    found = rows[order[np.maximum(index, 0)]] if len(rows) else np.zeros(len(index), np.int64)
-    known = (index >= 0) & (model.rank[found] == waits.rank)
-    known &= operations.step[found] == operations.step[waits.operation]
-    return np.where(known, found, -1)

@@ -389,10 +389,10 @@ def _fit_line(
     """Return level, slopes and the slopes' variance of a fit by least squares."""
     num_steps, num = design.shape
     inverse = np.linalg.inv(design.T @ design + TINY * np.eye(num))
-    found = inverse @ (design.T @ time)
+    fitted = inverse @ (design.T @ time)
     freedom = sqrt(num_steps / max(num_steps - num, 1))
-    deviation = freedom * ROBUST * float(np.median(np.abs(time - design @ found)))
-    return float(found[0]), found[1:], (inverse[1:, 1:] * deviation**2).astype(np.float64)
+    deviation = freedom * ROBUST * float(np.median(np.abs(time - design @ fitted)))
+    return float(fitted[0]), fitted[1:], (inverse[1:, 1:] * deviation**2).astype(np.float64)
 
 
 def _drop(low: list[_Step], level: _Level, *, before: _Step, is_over: bool) -> Drop:

@@ -69,6 +69,16 @@ def summarize_history(marks: Iterable[StepMark]) -> RunHistory | None:
     for mark in ended:
         by_epoch.setdefault(mark.epoch, []).append(mark)
     whole_ns = max(mark.end_ns for mark in ended) - min(mark.begin_ns for mark in ended)
+    seconds_by_step: dict[int, float] = {}
+    for step, mark in sorted(kept.items()):
+        before = kept.get(step - 1)
+        follows = before and before.epoch == mark.epoch and before.end_ns < mark.end_ns
+        begin_ns = before.end_ns if before and follows else mark.begin_ns
+        seconds_by_step[step] = (mark.end_ns - begin_ns) / NS_PER_S
+    kept_ns, until_ns = 0, 0  # neighbours may overlap across ranks
+    for mark in sorted(kept.values(), key=lambda mark: mark.begin_ns):
+        kept_ns += max(mark.end_ns - max(mark.begin_ns, until_ns), 0)
+        until_ns = max(until_ns, mark.end_ns)
     return RunHistory(
         epochs=tuple(
             EpochHistory(
@@ -82,21 +92,6 @@ def summarize_history(marks: Iterable[StepMark]) -> RunHistory | None:
         loss_by_step={
             step: kept[step].loss or 0.0 for step in sorted(kept) if kept[step].loss is not None
         },
-        seconds_by_step={step: _step_ns(kept, step) / NS_PER_S for step in sorted(kept)},
-        goodput_ratio=_union_ns(kept.values()) / whole_ns,
+        seconds_by_step=seconds_by_step,
+        goodput_ratio=kept_ns / whole_ns,
     )
-
-
-def _step_ns(kept: Mapping[int, StepMark], step: int) -> int:
-    own, before = kept[step], kept.get(step - 1)
-    follows = before is not None and before.epoch == own.epoch and before.end_ns < own.end_ns
-    return own.end_ns - (before.end_ns if before is not None and follows else own.begin_ns)
-
-
-def _union_ns(marks: Iterable[StepMark]) -> int:
-    """Return the time that is inside any step: neighbours may overlap across ranks."""
-    total, until = 0, 0
-    for mark in sorted(marks, key=lambda mark: mark.begin_ns):
-        total += max(mark.end_ns - max(mark.begin_ns, until), 0)
-        until = max(until, mark.end_ns)
-    return total

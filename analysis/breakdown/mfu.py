@@ -68,8 +68,15 @@ def compute_mfu(
     convention = ""
     restart_steps: list[int] = []
     for epoch in sorted(run.epochs, key=lambda known: known.epoch):
-        peak = _job_peak(run, epoch)
-        if peak is None:
+        peaks = [rank_peak(rank) or 0.0 for rank in epoch.ranks]
+        if not peaks or min(peaks) <= 0:
+            continue
+        # Ranks that were not traced have the peak of the traced ones, if these all have the same.
+        if len(peaks) == run.world_size:
+            peak = sum(peaks)
+        elif len(set(peaks)) == 1:
+            peak = peaks[0] * run.world_size
+        else:
             continue
         counted = _epoch_tokens(run, epoch, steps)
         per_square = run.flops_per_squared_length or 0.0
@@ -83,8 +90,8 @@ def compute_mfu(
                 flops[step] = run.flops_per_token * num_tokens + per_square * squares.get(step, 0)
                 by_step[step] = flops[step] / (peak * seconds)
             counted_as = run.flops_convention or "FLOPs per token as declared by the job"
-            peaks = sorted({_peak_source(run, rank) for rank in epoch.ranks})
-            convention = f"{counted_as}; peak {', '.join(peaks)}"
+            sources = sorted({_peak_source(run, rank) for rank in epoch.ranks})
+            convention = f"{counted_as}; peak {', '.join(sources)}"
     if not by_step:
         return None
     ordered = dict(sorted(by_step.items()))
@@ -174,9 +181,8 @@ def _epoch_squares(
     squares = _sum_positions(
         run, epoch, step=sums.step, rank=sums.rank, values=sums.sum_squared_lengths
     )
-    numbers = np.unique(sums.step).tolist()
-    found = zip(numbers, squares.tolist(), strict=True)
-    return {step: run.layout.cp * total for step, total in found if total >= 0}
+    of_step = zip(np.unique(sums.step).tolist(), squares.tolist(), strict=True)
+    return {step: run.layout.cp * total for step, total in of_step if total >= 0}
 
 
 def _epoch_tokens(run: RunInfo, epoch: EpochInfo, steps: StepTable) -> dict[int, tuple[int, float]]:
@@ -188,15 +194,8 @@ def _epoch_tokens(run: RunInfo, epoch: EpochInfo, steps: StepTable) -> dict[int,
     numbers, num_ranks = np.unique(ended.step, return_counts=True)
     tokens = _sum_positions(run, epoch, step=ended.step, rank=ended.rank, values=ended.num_tokens)
     is_known = (num_ranks == len(epoch.ranks)) & (tokens >= 0)
-    return {
-        step: (num_tokens, s)
-        for step, num_tokens, s in zip(
-            numbers[is_known].tolist(),
-            tokens[is_known].tolist(),
-            seconds[is_known].tolist(),
-            strict=True,
-        )
-    }
+    of_step = zip(tokens[is_known].tolist(), seconds[is_known].tolist(), strict=True)
+    return dict(zip(numbers[is_known].tolist(), of_step, strict=True))
 
 
 def _sum_positions(
@@ -226,20 +225,6 @@ def _sum_positions(
     np.maximum.at(known, (row[is_placed], position[is_placed]), values[is_placed])
     known[row[position >= num_positions]] = -1
     return np.where((known >= 0).all(axis=1), known.sum(axis=1), -1)
-
-
-def _job_peak(run: RunInfo, epoch: EpochInfo) -> float | None:
-    """Return the sum of the peaks of all ranks, in FLOP/s; None if it is unknown.
-
-    Ranks that were not traced have the peak of the traced ones, if these all have the same.
-    """
-    peaks = [rank_peak(rank) for rank in epoch.ranks]
-    known = [peak for peak in peaks if peak is not None and peak > 0]
-    if not peaks or len(known) < len(peaks):
-        return None
-    if len(known) == run.world_size:
-        return float(sum(known))
-    return known[0] * run.world_size if len(set(known)) == 1 else None
 
 
 def rank_peak(rank: RankInfo) -> float | None:

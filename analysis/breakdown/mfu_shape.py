@@ -15,7 +15,7 @@ from ..report.text import format_percent
 from .drops import ROBUST, find_drops
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from ..report.report import Mfu, RunReport
     from .drops import Drop
@@ -119,30 +119,27 @@ def classify_mfu(
         series,
     )
     is_sudden = drop is not None and drop[0] is MfuShapeName.SUDDEN_DROP
-    found = (
-        (drop if is_sudden else None)
-        or _find_sag(series, restart_steps)
-        or drop
-        or _find_low_level(level, usual)
-        or _find_dips(series)
-        or _find_noise(series, level)
-    )
+    shape = (drop if is_sudden else None) or _find_sag(series, restart_steps) or drop
     steps = (series[0][0], series[-1][0])
-    if found is None:
-        return MfuShape(
-            name=MfuShapeName.STEADY,
-            steps=steps,
-            text=f"{format_percent(level, digits=1)} in all steps",
-            causes="",
-        )
-    name, own_steps, text = found
-    return MfuShape(name=name, steps=own_steps or steps, text=text, causes=CAUSES[name])
+    shown = format_percent(level, digits=1)
+    if not shape and usual is not None and level <= usual * (1 - LOW_RATIO):
+        is_fraction = level <= usual * (1 - FRACTION_RATIO)
+        name = MfuShapeName.LOW_FROM_START if is_fraction else MfuShapeName.STEADY_LOW
+        before = format_percent(usual, digits=1)
+        shape = name, steps, f"{shown} from the start, where the previous run had {before}"
+    shape = shape or _find_dips(series)
+    deviation = ROBUST * median(abs(value - level) for _, value in series)
+    if not shape and deviation >= NOISY_RATIO * level:
+        text = f"{shown}, but varies by {format_percent(deviation / level)}"
+        shape = MfuShapeName.NOISY, steps, text
+    name, steps, text = shape or (MfuShapeName.STEADY, steps, f"{shown} in all steps")
+    return MfuShape(name=name, steps=steps, text=text, causes=CAUSES.get(name, ""))
 
 
-_Found = tuple[MfuShapeName, tuple[int, int] | None, str]
+_Shape = tuple[MfuShapeName, tuple[int, int], str]
 
 
-def _find_drop(drops: Sequence[Drop], series: Series) -> _Found | None:
+def _find_drop(drops: Sequence[Drop], series: Series) -> _Shape | None:
     """Find a drop that lasts to the end, and longer than a dip."""
     if not drops or drops[-1].is_over:
         return None
@@ -155,14 +152,18 @@ def _find_drop(drops: Sequence[Drop], series: Series) -> _Found | None:
     return MfuShapeName.SUDDEN_DROP, steps, f"dropped by {size} in step {steps[0]} and stays low"
 
 
-def _find_sag(series: Series, restart_steps: Collection[int]) -> _Found | None:
+def _find_sag(series: Series, restart_steps: Collection[int]) -> _Shape | None:
     """Find a level that falls bit by bit, and that a restart brings back, if there was one."""
-    parts = _split(series, sorted(restart_steps))
+    borders = [
+        next((k for k, (step, _) in enumerate(series) if step >= restart), len(series))
+        for restart in sorted(restart_steps)
+    ]
+    parts = [series[a:b] for a, b in pairwise([0, *borders, len(series)]) if a < b]
     for number, part in enumerate(parts):
         if len(part) < MIN_STEPS:
             continue
-        borders = [round(k * len(part) / 4) for k in range(5)]
-        quarters = [median(value for _, value in part[a:b]) for a, b in pairwise(borders)]
+        ends = [round(k * len(part) / 4) for k in range(5)]
+        quarters = [median(value for _, value in part[a:b]) for a, b in pairwise(ends)]
         fall = quarters[0] - quarters[-1]
         is_falling = all(later < earlier for earlier, later in pairwise(quarters))
         # One jump is a drop, not a sag.
@@ -181,24 +182,16 @@ def _find_sag(series: Series, restart_steps: Collection[int]) -> _Found | None:
     return None
 
 
-def _find_low_level(level: float, usual: float | None) -> _Found | None:
-    if usual is None or level > usual * (1 - LOW_RATIO):
-        return None
-    name = MfuShapeName.STEADY_LOW
-    if level <= usual * (1 - FRACTION_RATIO):
-        name = MfuShapeName.LOW_FROM_START
-    text = (
-        f"{format_percent(level, digits=1)} from the start, where the previous run had"
-        f" {format_percent(usual, digits=1)}"
-    )
-    return name, None, text
-
-
-def _find_dips(series: Series) -> _Found | None:
+def _find_dips(series: Series) -> _Shape | None:
     """Find a few steps that are low, one or a few at a time."""
     level = median(value for _, value in series)
-    low = [place for place, (_, value) in enumerate(series) if value <= level * (1 - DIP_RATIO)]
-    dips = _joined(low)
+    low = [index for index, (_, value) in enumerate(series) if value <= level * (1 - DIP_RATIO)]
+    dips: list[list[int]] = []
+    for index in low:
+        if dips and index == dips[-1][-1] + 1:
+            dips[-1].append(index)
+        else:
+            dips.append([index])
     if not dips or max(len(dip) for dip in dips) > MAX_DIP_STEPS:
         return None
     distances = [later[0] - earlier[0] for earlier, later in pairwise(dips)]
@@ -208,34 +201,3 @@ def _find_dips(series: Series) -> _Found | None:
     if len(low) <= MAX_RARE_SHARE * len(series):
         return MfuShapeName.RARE_DIPS, steps, f"{len(dips)} dips in {len(series)} steps"
     return None
-
-
-def _find_noise(series: Series, level: float) -> _Found | None:
-    deviation = ROBUST * median(abs(value - level) for _, value in series)
-    if deviation < NOISY_RATIO * level:
-        return None
-    ratio = format_percent(deviation / level)
-    return MfuShapeName.NOISY, None, f"{format_percent(level, digits=1)}, but varies by {ratio}"
-
-
-def _split(series: Series, restart_steps: Iterable[int]) -> list[Series]:
-    """Return the stretches between restarts."""
-    parts: list[Series] = []
-    begin = 0
-    for restart in restart_steps:
-        end = next((k for k, (step, _) in enumerate(series) if step >= restart), len(series))
-        parts.append(series[begin:end])
-        begin = end
-    parts.append(series[begin:])
-    return [part for part in parts if part]
-
-
-def _joined(places: Iterable[int]) -> list[list[int]]:
-    """Return ascending places as runs of consecutive ones."""
-    runs: list[list[int]] = []
-    for place in places:
-        if runs and place == runs[-1][-1] + 1:
-            runs[-1].append(place)
-        else:
-            runs.append([place])
-    return runs

@@ -98,19 +98,24 @@ def find_rank_steps(reading: Reading, steps: StepTable) -> RankSteps:
     numbers = np.array(reading.steps, dtype=np.int64)
     if reading.bounds_ns is not None:
         ranks = sorted_unique(reading.model.rank)
-        of_step = np.tile(np.arange(len(numbers)), len(ranks))
-        bounds_ns = (each[of_step] for each in reading.bounds_ns)
-        return _sorted(np.repeat(ranks, len(numbers)), of_step, *bounds_ns)
-    taken = np.flatnonzero(np.isin(steps.step, numbers))
-    taken = taken[argsort_rows(steps.rank[taken], steps.step[taken], steps.epoch[taken])]
-    rank, step = steps.rank[taken], steps.step[taken]
-    is_last = np.ones(len(taken), dtype=np.bool_)
-    is_last[:-1] = (rank[1:] != rank[:-1]) | (step[1:] != step[:-1])
-    return _sorted(
-        rank[is_last],
-        find_positions(step[is_last], numbers),
-        steps.start_ns[taken[is_last]],
-        steps.end_ns[taken[is_last]],
+        step_index = np.tile(np.arange(len(numbers)), len(ranks))
+        rank = np.repeat(ranks, len(numbers))
+        start_ns, end_ns = (bound_ns[step_index] for bound_ns in reading.bounds_ns)
+    else:
+        taken = np.flatnonzero(np.isin(steps.step, numbers))
+        taken = taken[argsort_rows(steps.rank[taken], steps.step[taken], steps.epoch[taken])]
+        rank, step = steps.rank[taken], steps.step[taken]
+        is_last = np.ones(len(taken), dtype=np.bool_)
+        is_last[:-1] = (rank[1:] != rank[:-1]) | (step[1:] != step[:-1])
+        taken, rank = taken[is_last], rank[is_last]
+        step_index = find_positions(step[is_last], numbers)
+        start_ns, end_ns = steps.start_ns[taken], steps.end_ns[taken]
+    order = argsort_rows(rank, start_ns)
+    return RankSteps(
+        rank=rank[order],
+        step_index=step_index[order],
+        start_ns=start_ns[order],
+        end_ns=end_ns[order],
     )
 
 
@@ -189,18 +194,3 @@ def find_exposable_transfers(model: ReplayModel) -> NDArray[np.int64]:
     exposable = in_group & ~own & ~p2p
     exposable[src[held]] = True
     return np.flatnonzero(exposable)
-
-
-def _sorted(
-    rank: NDArray[np.int32],
-    step_index: NDArray[np.int64],
-    start_ns: NDArray[np.int64],
-    end_ns: NDArray[np.int64],
-) -> RankSteps:
-    order = argsort_rows(rank, start_ns)
-    return RankSteps(
-        rank=rank[order],
-        step_index=step_index[order],
-        start_ns=start_ns[order],
-        end_ns=end_ns[order],
-    )

@@ -104,23 +104,23 @@ def _attribute(
             num_waits, wait, waits.operation.astype(np.int32), waits.start_ns, waits.end_ns,
             MIN_EXCESS_RATIO, UNEXPLAINED_GAP_NS, MAX_EXCESS_HOPS, room, wait_of, on, share_ns
         )  # fmt: skip
-        found = slice(num_shares)
-        yield wait_of[found].copy(), on[found].copy(), share_ns[found].copy()
+        shares = slice(num_shares)
+        yield wait_of[shares].copy(), on[shares].copy(), share_ns[shares].copy()
         if wait == num_waits:
             return
 
 
 def find_starved_ranks(
-    waits: WaitIntervals, found: WaitAttribution, total_ns: Mapping[int, int]
+    waits: WaitIntervals, waited: WaitAttribution, total_ns: Mapping[int, int]
 ) -> tuple[Starved, ...]:
     """Return the ranks that wait, the one that waits most first."""
-    if not len(found.wait):
+    if not len(waited.wait):
         return ()
-    pair, num = factorize(waits.rank[found.wait], found.on_rank)
+    pair, num = factorize(waits.rank[waited.wait], waited.on_rank)
     at = np.zeros(num, dtype=np.int64)
     at[pair] = np.arange(len(pair))
-    rank, on_rank, waited_ns = waits.rank[found.wait[at]], found.on_rank[at], np.zeros_like(at)
-    np.add.at(waited_ns, pair, found.waited_ns)
+    rank, on_rank, waited_ns = waits.rank[waited.wait[at]], waited.on_rank[at], np.zeros_like(at)
+    np.add.at(waited_ns, pair, waited.waited_ns)
     first = np.flatnonzero(np.diff(rank, prepend=-1))
     counts = np.diff(np.append(first, len(rank)))
     ranks = rank[first].tolist()

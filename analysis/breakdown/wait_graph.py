@@ -111,19 +111,28 @@ def follow_waits(
     is_long = _is_long(waits)
     rank, on = waits.rank[is_long], waits.on_rank[is_long]
     ratio = waits.waiting_ns[is_long] / max(waits.total_ns, 1)
-    distance = _distances(rank.tolist(), on.tolist(), culprits)
+    waiting_on: dict[int, list[int]] = defaultdict(list)
+    for waiter, other in zip(rank.tolist(), on.tolist(), strict=True):
+        waiting_on[other].append(waiter)
+    distance = dict.fromkeys(culprits, 0)
+    front = list(distance)
+    for other in front:  # grows while it is walked
+        for waiter in waiting_on[other]:
+            if waiter not in distance:
+                distance[waiter] = distance[other] + 1
+                front.append(waiter)
     by_rank = len(distance) <= min(max_nodes, MAX_NODES)
     nodes: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for one in sorted(distance, key=lambda one: (distance[one], one)):
-        is_alone = by_rank or distance[one] == 0
-        nodes[distance[one], coords[one].pp, one if is_alone else -1].append(one)
-    number = {one: node for node, members in enumerate(nodes.values()) for one in members}
+    for member in sorted(distance, key=lambda member: (distance[member], member)):
+        is_alone = by_rank or distance[member] == 0
+        nodes[distance[member], coords[member].pp, member if is_alone else -1].append(member)
+    number = {member: node for node, members in enumerate(nodes.values()) for member in members}
     sums: dict[tuple[int, int], float] = defaultdict(float)
     waiting: dict[tuple[int, int], set[int]] = defaultdict(set)
-    for one, other, share in zip(rank.tolist(), on.tolist(), ratio.tolist(), strict=True):
-        if other in distance and distance[one] > distance[other]:
-            sums[number[one], number[other]] += share
-            waiting[number[one], number[other]].add(one)
+    for waiter, other, share in zip(rank.tolist(), on.tolist(), ratio.tolist(), strict=True):
+        if other in distance and distance[waiter] > distance[other]:
+            sums[number[waiter], number[other]] += share
+            waiting[number[waiter], number[other]].add(waiter)
     return WaitGraph(
         nodes=tuple(
             WaitNode(ranks=tuple(sorted(mine)), stage=key[1], distance=key[0])
@@ -153,21 +162,3 @@ def most_waited_for(waits: DirectWaits) -> int | None:
 
 def _is_long(waits: DirectWaits) -> NDArray[np.bool_]:
     return waits.waiting_ns >= MIN_WAIT_RATIO * waits.total_ns
-
-
-def _distances(rank: list[int], on: list[int], culprits: Sequence[int]) -> dict[int, int]:
-    """Return the distance of each rank that waits for a culprit, directly or not."""
-    waiting_on: dict[int, list[int]] = defaultdict(list)
-    for one, other in zip(rank, on, strict=True):
-        waiting_on[other].append(one)
-    distance = dict.fromkeys(culprits, 0)
-    front = list(distance)
-    while front:
-        reached = []
-        for other in front:
-            for one in waiting_on[other]:
-                if one not in distance:
-                    distance[one] = distance[other] + 1
-                    reached.append(one)
-        front = reached
-    return distance

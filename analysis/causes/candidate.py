@@ -72,39 +72,20 @@ class Candidate:
     """The cause that accounts for it, so that it is not reported; None: reported."""
 
 
-def named_ranks(found: Iterable[Candidate], causes: Collection[Cause]) -> frozenset[int]:
+def named_ranks(candidates: Iterable[Candidate], causes: Collection[Cause]) -> frozenset[int]:
     """Return the ranks that candidates of some causes name."""
-    return frozenset(rank for each in found if each.cause in causes for rank in each.ranks)
+    return frozenset(
+        rank for candidate in candidates if candidate.cause in causes for rank in candidate.ranks
+    )
 
 
-def explained_gaps(found: Iterable[Candidate], num_gaps: int) -> NDArray[np.bool_]:
+def explained_gaps(candidates: Iterable[Candidate], num_gaps: int) -> NDArray[np.bool_]:
     """Return the host gaps that candidates explain. Shape (num_gaps,)."""
     explained = np.zeros(num_gaps, dtype=np.bool_)
-    for each in found:
-        if each.gaps is not None:
-            explained |= each.gaps
+    for candidate in candidates:
+        if candidate.gaps is not None:
+            explained |= candidate.gaps
     return explained
-
-
-def merge_parts(
-    found: Sequence[Candidate],
-) -> tuple[NDArray[np.int64] | None, NDArray[np.float64] | None]:
-    """Return the operations of several candidates, and what they take once all are fixed.
-
-    Args:
-        found: At least one.
-
-    Returns:
-        ``part`` and ``fixed_ns`` of the merged candidate; the smaller if two candidates give a
-        ``fixed_ns`` for the same operation.
-    """
-    parts = [each.part for each in found if each.part is not None]
-    fixed_ns: NDArray[np.float64] | None = None
-    for each in found:
-        if each.part is not None and each.fixed_ns is not None:
-            fixed_ns = np.full(len(each.fixed_ns), np.nan) if fixed_ns is None else fixed_ns
-            fixed_ns[each.part] = np.fmin(fixed_ns[each.part], each.fixed_ns[each.part])
-    return sorted_unique(np.concatenate(parts)) if parts else None, fixed_ns
 
 
 def shows_in(candidate: Candidate, steps: Sequence[int]) -> NDArray[np.bool_]:
@@ -138,110 +119,133 @@ def rows_of_ranks(
     return {some: np.sort(np.concatenate([rows_of(rank) for rank in some])) for some in ranks}
 
 
-def merge_hosts(found: Sequence[Candidate], ranks: Mapping[int, RankInfo]) -> tuple[Candidate, ...]:
+def merge_hosts(
+    candidates: Sequence[Candidate], ranks: Mapping[int, RankInfo]
+) -> tuple[Candidate, ...]:
     """Merge candidates of one cause that cover (nearly) all ranks of a host."""
     size = Counter(info.host for info in ranks.values())
     if len(size) == 1:
-        return tuple(found)
-    kept = list(found)
-    for cause in sorted({each.cause for each in found}, key=lambda cause: cause.name):
+        return tuple(candidates)
+    kept = list(candidates)
+    for cause in sorted(
+        {candidate.cause for candidate in candidates}, key=lambda cause: cause.name
+    ):
         slow: Counter[str] = Counter()
-        for each in found:
-            if each.cause == cause:
-                slow.update(ranks[rank].host for rank in each.ranks)
+        for candidate in candidates:
+            if candidate.cause == cause:
+                slow.update(ranks[rank].host for rank in candidate.ranks)
         for host, num in sorted(slow.items()):
             if not host or num < max(THRESHOLDS.min_several, THRESHOLDS.whole_share * size[host]):
                 continue
             mine = [
-                each
-                for each in kept
-                if each.cause == cause and {ranks[rank].host for rank in each.ranks} == {host}
+                candidate
+                for candidate in kept
+                if candidate.cause == cause
+                and {ranks[rank].host for rank in candidate.ranks} == {host}
             ]
             if len(mine) > 1:
-                kept = [each for each in kept if each not in mine]
+                kept = [candidate for candidate in kept if candidate not in mine]
                 kept.append(merge_alike(mine, f", all on host {host}"))
     return tuple(kept)
 
 
-def merge_equal(found: Sequence[Candidate], cause: Cause) -> tuple[Candidate, ...]:
+def merge_equal(candidates: Sequence[Candidate], cause: Cause) -> tuple[Candidate, ...]:
     """Merge candidates of one cause that are equally slow at the same time.
 
     Fixing one of them alone wins nothing, because the others hold the job up as long: within what
     is reported at all (`persistent_ratio`) they are one finding.
     """
     kept: list[Candidate] = []
-    left = sorted(found, key=lambda each: -each.excess_ratio)
+    left = sorted(candidates, key=lambda candidate: -candidate.excess_ratio)
     while left:
         worst = left[0]
         least = worst.excess_ratio - THRESHOLDS.persistent_ratio
         equal = [
-            each
-            for each in left
-            if each is worst
+            candidate
+            for candidate in left
+            if candidate is worst
             or (
-                each.cause == worst.cause == cause
-                and (each.steps, each.shown_steps) == (worst.steps, worst.shown_steps)
-                and each.excess_ratio >= least
+                candidate.cause == worst.cause == cause
+                and (candidate.steps, candidate.shown_steps) == (worst.steps, worst.shown_steps)
+                and candidate.excess_ratio >= least
             )
         ]
         kept.append(worst if len(equal) == 1 else merge_alike(equal, ", equally slow"))
-        left = [each for each in left if each not in equal]
+        left = [candidate for candidate in left if candidate not in equal]
     return tuple(kept)
 
 
 def merge_recurring(
-    found: Sequence[Candidate], num_ranks: int, *, in_turn: Cause | None = None
+    candidates: Sequence[Candidate], num_ranks: int, *, in_turn: Cause | None = None
 ) -> tuple[Candidate, ...]:
     """Merge candidates of one cause that recur in the same steps, or on most ranks in turn.
 
     Args:
         in_turn: Cause if most ranks take turns; None: the same.
     """
-    kept = [each for each in found if each.shown_steps is None]
-    left, merged = [each for each in found if each.shown_steps is not None], []
+    kept = [candidate for candidate in candidates if candidate.shown_steps is None]
+    left, merged = [candidate for candidate in candidates if candidate.shown_steps is not None], []
     while left:
         steps = set(left[0].shown_steps or ())
         least = THRESHOLDS.whole_share * len(steps)
-        same = [each for each in left if len(steps & set(each.shown_steps or ())) >= least]
+        same = [
+            candidate
+            for candidate in left
+            if len(steps & set(candidate.shown_steps or ())) >= least
+        ]
         merged.append(same[0] if len(same) == 1 else merge_alike(same, " in the same steps"))
-        left = [each for each in left if each not in same]
-    num_turns = sum(len(each.ranks) for each in merged)
+        left = [candidate for candidate in left if candidate not in same]
+    num_turns = sum(len(candidate.ranks) for candidate in merged)
     if len(merged) > 1 and num_turns > THRESHOLDS.majority_share * num_ranks:
         whole = merge_alike(merged, " in turn")
         merged = [whole if in_turn is None else replace(whole, cause=in_turn)]
     return (*kept, *merged)
 
 
-def merge_alike(found: Sequence[Candidate], how: str) -> Candidate:
+def merge_alike(candidates: Sequence[Candidate], how: str) -> Candidate:
     """Return several candidates of a cause as one.
 
     Args:
-        found: At least one.
+        candidates: At least one.
         how: What they have in common, after their ranks in the evidence.
     """
-    worst = max(found, key=lambda each: each.excess_ratio)
-    whole = join_candidates(found, worst)
+    worst = max(candidates, key=lambda candidate: candidate.excess_ratio)
+    whole = join_candidates(candidates, worst)
     return replace(
         whole,
-        excess_ratio=float(np.median([each.excess_ratio for each in found])),
+        excess_ratio=float(np.median([candidate.excess_ratio for candidate in candidates])),
         evidence=(
             f"{format_ranks(whole.ranks)}{how}; the worst: {worst.evidence.removesuffix(ALONE)}"
         ),
     )
 
 
-def join_candidates(found: Sequence[Candidate], worst: Candidate) -> Candidate:
-    """Return one of several candidates of a cause, with the ranks, steps, gaps and parts of all."""
-    part, fixed_ns = merge_parts(found)
-    gaps = [each.gaps for each in found if each.gaps is not None]
+def join_candidates(candidates: Sequence[Candidate], worst: Candidate) -> Candidate:
+    """Return one of several candidates of a cause, with the ranks, steps, gaps and parts of all.
+
+    If two give a ``fixed_ns`` for the same operation, the smaller one counts.
+    """
+    parts = [candidate.part for candidate in candidates if candidate.part is not None]
+    fixed_ns: NDArray[np.float64] | None = None
+    for candidate in candidates:
+        part = candidate.part
+        if part is not None and candidate.fixed_ns is not None:
+            fixed_ns = np.full(len(candidate.fixed_ns), np.nan) if fixed_ns is None else fixed_ns
+            fixed_ns[part] = np.fmin(fixed_ns[part], candidate.fixed_ns[part])
+    gaps = [candidate.gaps for candidate in candidates if candidate.gaps is not None]
     return replace(
         worst,
         gaps=np.logical_or.reduce(gaps) if gaps else None,
-        ranks=tuple(sorted({rank for each in found for rank in each.ranks})),
-        steps=(min(each.steps[0] for each in found), max(each.steps[1] for each in found)),
+        ranks=tuple(sorted({rank for candidate in candidates for rank in candidate.ranks})),
+        steps=(
+            min(candidate.steps[0] for candidate in candidates),
+            max(candidate.steps[1] for candidate in candidates),
+        ),
         shown_steps=None
-        if any(each.shown_steps is None for each in found)
-        else tuple(sorted({step for each in found for step in each.shown_steps or ()})),
-        part=part,
+        if any(candidate.shown_steps is None for candidate in candidates)
+        else tuple(
+            sorted({step for candidate in candidates for step in candidate.shown_steps or ()})
+        ),
+        part=sorted_unique(np.concatenate(parts)) if parts else None,
         fixed_ns=fixed_ns,
     )

@@ -23,9 +23,9 @@ CAUSE = Cause(
 )
 
 
-def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+def detect(case: Case, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add the common pauses in which a save was recorded."""
     pauses = case.common_pauses
     is_save = pauses.is_planned & pauses.is_saved
     where = "while the job saves"
-    return (*found, *pause_candidates(CAUSE, case.gaps, pauses, is_save, where=where))
+    return (*candidates, *pause_candidates(CAUSE, case.gaps, pauses, is_save, where=where))

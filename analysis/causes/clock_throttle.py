@@ -84,7 +84,7 @@ def _format_reading(value: float, unit: str) -> str:
     """Return a reading with three digits: "1.35 GHz"."""
     if unit not in UNITS:
         return f"{value:.4g}"
-    scale, prefix = next((each for each in PREFIXES if abs(value) >= each[0]), PREFIXES[-1])
+    scale, prefix = next((prefix for prefix in PREFIXES if abs(value) >= prefix[0]), PREFIXES[-1])
     return f"{value / scale:.3g} {prefix}{UNITS[unit]}"
 
 
@@ -167,16 +167,16 @@ def find_clock_drop(
     is_mine = (samples.host == samples.hosts.index(host)) & (samples.device == device)
     drops: dict[tuple[str, ...], list[ClockDrop]] = {words: [] for words in WORD_GROUPS}
     for code, name in enumerate(samples.names):
-        words = next((each for each in WORD_GROUPS if any(word in name for word in each)), None)
+        words = next((group for group in WORD_GROUPS if any(word in name for word in group)), None)
         if words is not None and PART_MARK not in name:
             drop = _drop(samples, code, is_mine, phase_ns, is_clock=words is CLOCK_WORDS)
             drops[words] += () if drop is None else (drop,)
     clocks = drops[CLOCK_WORDS]
-    lower = [each for each in clocks if _is_lower(each)]
+    lower = [clock for clock in clocks if _is_lower(clock)]
     if lower:
-        return min(lower, key=lambda each: each.inside / each.usual)
-    raised = (each for each in drops[THROTTLE_WORDS] if each.inside > each.usual)
-    weak = (each for each in drops[POWER_WORDS] if not clocks and _is_lower(each))
+        return min(lower, key=lambda clock: clock.inside / clock.usual)
+    raised = (sign for sign in drops[THROTTLE_WORDS] if sign.inside > sign.usual)
+    weak = (power for power in drops[POWER_WORDS] if not clocks and _is_lower(power))
     return next(raised, None) or next(weak, None)
 
 

@@ -34,11 +34,11 @@ CAUSE = Cause(
 )
 
 
-def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+def detect(case: Case, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add the planned common pauses in which nothing recorded a save."""
     pauses = case.common_pauses
     is_other = pauses.is_planned & ~pauses.is_saved & ~pauses.in_evaluation
-    return (*found, *pause_candidates(CAUSE, case.gaps, pauses, is_other))
+    return (*candidates, *pause_candidates(CAUSE, case.gaps, pauses, is_other))
 
 
 def list_pauses(pauses: CommonPauses, steps: NDArray[np.int32]) -> tuple[CommonPause, ...]:
@@ -78,7 +78,7 @@ def pause_candidates(
     if not len(columns):
         return ()
     lost_ns = pauses.lost_ns
-    places = [each for each in Place if each not in (Place.EVALUATION, Place.COMPILATION)]
+    places = [place for place in Place if place not in (Place.EVALUATION, Place.COMPILATION)]
     mine = gaps.is_at(*places) & np.isin(gaps.column, columns)
     total_ns = {place: gaps.total_ns(place) for place in places}
     usual = {

@@ -168,7 +168,7 @@ def find_crashes(
             first = _first(independent, run.clock_error_ns)
             if len(independent) == len(failures):
                 first += tuple(
-                    each for each in _ended_together(independent, first[0]) if each not in first
+                    other for other in _ended_together(independent, first[0]) if other not in first
                 )
             crashes.append((epoch.epoch, first, failures))
     merged: dict[tuple[tuple[int, ...], ExitClass], list[int]] = {}
@@ -195,8 +195,9 @@ def find_crashes(
 def find_failures(epoch: EpochInfo, context: RunContext, steps: StepTable) -> tuple[Failure, ...]:
     """Return the processes of an epoch that failed or were lost, in order of time.
 
-    If all were silent before the first of them was lost (`_was_silent`), the job hung and was
-    stopped. Of exits that follow another one, an exception in whose context that was raised is the
+    A job that works records something in each step. If all were silent for `SILENT_STEPS` usual
+    steps, or for `STALL_NS`, before the first of them was lost, the job hung and was stopped. Of
+    exits that follow another one, an exception in whose context that was raised is the
     reason, unless most ranks have one of its type: then it is how a library works.
     """
     hosts = {info.rank: info.host for info in epoch.ranks}
@@ -211,7 +212,10 @@ def find_failures(epoch: EpochInfo, context: RunContext, steps: StepTable) -> tu
     opened = [event.data.get("open") for event in lost]
     entries = (entry for spans in opened if isinstance(spans, list) for entry in spans)
     is_saving = any(isinstance(span, dict) and span.get("kind") == CHECKPOINT for span in entries)
-    was_silent = not is_saving and _was_silent(died, epoch, steps)
+    rows = (steps.epoch == epoch.epoch) & (steps.end_ns > steps.start_ns)
+    usual_ns = float(np.median((steps.end_ns - steps.start_ns)[rows])) if rows.any() else STALL_NS
+    least_ns = min(max(SILENT_STEPS * usual_ns, MIN_SILENCE_NS), STALL_NS)
+    was_silent = not is_saving and (find_silence(died) or 0) >= least_ns
     failures = []
     for ended in died:
         reason, message = classify_exit(ended, events[ended.rank]), format_exit(ended)
@@ -245,19 +249,6 @@ def find_silence(ends: Iterable[RankExit]) -> int | None:
     return min((ended.at_ns or 0) - (ended.recorded_ns or latest_ns) for ended in lost)
 
 
-def _was_silent(ends: Iterable[RankExit], epoch: EpochInfo, steps: StepTable) -> bool:
-    """Return whether the job had hung before it was ended.
-
-    A job that works records something in each step. One that was silent for `SILENT_STEPS` usual
-    steps, or for `STALL_NS`, did not work any more, whatever ended it.
-    """
-    silent_ns = find_silence(ends)
-    rows = (steps.epoch == epoch.epoch) & (steps.end_ns > steps.start_ns)
-    usual_ns = float(np.median((steps.end_ns - steps.start_ns)[rows])) if rows.any() else STALL_NS
-    least_ns = min(max(SILENT_STEPS * usual_ns, MIN_SILENCE_NS), STALL_NS)
-    return silent_ns is not None and silent_ns >= least_ns
-
-
 def own_failures(failures: Iterable[Failure]) -> tuple[Failure, ...]:
     """Return the failures that did not follow another one; none if the job hung before.
 
@@ -266,24 +257,26 @@ def own_failures(failures: Iterable[Failure]) -> tuple[Failure, ...]:
     noticed that, it was silent.
     """
     failures = tuple(failures)
-    own = tuple(failure for failure in failures if not failure.follows)
+    independent = tuple(failure for failure in failures if not failure.follows)
     at_ns = [_at_ns(failure) for failure in failures if failure.reason is ExitClass.TIMEOUT]
     has_noticed = any(failure.reason is ExitClass.CONNECTION for failure in failures)
-    is_silence = at_ns and (not has_noticed or all(_at_ns(each) >= min(at_ns) for each in own))
-    if is_silence and all(failure.reason is ExitClass.LOST for failure in own):
+    is_silence = at_ns and (
+        not has_noticed or all(_at_ns(failure) >= min(at_ns) for failure in independent)
+    )
+    if is_silence and all(failure.reason is ExitClass.LOST for failure in independent):
         return ()
-    return own
+    return independent
 
 
-def _first(own: Sequence[Failure], clock_error_ns: int | None) -> tuple[Failure, ...]:
+def _first(failures: Sequence[Failure], clock_error_ns: int | None) -> tuple[Failure, ...]:
     """Return the earliest failure, and those that cannot be ordered against it."""
-    timed = [failure for failure in own if failure.ended.at_ns is not None]
+    timed = [failure for failure in failures if failure.ended.at_ns is not None]
     if not timed:
-        return tuple(own)
+        return tuple(failures)
     first = min(timed, key=_at_ns)
     return tuple(
         failure
-        for failure in own
+        for failure in failures
         if failure is first
         or failure.ended.at_ns is None
         or (
@@ -293,7 +286,7 @@ def _first(own: Sequence[Failure], clock_error_ns: int | None) -> tuple[Failure,
     )
 
 
-def _ended_together(own: Sequence[Failure], first: Failure) -> tuple[Failure, ...]:
+def _ended_together(failures: Sequence[Failure], first: Failure) -> tuple[Failure, ...]:
     """Return the lost processes of a host whose order says nothing, the first one included.
 
     A launcher that stops a job, or the kernel that ends all processes of a group, ends one after
@@ -303,7 +296,7 @@ def _ended_together(own: Sequence[Failure], first: Failure) -> tuple[Failure, ..
     """
     timed = [
         failure
-        for failure in own
+        for failure in failures
         if failure.reason is ExitClass.LOST
         and failure.host == first.host
         and failure.ended.at_ns is not None

@@ -37,20 +37,20 @@ CAUSE = Cause(
 )
 
 
-def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+def detect(case: Case, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add ranks that wait for input, and common pauses that are not planned."""
     gaps, pauses = case.gaps, case.common_pauses
-    explained = explained_gaps(found, len(gaps.gaps))
+    explained = explained_gaps(candidates, len(gaps.gaps))
     late = find_data_stalls(gaps, pauses.other_steps, explained)
     late = merge_recurring(late, len(gaps.profile.ranks))
     late += pause_candidates(CAUSE, gaps, pauses, ~pauses.is_planned)
-    together = [each for each in late if len(each.ranks) > 1]
-    single = [each for each in late if len(each.ranks) == 1]
+    together = [candidate for candidate in late if len(candidate.ranks) > 1]
+    single = [candidate for candidate in late if len(candidate.ranks) == 1]
     if len(together) > 1:
         # Stages that miss input, and what all ranks miss, share what is slow.
         whole = merge_alike(together, " wait for input together")
         together = [replace(whole, is_everywhere=True)]
-    return (*found, *together, *merge_equal(merge_hosts(single, case.ranks), CAUSE))
+    return (*candidates, *together, *merge_equal(merge_hosts(single, case.ranks), CAUSE))
 
 
 def find_data_stalls(
@@ -99,8 +99,8 @@ def _baseline_of_few_peers(
     faster_ns = np.quantile(lost_ns, BASELINE_QUANTILE, axis=1)
     baseline = np.broadcast_to(faster_ns[:, None], lost_ns.shape).copy()
     stages, size = np.unique(stage, return_counts=True)
-    for each in stages[(size > 1) & (size < MIN_ROWS_OF_KIND)].tolist():
-        rows = np.flatnonzero(stage == each)
+    for number in stages[(size > 1) & (size < MIN_ROWS_OF_KIND)].tolist():
+        rows = np.flatnonzero(stage == number)
         for row in rows.tolist():
             peers = rows[rows != row]
             baseline[row] = np.minimum(faster_ns[row], lost_ns[peers].max(axis=0))

@@ -11,8 +11,8 @@ import numpy as np
 
 from ..readers.workers import find_workers
 from ..report.report import Finding
+from ..statistics.link_profile import profile_links
 from .host_gaps import find_common_pauses, tabulate_gaps
-from .link_profile import profile_links
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from ..breakdown.waterfall import Part
     from ..replay.model import ComputeItems, Reading
     from ..replay.what_if import Replayer
+    from ..statistics.link_profile import LinkProfile
     from ..statistics.peers import ComputeProfile
     from ..trace.context import RunContext
     from ..trace.tables import RankInfo, RunInfo, SpanTable, StepTable
     from .candidate import Candidate
     from .host_gaps import CommonPauses, HostGaps
-    from .link_profile import LinkProfile
 
 
 class Subject(Enum):
@@ -205,7 +205,7 @@ class CauseModule(Protocol):
 class Detector(CauseModule, Protocol):
     """A module that searches the replayed steps for its cause."""
 
-    def detect(self, case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    def detect(self, case: Case, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
         """Return the candidates found so far, with those of this cause added.
 
         A detector may mark candidates that its own cause explains (`Candidate.explained_by`). It

@@ -237,8 +237,8 @@ def equalize_experts(
         return chosen, equalized_ns
     duration_ns, size = model.operations.duration_ns, int(model.span.max()) + 1
     after, before = (
-        np.bincount(model.span[chosen], weights=each[chosen], minlength=size)
-        for each in (equalized_ns, duration_ns)
+        np.bincount(model.span[chosen], weights=lengths_ns[chosen], minlength=size)
+        for lengths_ns in (equalized_ns, duration_ns)
     )
     equal = duration_ns[rows] * _ratio(after, before)[model.span[rows]]
     rank, label = model.rank[rows], model.operations.label[rows]

@@ -27,7 +27,7 @@ CAUSE = Cause(
 )
 
 
-def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+def detect(case: Case, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add the evaluations, with the gaps around them, as one candidate."""
     model, gaps = case.reading.model, case.gaps
     operations = model.operations
@@ -36,7 +36,7 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     held = gaps.gaps.operation[beside]
     part = sorted_unique(np.concatenate((forwards, held[held >= 0])))
     if not len(part):
-        return found
+        return candidates
     fixed_ns = gaps.fixed_ns(beside)
     fixed_ns[forwards] = 0.0
     lost_ns = operations.duration_ns[part] - fixed_ns[part]
@@ -66,4 +66,4 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
         ),
         shown_steps=tuple(steps.tolist()),
     )
-    return (*found, evaluation)
+    return (*candidates, evaluation)

@@ -35,12 +35,12 @@ CAUSE = Cause(
 )
 
 
-def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+def detect(case: Case, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add the pauses that ranks take in turn, and a pause that is too rare to have a name."""
     gaps, common = case.gaps, case.common_pauses.covers_gap
     pauses = find_gc_pauses(gaps, ~common)
     allowed = ~(common | explained_gaps(pauses, len(gaps.gaps)))
-    return (*found, *pauses, *find_rare_pauses(gaps, allowed))
+    return (*candidates, *pauses, *find_rare_pauses(gaps, allowed))
 
 
 def find_gc_pauses(gaps: HostGaps, allowed: NDArray[np.bool_]) -> tuple[Candidate, ...]:
@@ -131,7 +131,7 @@ def _is_in_turn(gaps: HostGaps, chosen: NDArray[np.bool_]) -> bool:
     several = len(ranks) > 1 and counts.max() <= THRESHOLDS.one_rank_share * counts.sum()
     if not several or len(np.unique(step)) == 1:
         return False
-    return not all(find_period(np.unique(step[rank == each])) for each in ranks.tolist())
+    return not all(find_period(np.unique(step[rank == number])) for number in ranks.tolist())
 
 
 def _pause_candidate(gaps: HostGaps, chosen: NDArray[np.bool_], where: str) -> Candidate | None:

@@ -117,7 +117,7 @@ class _Stuck:
     @property
     def steps(self) -> tuple[int, int] | None:
         """Return the first and the last step from which members are blocked; None if unknown."""
-        steps = [each.step for each in self.inside if each.step >= 0]
+        steps = [entry.step for entry in self.inside if entry.step >= 0]
         return (min(steps), max(steps)) if steps else None
 
     @property
@@ -171,7 +171,7 @@ class _Job:
     @property
     def blocked(self) -> frozenset[int]:
         """Return the blocked ranks."""
-        return frozenset(each.rank for comm in self.stuck for each in comm.inside)
+        return frozenset(entry.rank for comm in self.stuck for entry in comm.inside)
 
     @property
     def reporting(self) -> frozenset[int]:
@@ -223,7 +223,7 @@ class _Job:
         places = ((rank, self.place(rank)) for rank in named[:MAX_ODD])
         shown = (f"; rank {rank} is at {place}" for rank, place in places if place)
         evidence += next(shown, "")
-        if self.silent_ns and all(each.ended.state == "lost" for each in self.failures):
+        if self.silent_ns and all(failure.ended.state == "lost" for failure in self.failures):
             silence = format_duration(self.silent_ns)
             evidence += f"; all were silent for {silence} before the job was stopped"
         return Finding(
@@ -287,15 +287,15 @@ def find_hang(
     """
     failures = find_failures(epoch, context, steps)
     independent = own_failures(failures)
-    if any(each.reason is not ExitClass.LOST for each in independent):
+    if any(failure.reason is not ExitClass.LOST for failure in independent):
         return None
-    exits = (one for one in context.exits if one.epoch == epoch.epoch)
-    ended = frozenset(one.rank for one in exits if one.state == "ended")
+    exits = (process for process in context.exits if process.epoch == epoch.epoch)
+    ended = frozenset(process.rank for process in exits if process.state == "ended")
     events = tuple(event for event in context.events if event.epoch == epoch.epoch)
     opened = _open_spans(epoch.epoch, events, steps)
-    blocked = [one for one in _find_blocked(epoch, spans, opened) if one.rank not in ended]
-    stopped = (each.ended for each in failures if each.reason is ExitClass.STOPPED)
-    failed = [each.ended.rank for each in failures if each.ended.state == "failed"]
+    blocked = [entry for entry in _find_blocked(epoch, spans, opened) if entry.rank not in ended]
+    stopped = (failure.ended for failure in failures if failure.reason is ExitClass.STOPPED)
+    failed = [failure.ended.rank for failure in failures if failure.ended.state == "failed"]
     job = _Job(
         epoch=epoch,
         spans=spans,
@@ -328,21 +328,22 @@ def _unlike(job: _Job) -> Finding | None:
     unlike = [comm for comm in job.stuck if len(comm.sides) > 1]
     if not unlike:
         return None
-    comm = min(unlike, key=lambda each: (each.steps or (NONE, NONE), each.instance))
+    comm = min(unlike, key=lambda comm: (comm.steps or (NONE, NONE), comm.instance))
     sides = comm.sides
     right = sides[0][1] if len(sides[0][1]) > THRESHOLDS.majority_share * len(comm.entered) else ()
     same_number = {
         Instance(group.group_id, comm.instance.seq)
         for group in job.epoch.groups
         if len(group.members) == len(comm.members) and not set(group.members) & set(comm.members)
-        if any(group.kind == each.kind for each in comm.inside) and not comm.inside[0].is_p2p
+        if any(group.kind == entry.kind for entry in comm.inside) and not comm.inside[0].is_p2p
     }
     entered = _read_entered(job.epoch.epoch, job.spans, same_number)
-    alike = {(each.name, each.num_bytes) for each in entered}
+    alike = {(entry.name, entry.num_bytes) for entry in entered}
     if not right and len(alike) == 1:
-        agree = (each for each in comm.entered if (each.name, each.num_bytes) in alike)
-        right = tuple(each.rank for each in agree)
-    odd = {each.rank for each in comm.entered} - set(right) if right else set()
+        right = tuple(
+            entry.rank for entry in comm.entered if (entry.name, entry.num_bytes) in alike
+        )
+    odd = {entry.rank for entry in comm.entered} - set(right) if right else set()
     texts = [
         f"{_they_are(ranks)} in {name}"
         for name, ranks in reversed([*sides[:1], *sides[1:][-MAX_ODD:]])
@@ -382,7 +383,9 @@ def _not_entered(job: _Job) -> Finding | None:
     if silent and (extra := _one_too_many(job, shown)):
         return extra
     certainty = 1.0
-    if {each.ended.rank for each in job.failures if each.reason is ExitClass.LOST} & culprits:
+    if {
+        failure.ended.rank for failure in job.failures if failure.reason is ExitClass.LOST
+    } & culprits:
         certainty *= THRESHOLDS.doubt_factor
     num_others = len(shown.members) - len(shown.missing & culprits)
     certainty *= len(shown.inside) / max(num_others, 1)
@@ -403,9 +406,9 @@ def _follow_waits(stuck: Iterable[_Stuck]) -> tuple[set[int], set[Instance]]:
 
     waits: nx.DiGraph[int | Instance] = nx.DiGraph()
     for comm in stuck:
-        waits.add_nodes_from(each.rank for each in comm.inside)
+        waits.add_nodes_from(entry.rank for entry in comm.inside)
         if comm.members:
-            waits.add_edges_from((each.rank, comm.instance) for each in comm.inside)
+            waits.add_edges_from((entry.rank, comm.instance) for entry in comm.inside)
             waits.add_edges_from((comm.instance, rank) for rank in comm.missing)
     ends: set[int | Instance] = set().union(*nx.attracting_components(waits))
     ranks = {end for end in ends if isinstance(end, int)}
@@ -416,10 +419,10 @@ def _odd_of_circle(ends: Iterable[_Stuck]) -> frozenset[int]:
     """Return those that are missing where most members are, if all others there wait for these."""
     ends = tuple(ends)
     for comm in ends:
-        inside = {each.rank for each in comm.inside}
-        others = (each for each in ends if each is not comm)
+        inside = {entry.rank for entry in comm.inside}
+        others = (other for other in ends if other is not comm)
         if len(inside) > THRESHOLDS.majority_share * len(comm.members) > 0 and all(
-            inside <= each.missing for each in others
+            inside <= other.missing for other in others
         ):
             return comm.missing
     return frozenset()
@@ -431,12 +434,12 @@ def _one_too_many(job: _Job, shown: _Stuck) -> Finding | None:
     They ended without an error, or finished the step from which the others are blocked. If more
     ranks of the job did than are blocked, those inside are named; of as many, none is.
     """
-    since = max(each.step for each in shown.inside)
+    since = max(entry.step for entry in shown.inside)
     rows = (job.steps.epoch == job.epoch.epoch) & (job.steps.step >= max(since, 0))
     passed = (job.ended | set(job.steps.rank[rows].tolist())) - job.blocked
     if not shown.missing <= passed or len(job.blocked) > len(passed):
         return None
-    inside = tuple(sorted(each.rank for each in shown.inside))
+    inside = tuple(sorted(entry.rank for entry in shown.inside))
     did = "ended without an error" if shown.missing <= job.ended else "went on"
     text = f"{_they_are(inside)} blocked in {shown}, and"
     text += f" {format_ranks(tuple(sorted(shown.missing)))} {did} and never entered it: {TOO_MANY}"
@@ -454,19 +457,25 @@ def _entered_by_all(job: _Job, ends: Iterable[_Stuck]) -> Finding | None:
     then, or a process is frozen. A frozen one does not report that its step lasts long. If members
     have left, those that have not are named.
     """
-    timed_out = {each.ended.rank for each in job.failures if each.reason is ExitClass.TIMEOUT}
-    stalled = {(each.rank, each.data.get("step")) for each in job.events if each.kind == "stalled"}
+    timed_out = {
+        failure.ended.rank for failure in job.failures if failure.reason is ExitClass.TIMEOUT
+    }
+    stalled = {
+        (event.rank, event.data.get("step")) for event in job.events if event.kind == "stalled"
+    }
     endless = [
         comm
-        for comm in sorted(ends, key=lambda each: each.instance.seq)
+        for comm in sorted(ends, key=lambda comm: comm.instance.seq)
         if not comm.missing and len(comm.members) > 1
         if job.silent_ns
-        or any(each.rank in timed_out or (each.rank, each.step) in stalled for each in comm.inside)
+        or any(
+            entry.rank in timed_out or (entry.rank, entry.step) in stalled for entry in comm.inside
+        )
     ]
     if not endless:
         return None
     comm, reporting = endless[0], job.reporting
-    inside = {each.rank for each in comm.inside}
+    inside = {entry.rank for entry in comm.inside}
     frozen = inside - reporting if reporting else set()
     named = tuple(sorted(frozen or (inside if len(inside) < len(comm.members) else ())))
     names = _they_are(named) if named else ""
@@ -526,51 +535,51 @@ def _find_stuck(
     """
     groups = {group.group_id: group for group in epoch.groups}
     inside: dict[Instance, dict[int, Entry]] = defaultdict(dict)
-    for each in blocked:
-        inside[each.instance][each.rank] = each
+    for entry in blocked:
+        inside[entry.instance][entry.rank] = entry
     certain = frozenset(inside)
-    for each in failed:
-        inside[each.instance].setdefault(each.rank, each)
+    for entry in failed:
+        inside[entry.instance].setdefault(entry.rank, entry)
     entered = {instance: dict(ranks) for instance, ranks in inside.items()}
-    for each in _read_entered(epoch.epoch, spans, inside):
-        entered[each.instance].setdefault(each.rank, each)
+    for entry in _read_entered(epoch.epoch, spans, inside):
+        entered[entry.instance].setdefault(entry.rank, entry)
     communications = []
     for instance, ranks in inside.items():
         group = groups.get(instance.group_id)
         members = () if group is None else group.members
-        if any(one.is_p2p for one in ranks.values()):
+        if any(entry.is_p2p for entry in ranks.values()):
             members = () if NONE in instance[2:] else instance[2:]
-        one = _Stuck(
+        comm = _Stuck(
             instance=instance,
             inside=tuple(ranks.values()),
             entered=tuple(entered[instance].values()),
             members=members,
             group_name="" if group is None else group.name,
         )
-        if instance in certain or one.missing or len(one.sides) > 1:
-            communications.append(one)
-    waiting = {each.rank for one in communications if one.missing for each in one.inside}
+        if instance in certain or comm.missing or len(comm.sides) > 1:
+            communications.append(comm)
+    waiting = {entry.rank for comm in communications if comm.missing for entry in comm.inside}
     kept = (
-        one
-        for one in communications
-        if one.missing
-        or one.inside[0].is_p2p
-        or len(one.sides) > 1
-        or waiting.isdisjoint(each.rank for each in one.entered)
+        comm
+        for comm in communications
+        if comm.missing
+        or comm.inside[0].is_p2p
+        or len(comm.sides) > 1
+        or waiting.isdisjoint(entry.rank for entry in comm.entered)
     )
-    return tuple(sorted(kept, key=lambda one: (-len(one.inside), one.instance)))
+    return tuple(sorted(kept, key=lambda comm: (-len(comm.inside), comm.instance)))
 
 
 def _evidence(job: _Job, shown: _Stuck, culprits: Iterable[int]) -> str:
     """Return where ranks are blocked and why the culprits are named."""
     named = set(culprits)
     missing = format_ranks(tuple(sorted(shown.missing & named)))
-    inside = tuple(sorted(one.rank for one in shown.inside))
+    inside = tuple(sorted(entry.rank for entry in shown.inside))
     there = f"{_they_are(inside)} blocked"
-    elsewhere = [each for each in job.stuck if {one.rank for one in each.inside} & named]
+    elsewhere = [comm for comm in job.stuck if {entry.rank for entry in comm.inside} & named]
     if elsewhere:
         reason = "the order of collectives differs between ranks"
-        if not all(each.members for each in elsewhere):
+        if not all(comm.members for comm in elsewhere):
             reason = "the other side of that is unknown"
         text = f"no rank is silent: {there} in {shown}, which {missing} has not entered, because it"
         text += f" is blocked in another communication, {elsewhere[0]}; {reason}"
@@ -579,7 +588,7 @@ def _evidence(job: _Job, shown: _Stuck, culprits: Iterable[int]) -> str:
         last = job.last_step(named)
         text += "" if last is None else f"; the last step that it finished is {last}"
     group_id = shown.instance.group_id
-    num_more = sum(bool(each.missing) for each in job.stuck if each.instance.group_id != group_id)
+    num_more = sum(bool(comm.missing) for comm in job.stuck if comm.instance.group_id != group_id)
     if num_more:
         text += f"; members are missing in {format_count(num_more, 'other communication')}"
     return text
@@ -678,7 +687,7 @@ def _read_open(
             name=str(entry.get("name", "")),
             num_bytes=num_bytes,
         )
-        others = [each for each in members.get(group_id, ()) if each != rank]
+        others = [member for member in members.get(group_id, ()) if member != rank]
         if not sides and communication.is_p2p and len(others) == 1:  # of an older tracer
             is_send = communication.kind == SpanKind.PP_SEND or communication.name == "send"
             sides = (rank, others[0]) if is_send else (others[0], rank)

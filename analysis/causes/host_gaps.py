@@ -193,7 +193,7 @@ def find_common_pauses(gaps: HostGaps, saves: NDArray[np.int64] = _NO_SAVES) -> 
         planned[chosen] = _is_regular(columns[chosen]) and is_series
         kept[chosen] |= planned[chosen]
     columns, planned, is_saved, in_evaluation = (
-        each[kept] for each in (columns, planned, is_saved, in_evaluation)
+        values[kept] for values in (columns, planned, is_saved, in_evaluation)
     )
     whole = _above_median(before + after + inside + evaluating)
     other_steps = ~is_common(whole) | (len(columns) == 0)

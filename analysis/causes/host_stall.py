@@ -45,16 +45,16 @@ CAUSE = Cause(
 )
 
 
-def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+def detect(case: Case, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add the ranks, or whole hosts, that launch late."""
     pauses = case.common_pauses
     steps = ~(pauses.places[Place.FORWARD] | pauses.places[Place.BACKWARD])
     # In the same span of the job's own, what all ranks take is compared and so no stall.
     explained = pauses.covers_gap & ~case.gaps.is_at(Place.SPAN)
-    explained |= explained_gaps(found, len(case.gaps.gaps))
+    explained |= explained_gaps(candidates, len(case.gaps.gaps))
     stalled = find_host_stalls(case.gaps, steps, explained)
     stalled = merge_equal(merge_hosts(stalled, case.ranks), CAUSE)
-    return (*found, *merge_recurring(stalled, len(case.gaps.profile.ranks)))
+    return (*candidates, *merge_recurring(stalled, len(case.gaps.profile.ranks)))
 
 
 def find_host_stalls(

@@ -46,10 +46,10 @@ CAUSE = Cause(
 )
 
 
-def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+def detect(case: Case, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add groups whose members enter a collective late in turn, and hosts that do so at times."""
     gaps, pauses = case.gaps, case.common_pauses
-    explained = explained_gaps(found, len(gaps.gaps))
+    explained = explained_gaps(candidates, len(gaps.gaps))
     explained |= pauses.covers_gap & gaps.is_at(Place.OTHER)
     groups = tuple(
         link.members
@@ -58,27 +58,28 @@ def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     )
     steps = ~pauses.places[Place.LAUNCH]
     skews = find_launch_skews(gaps, groups, steps, explained)
-    in_turn = [each for each in skews if each.cause is CAUSE]
+    in_turn = [candidate for candidate in skews if candidate.cause is CAUSE]
     explained |= explained_gaps(in_turn, len(gaps.gaps))
     stalls = find_host_stalls(gaps, steps, explained, searches=((True, LATE_PLACES),))
     recurring = merge_recurring(
-        [each for each in stalls if each.shown_steps is not None], len(gaps.profile.ranks)
+        [candidate for candidate in stalls if candidate.shown_steps is not None],
+        len(gaps.profile.ranks),
     )
     # A rank may be last for a while or at times: a period decides, else what costs more counts.
-    late = [*recurring, *(each for each in skews if each.cause is not CAUSE)]
+    late = [*recurring, *(candidate for candidate in skews if candidate.cause is not CAUSE)]
     numbers = gaps.profile.steps.tolist()
 
-    def order(each: Candidate) -> tuple[bool, float]:
-        num_shown = float(shows_in(each, numbers).sum())
-        return not find_period(np.array(each.shown_steps or ())), -each.excess_ratio * num_shown
+    def order(candidate: Candidate) -> tuple[bool, float]:
+        has_period = find_period(np.array(candidate.shown_steps or ()))
+        return not has_period, -candidate.excess_ratio * float(shows_in(candidate, numbers).sum())
 
     late.sort(key=order)
     named: set[int] = set()
-    for each in late:
-        if named.isdisjoint(each.ranks):
-            in_turn.append(each)
-            named.update(each.ranks)
-    return (*found, *in_turn)
+    for candidate in late:
+        if named.isdisjoint(candidate.ranks):
+            in_turn.append(candidate)
+            named.update(candidate.ranks)
+    return (*candidates, *in_turn)
 
 
 def find_launch_skews(
@@ -142,8 +143,8 @@ def find_launch_skews(
         expected_ns = np.zeros_like(lost_ns)
         # The fault adds time to several members at once: the median one may be late, and in a small
         # group the first one too.
-        first = lag[rows].min(axis=0)[None]
-        usual_ns = np.minimum(first, fast_quartile(first)) * gaps.compute_ns[rows, None]
+        soonest = lag[rows].min(axis=0)[None]
+        usual_ns = np.minimum(soonest, fast_quartile(soonest)) * gaps.compute_ns[rows, None]
         expected_ns[rows] = np.minimum(lost_ns[rows], usual_ns)
         candidates.append(
             _skew_candidate(
@@ -155,11 +156,14 @@ def find_launch_skews(
                 num_members=len(rows),
             )
         )
-    in_turn = [each for each in candidates if each.cause is CAUSE]
+    in_turn = [candidate for candidate in candidates if candidate.cause is CAUSE]
     if len(in_turn) > 1:
         # They share the reason, and each alone would save little: the others would still wait.
         merged = merge_alike(in_turn, f", in {format_count(len(in_turn), 'group')}")
-        candidates = [merged, *(each for each in candidates if each.cause is not CAUSE)]
+        candidates = [
+            merged,
+            *(candidate for candidate in candidates if candidate.cause is not CAUSE),
+        ]
     return tuple(candidates)
 
 
@@ -173,11 +177,8 @@ def _smallest_groups(
     """
     kept: list[tuple[int, ...]] = []
     taken: set[int] = set()
-
-    def order(group: tuple[int, ...]) -> tuple[int, int]:
-        return len({stage.get(rank) for rank in group}), len(group)
-
-    for group in sorted(groups, key=order):
+    num_stages = {group: len({stage.get(rank) for rank in group}) for group in groups}
+    for group in sorted(groups, key=lambda group: (num_stages[group], len(group))):
         if not taken.intersection(group):
             kept.append(group)
             taken.update(group)

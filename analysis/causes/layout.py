@@ -65,7 +65,7 @@ class Layer:
     def products(self) -> tuple[tuple[int, int, int], ...]:
         """Return (rows, depth, columns) of each kind; tensor parallelism divides the columns."""
         widths = (self.hidden,) if self.inner is None else (self.hidden, self.inner)
-        return tuple((self.num_tokens, self.hidden, max(each // self.tp, 1)) for each in widths)
+        return tuple((self.num_tokens, self.hidden, max(width // self.tp, 1)) for width in widths)
 
 
 CAUSE = Cause(

@@ -97,16 +97,35 @@ def find_misconfigurations(run: RunInfo, context: RunContext) -> tuple[Finding, 
     differences_of: dict[tuple[int, ...], dict[str, Difference]] = defaultdict(dict)
     shares: dict[tuple[int, ...], float] = {}
     for epoch in run.epochs:
-        manifests = (each for each in context.manifests if each.epoch == epoch.epoch)
+        manifests = (state for state in context.manifests if state.epoch == epoch.epoch)
         settings = {manifest.rank: manifest.settings for manifest in manifests}
         for ranks, difference, share in _disagreements(epoch, settings, has_layout=run.has_layout):
             differences_of[ranks].setdefault(difference.name, difference)
             shares[ranks] = min(share, shares.get(ranks, 1.0))
-    findings = [
-        _finding(ranks, tuple(differences.values()), share=shares[ranks], num=run.world_size)
-        for ranks, differences in differences_of.items()
-    ]
-    findings += _since_previous(context)
+    findings = _since_previous(context)
+    for ranks, differences in differences_of.items():
+        share = shares[ranks]
+        has_majority = share > THRESHOLDS.majority_share
+        settings_text = _list(
+            tuple(differences.values()),
+            "here",
+            "on most others" if has_majority else "on some others",
+        )
+        if has_majority:
+            verb = "is" if len(ranks) == 1 else "are"
+            who = f"{format_ranks(ranks)} of {run.world_size:,} {verb}"
+            text = f"{who} configured differently from the others: {settings_text}"
+        else:
+            text = f"the {len(ranks):,} ranks disagree: {settings_text}"
+            text += "; no value has a majority, so all are named"
+        findings.append(
+            Finding(
+                cause=CAUSE.name,
+                ranks=ranks,
+                confidence=share if has_majority else THRESHOLDS.undecided_certainty,
+                evidence=text,
+            )
+        )
     return tuple(sorted(findings, key=lambda finding: (-finding.confidence, finding.ranks)))
 
 
@@ -188,25 +207,6 @@ def _follows_position(
     return False
 
 
-def _finding(
-    ranks: tuple[int, ...], differences: tuple[Difference, ...], *, share: float, num: int
-) -> Finding:
-    has_majority = share > THRESHOLDS.majority_share
-    verb = "is" if len(ranks) == 1 else "are"
-    text = f"the {len(ranks):,} ranks disagree: "
-    if has_majority:
-        text = f"{format_ranks(ranks)} of {num:,} {verb} configured differently from the others: "
-    text += _list(differences, "here", "on most others" if has_majority else "on some others")
-    if not has_majority:
-        text += "; no value has a majority, so all are named"
-    return Finding(
-        cause=CAUSE.name,
-        ranks=ranks,
-        confidence=share if has_majority else THRESHOLDS.undecided_certainty,
-        evidence=text,
-    )
-
-
 def _since_previous(context: RunContext) -> list[Finding]:
     """Return what changed since the previous run, by the value that most ranks of each have."""
     if not context.manifests or not context.previous_manifests:
@@ -258,8 +258,8 @@ def common_settings(manifests: Sequence[RankManifest]) -> dict[str, str]:
 
 def _list(differences: tuple[Difference, ...], here: str, there: str) -> str:
     parts = [
-        f"{each.name} is {_shown(each.other)} {here} and {_shown(each.usual)} {there}"
-        for each in differences[:MAX_SETTINGS_NAMED]
+        f"{setting.name} is {_shown(setting.other)} {here} and {_shown(setting.usual)} {there}"
+        for setting in differences[:MAX_SETTINGS_NAMED]
     ]
     more = len(differences) - MAX_SETTINGS_NAMED
     if more > 0:

@@ -12,11 +12,11 @@ import numpy as np
 
 from ..arrays.sorting import argsort_rows
 from ..report.text import format_count, format_percent, format_ranks, format_steps
+from ..statistics.link_profile import find_rise
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate, join_candidates
 from .clock_throttle import PART_MARK
 from .detector import Cause, ShownIn, Subject
-from .link_profile import find_rise
 from .slow_compute import SLOW_DEVICE
 from .slow_link import CAUSE as SLOW_LINK
 from .slow_link import (
@@ -29,9 +29,9 @@ from .slow_link import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ..statistics.link_profile import LinkProfile, Rise
     from ..trace.context import SampleTable
     from .detector import Case
-    from .link_profile import LinkProfile, Rise
     from .slow_link import Culprit
 
 PAIR = 2
@@ -81,16 +81,16 @@ class NetworkSymptom:
         return f"{self.word} counters rose on {format_count(len(self.hosts), 'host')}"
 
 
-def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+def detect(case: Case, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add slow links, or the network."""
     network = find_slow_network(
         case.links,
-        blamed=[each for each in found if each.cause in SLOW_DEVICE],
+        blamed=[candidate for candidate in candidates if candidate.cause in SLOW_DEVICE],
         step_ns=float(np.median(case.reading.actual_ns)),
         step_start_ns={step: begin for step, (begin, _) in case.step_ns.items()},
         samples=case.context.samples,
     )
-    return (*found, *network)
+    return (*candidates, *network)
 
 
 def find_slow_network(
@@ -119,25 +119,25 @@ def find_slow_network(
     if host is not None:
         table, culprit = host
         if not all(
-            is_explained_by_devices(table, each, blamed, min_lost_ns) for each in culprit.links
+            is_explained_by_devices(table, slow, blamed, min_lost_ns) for slow in culprit.links
         ):
             others = [
-                each
-                for each in profile.slow_links
-                if not table.is_between_hosts[each.row]
-                or set(table.links[each.row].members).isdisjoint(culprit.ranks)
+                slow
+                for slow in profile.slow_links
+                if not table.is_between_hosts[slow.row]
+                or set(table.links[slow.row].members).isdisjoint(culprit.ranks)
             ]
-            rest = (culprit_candidate(profile, each) for each in find_culprits(profile, others))
+            rest = (culprit_candidate(profile, other) for other in find_culprits(profile, others))
             return (culprit_candidate(table, culprit), *rest)
     culprits = find_culprits(
         profile,
         [
-            each
-            for each in profile.slow_links
-            if not is_explained_by_devices(profile, each, blamed, min_lost_ns)
+            slow
+            for slow in profile.slow_links
+            if not is_explained_by_devices(profile, slow, blamed, min_lost_ns)
         ],
     )
-    alone = [culprit_candidate(profile, each) for each in culprits]
+    alone = [culprit_candidate(profile, culprit) for culprit in culprits]
     rise = profile.rise
     together = None if rise is None else _candidate_of(profile, rise, symptom_in)
     if together is None:
@@ -145,10 +145,10 @@ def find_slow_network(
         together = None if rise is None else _candidate_of(profile, rise, symptom_in, is_brief=True)
     if rise is not None and together is not None and not has_one_location(profile, rise, culprits):
         # Pairs that are slower than alike ones are slower than the network as well.
-        return (together, *(each for each in alone if len(each.ranks) <= PAIR))
+        return (together, *(candidate for candidate in alone if len(candidate.ranks) <= PAIR))
     if not are_only_groups(profile, culprits):
         return tuple(alone)
-    groups = join_candidates(alone, max(alone, key=lambda each: each.excess_ratio))
+    groups = join_candidates(alone, max(alone, key=lambda candidate: candidate.excess_ratio))
     return (judge_only_groups(profile, groups, len(alone), symptom_in(groups.steps)),)
 
 
@@ -194,7 +194,7 @@ def has_one_location(profile: LinkProfile, rise: Rise, culprits: Sequence[Culpri
     """
     if len(culprits) != 1:
         return False
-    slow = {each.row for each in culprits[0].links} | {*np.flatnonzero(rise.is_slower).tolist()}
+    slow = {phase.row for phase in culprits[0].links} | {*np.flatnonzero(rise.is_slower).tolist()}
     shared = set.intersection(*(set(profile.links[link].members) for link in slow))
     counted = profile.is_between_hosts | (not profile.is_between_hosts.any())
     fast = [profile.links[link] for link in np.flatnonzero(counted) if link not in slow]
@@ -209,19 +209,19 @@ def are_only_groups(profile: LinkProfile, culprits: Sequence[Culprit]) -> bool:
     slow everywhere look alike. Several rings that have no rank in common are slow for one reason.
     If hosts are unknown, or all ranks share one, there is no network.
     """
-    named = [set(each.ranks) for each in culprits]
+    named = [set(culprit.ranks) for culprit in culprits]
     covered = set[int]().union(*named)
     between = np.flatnonzero(profile.is_between_hosts)
     return (
         len(between) > 0
         and sum(map(len, named)) == len(covered) >= THRESHOLDS.whole_share * len(profile.ranks)
-        and not any(profile.is_pair[slow.row] for each in culprits for slow in each.links)
+        and not any(profile.is_pair[slow.row] for culprit in culprits for slow in culprit.links)
         and all(any(mine <= set(profile.links[link].members) for mine in named) for link in between)
     )
 
 
 def judge_only_groups(
-    profile: LinkProfile, found: Candidate, num_groups: int, symptom: NetworkSymptom
+    profile: LinkProfile, groups: Candidate, num_groups: int, symptom: NetworkSymptom
 ) -> Candidate:
     """Return the only groups between hosts as the network, or as one link if counters say so.
 
@@ -230,23 +230,23 @@ def judge_only_groups(
     less than before: a port, or a slot with fewer lanes. Without counters the two look alike,
     unless several groups are slow at once.
     """
-    host_of = {rank: profile.ranks[rank].host for rank in found.ranks}
+    host_of = {rank: profile.ranks[rank].host for rank in groups.ranks}
     there = tuple(rank for rank, host in host_of.items() if (host,) == symptom.hosts)
     more = f"; {format_count(num_groups - 1, 'more group')} alike" if num_groups > 1 else ""
-    evidence = f"{found.evidence}{more}; {symptom}"
+    evidence = f"{groups.evidence}{more}; {symptom}"
     if there:
         evidence += f", {symptom.hosts[0]} ({format_ranks(there)})"
-        return replace(found, ranks=there, evidence=evidence)
+        return replace(groups, ranks=there, evidence=evidence)
     if num_groups == 1 and not symptom.word and set(host_of.values()) <= symptom.watched:
         evidence += " on any of its hosts, so one link of it is slow"
-        return replace(found, evidence=evidence)
+        return replace(groups, evidence=evidence)
     if num_groups == 1 and len(symptom.hosts) < THRESHOLDS.min_several:
-        found = replace(found, certainty=THRESHOLDS.undecided_certainty)
+        groups = replace(groups, certainty=THRESHOLDS.undecided_certainty)
         evidence += (
             "; the job has no other group between hosts, so a slow link of it and a slow network"
             " look alike"
         )
-    return replace(found, cause=CAUSE, evidence=evidence)
+    return replace(groups, cause=CAUSE, evidence=evidence)
 
 
 def find_network_symptom(samples: SampleTable, phase_ns: tuple[int, int]) -> NetworkSymptom:
@@ -289,14 +289,17 @@ def _growth(
     same = (host[1:] == host[:-1]) & (device[1:] == device[:-1])
     within = (at[1:] > phase_ns[0]) & (at[:-1] < phase_ns[1])
     grown, lasted = (
-        np.bincount(2 * host[1:][same] + within[same], each[same], 2 * len(samples.hosts))
-        for each in (np.maximum(np.diff(samples.value[rows]), 0.0), np.diff(at).astype(np.float64))
+        np.bincount(2 * host[1:][same] + within[same], change[same], 2 * len(samples.hosts))
+        for change in (
+            np.maximum(np.diff(samples.value[rows]), 0.0),
+            np.diff(at).astype(np.float64),
+        )
     )
     return [
         (
-            each,
-            float(grown[2 * each + 1] / lasted[2 * each + 1]),
-            float(grown[2 * each] / lasted[2 * each]) if lasted[2 * each] > 0 else None,
+            row,
+            float(grown[2 * row + 1] / lasted[2 * row + 1]),
+            float(grown[2 * row] / lasted[2 * row]) if lasted[2 * row] > 0 else None,
         )
-        for each in np.flatnonzero(lasted[1::2] > 0).tolist()
+        for row in np.flatnonzero(lasted[1::2] > 0).tolist()
     ]

@@ -37,9 +37,9 @@ CAUSE = Cause(
 )
 
 
-def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+def detect(case: Case, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add the ranks that recompile after their first steps; if most do, no rank is at fault."""
-    return (*found, *find_recompiles(case.gaps, case.context.events))
+    return (*candidates, *find_recompiles(case.gaps, case.context.events))
 
 
 def find_recompiles(gaps: HostGaps, events: Sequence[EventRecord]) -> tuple[Candidate, ...]:
@@ -57,7 +57,7 @@ def find_recompiles(gaps: HostGaps, events: Sequence[EventRecord]) -> tuple[Cand
     chosen &= items.step >= THRESHOLDS.min_lasting_steps
     lost_ns = gaps.total_ns(Place.COMPILATION, excluding=~chosen)
     ratio = lost_ns / gaps.compute_ns[:, None]
-    phases = []
+    phases, activities = [], {}
     for row in np.flatnonzero((ratio >= THRESHOLDS.min_excess_ratio).any(axis=1)).tolist():
         columns = np.flatnonzero(ratio[row] >= THRESHOLDS.min_excess_ratio)
         phase = Phase(
@@ -71,6 +71,17 @@ def find_recompiles(gaps: HostGaps, events: Sequence[EventRecord]) -> tuple[Cand
             recurs=True,
         )
         phases.append(phase)
+        (first, last), rank = phase.steps(steps), int(gaps.profile.ranks[row])
+        ids = dict.fromkeys(
+            str(event.data.get("compile_id"))
+            for event in events
+            if (event.kind, event.rank) == ("compilation", rank)
+            and event.text.startswith(NAME)
+            and first <= int(event.data.get("step", -1)) <= last
+        )
+        more = f" and {len(ids) - MAX_IDS} more" if len(ids) > MAX_IDS else ""
+        if ids:
+            activities[row] = f"recompiling (compile ids {', '.join([*ids][:MAX_IDS])}{more})"
     loss = Loss(
         cause=CAUSE,
         activity="recompiling",
@@ -80,25 +91,7 @@ def find_recompiles(gaps: HostGaps, events: Sequence[EventRecord]) -> tuple[Cand
         steps=np.zeros(len(steps), dtype=np.bool_),
         is_zero_usual=True,
     )
-    ids = {
-        phase.row: _compile_ids(events, int(gaps.profile.ranks[phase.row]), phase.steps(steps))
-        for phase in phases
-    }
-    activities = {row: f"recompiling ({each})" for row, each in ids.items() if each}
     candidates = late_candidates(gaps, loss, phases, activities)
     if len(candidates) > max(1, THRESHOLDS.majority_share * len(ratio)):
         candidates = (replace(merge_alike(candidates, " recompile"), ranks=(), is_everywhere=True),)
     return candidates
-
-
-def _compile_ids(events: Sequence[EventRecord], rank: int, steps: tuple[int, int]) -> str:
-    """Return the compile ids of a rank's recompilations in words, in order of time."""
-    ids = dict.fromkeys(
-        str(event.data.get("compile_id"))
-        for event in events
-        if (event.kind, event.rank) == ("compilation", rank)
-        and event.text.startswith(NAME)
-        and steps[0] <= int(event.data.get("step", -1)) <= steps[1]
-    )
-    more = f" and {len(ids) - MAX_IDS} more" if len(ids) > MAX_IDS else ""
-    return f"compile ids {', '.join([*ids][:MAX_IDS])}{more}" if ids else ""

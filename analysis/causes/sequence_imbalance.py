@@ -57,37 +57,39 @@ CAUSE = Cause(
 """With ranks: their experts get more tokens than others."""
 
 
-def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+def detect(case: Case, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add unequal lengths if they cost much, and ranks whose experts get more tokens."""
     ranks = case.profile.ranks.tolist()
-    slow = [each for each in found if each.cause is SLOW_COMPUTE]
+    slow = [candidate for candidate in candidates if candidate.cause is SLOW_COMPUTE]
     is_of_all = len(ranks) > 1 and named_ranks(slow, {SLOW_COMPUTE}).issuperset(ranks)
     # If each is slow for long, one after the other, the rest are its measure.
-    steps = sorted(each.steps for each in slow)
+    steps = sorted(candidate.steps for candidate in slow)
     are_in_turn = all(before[1] < after[0] for before, after in pairwise(steps))
-    if is_of_all and not (are_in_turn and all(each.shown_steps is None for each in slow)):
-        found = _add_unknown_reason(case, found)
+    if is_of_all and not (are_in_turn and all(candidate.shown_steps is None for candidate in slow)):
+        candidates = _add_unknown_reason(case, candidates)
     else:
-        found = _add_sequences(case, found)
-    blamed = named_ranks(found, SLOW_DEVICE)
+        candidates = _add_sequences(case, candidates)
+    blamed = named_ranks(candidates, SLOW_DEVICE)
     experts = find_expert_imbalance(case.reading.experts, case.profile, case.replayer, blamed)
     if experts is None:
-        return found
-    return (*mark_explained_stages(found, experts, case.reading.model), experts)
+        return candidates
+    return (*mark_explained_stages(candidates, experts, case.reading.model), experts)
 
 
-def _add_unknown_reason(case: Case, found: Sequence[Candidate]) -> tuple[Candidate, ...]:
+def _add_unknown_reason(case: Case, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Add unequal lengths, or that the reason is unknown, where all ranks are slow in turn.
 
     Not all ranks can be slower than their peers.
     """
-    slow = [each for each in found if each.cause is SLOW_COMPUTE]
-    rest = [each for each in found if each.cause is not SLOW_COMPUTE]
-    sequences = _find_sequences(case, [each for each in rest if each.cause in OF_COMPUTE])
+    slow = [candidate for candidate in candidates if candidate.cause is SLOW_COMPUTE]
+    rest = [candidate for candidate in candidates if candidate.cause is not SLOW_COMPUTE]
+    sequences = _find_sequences(
+        case, [candidate for candidate in rest if candidate.cause in OF_COMPUTE]
+    )
     if sequences is not None:
         return (*rest, sequences)
     unknown = replace(
-        join_candidates(slow, max(slow, key=lambda each: each.excess_ratio)),
+        join_candidates(slow, max(slow, key=lambda candidate: candidate.excess_ratio)),
         cause=INSUFFICIENT_EVIDENCE,
         evidence=(
             f"each of the {len(case.profile.ranks):,} ranks computes longer than the others in some"
@@ -97,43 +99,46 @@ def _add_unknown_reason(case: Case, found: Sequence[Candidate]) -> tuple[Candida
     return (*rest, unknown)
 
 
-def _is_long_microbatch(each: Candidate, case: Case) -> bool:
+def _is_long_microbatch(candidate: Candidate, case: Case) -> bool:
     """Return whether slow ranks are all ranks of a dp position, for too short a time to be slow.
 
     They compute the same micro-batch, which beside unequal lengths is a long one.
     """
-    positions = {case.coords[rank].dp for rank in each.ranks}
+    positions = {case.coords[rank].dp for rank in candidate.ranks}
     column = [rank for rank, at in case.coords.items() if at.dp in positions]
-    num_steps = int(shows_in(each, case.reading.steps).sum())
+    num_steps = int(shows_in(candidate, case.reading.steps).sum())
     return (
-        each.cause is SLOW_COMPUTE
+        candidate.cause is SLOW_COMPUTE
         and num_steps < THRESHOLDS.min_lasting_steps
         and len(column) > 1
-        and set(column) == set(each.ranks)
+        and set(column) == set(candidate.ranks)
     )
 
 
-def _add_sequences(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+def _add_sequences(case: Case, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add unequal lengths.
 
     If the lengths can only be inferred, the search for slow compute is repeated with equalized
     compute, because a slow rank shows better beside equal lengths.
     """
-    compute = [each for each in found if each.cause in OF_COMPUTE]
+    compute = [candidate for candidate in candidates if candidate.cause in OF_COMPUTE]
     sequences = _find_sequences(case, compute)
     if sequences is None or case.profile.is_equalized:
-        return found if sequences is None else (*found, sequences)
-    compute = [each for each in compute if not _is_long_microbatch(each, case)]
+        return candidates if sequences is None else (*candidates, sequences)
+    compute = [candidate for candidate in compute if not _is_long_microbatch(candidate, case)]
     equalized = equalize_inferred_lengths(case.reading.items, case.coords)
     if equalized is not None:
         profile = compare_with_peers(
             equalized, case.coords, calls=case.reading.calls, is_equalized=True
         )
         again = find_slow_compute(case, profile)
-        named = {rank for each in again for rank in each.ranks}
-        compute = [*again, *(each for each in compute if named.isdisjoint(each.ranks))]
+        named = {rank for candidate in again for rank in candidate.ranks}
+        compute = [
+            *again,
+            *(candidate for candidate in compute if named.isdisjoint(candidate.ranks)),
+        ]
         sequences = _find_sequences(case, compute) or sequences
-    others = (each for each in found if each.cause not in OF_COMPUTE)
+    others = (candidate for candidate in candidates if candidate.cause not in OF_COMPUTE)
     return (*others, *compute, sequences)
 
 
@@ -151,9 +156,9 @@ def _find_sequences(case: Case, compute: Sequence[Candidate]) -> Candidate | Non
     if not effect and reading.is_call is None:
         return None
     slow = np.zeros(len(model.rank), dtype=np.bool_)
-    for each in compute:
-        if each.cause in SLOW_DEVICE:
-            slow |= np.isin(model.rank, each.ranks) & in_shown_steps(model, each)
+    for candidate in compute:
+        if candidate.cause in SLOW_DEVICE:
+            slow |= np.isin(model.rank, candidate.ranks) & in_shown_steps(model, candidate)
     calls = None
     if reading.calls is not None and reading.is_call is not None:
         is_shared = reading.is_call & has_kind(model, FORWARD_KINDS) & ~slow
@@ -202,8 +207,8 @@ def describe_calls(calls: ComputeItems, ranks: NDArray[np.int64]) -> str:
         num = np.unique(row[chosen] * len(steps) + column[chosen], return_counts=True)[1]
         if not len(num):
             return "none"
-        each = format_duration(float(np.median(calls.self_ns[chosen])))
-        return f"{np.median(num):.0f} of {each}"
+        typical = format_duration(float(np.median(calls.self_ns[chosen])))
+        return f"{np.median(num):.0f} of {typical}"
 
     mine = (row == worst) & (longest == worst)[column]
     return (
@@ -236,7 +241,12 @@ def describe_sequence_effect(
     median = medians_by_key(items.self_ns, items.rank, items.kind, items.chunk)
     ratio = items.self_ns / np.maximum(median, 1.0)
     ratio /= common_step_ratio(ratio, items.step)
-    forward, backward = _pair_rows(items)
+    key, num = factorize(items.step, items.rank, items.chunk, items.microbatch)
+    pairs = np.full((2, num), -1, dtype=np.int64)  # rows of each micro-batch's forward and backward
+    for rows, kind in zip(pairs, (FORWARD, BACKWARD), strict=True):
+        mine = np.flatnonzero(items.kind == kind)
+        rows[key[mine]] = mine
+    forward, backward = pairs[:, (pairs >= 0).all(axis=0)]
     free = ~np.isin(items.rank[forward], list(blamed))
     forward, backward = forward[free], backward[free]
     if len(forward) < THRESHOLDS.min_items:
@@ -255,17 +265,6 @@ def describe_sequence_effect(
     if varied.max() > THRESHOLDS.one_rank_share * varied.sum():
         return ""
     return f"{varies}, in forward and backward together (correlation {coefficient:.2f})"
-
-
-def _pair_rows(items: ComputeItems) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows of each micro-batch's forward, and of its backward."""
-    key, num = factorize(items.step, items.rank, items.chunk, items.microbatch)
-    of_kind = np.full((2, num), -1, dtype=np.int64)
-    for rows, kind in zip(of_kind, (FORWARD, BACKWARD), strict=True):
-        mine = np.flatnonzero(items.kind == kind)
-        rows[key[mine]] = mine
-    forward, backward = of_kind[:, (of_kind >= 0).all(axis=0)]
-    return forward, backward
 
 
 def sequence_candidate(
@@ -445,7 +444,7 @@ def _expected_of_experts(
 
 
 def mark_explained_stages(
-    found: Sequence[Candidate], experts: Candidate, model: ReplayModel
+    candidates: Sequence[Candidate], experts: Candidate, model: ReplayModel
 ) -> tuple[Candidate, ...]:
     """Mark stages that have more work only because of some ranks' experts."""
     duration_ns = model.operations.duration_ns
@@ -453,13 +452,14 @@ def mark_explained_stages(
     fixed_ns = np.where(np.isnan(fixed_ns), duration_ns, fixed_ns)
     compute = has_kind(model, COMPUTE_KINDS) & model.on_device
 
-    def is_explained(each: Candidate) -> bool:
-        if each.cause is not stage_imbalance.CAUSE:
+    def is_explained(candidate: Candidate) -> bool:
+        if candidate.cause is not stage_imbalance.CAUSE:
             return False
-        mine = compute & np.isin(model.rank, each.ranks)
+        mine = compute & np.isin(model.rank, candidate.ranks)
         left = float(fixed_ns[mine].sum() / duration_ns[mine].sum())
-        return (1.0 + each.excess_ratio) * left - 1.0 < THRESHOLDS.persistent_ratio
+        return (1.0 + candidate.excess_ratio) * left - 1.0 < THRESHOLDS.persistent_ratio
 
     return tuple(
-        replace(each, explained_by=CAUSE) if is_explained(each) else each for each in found
+        replace(candidate, explained_by=CAUSE) if is_explained(candidate) else candidate
+        for candidate in candidates
     )

@@ -58,10 +58,10 @@ SLOW_DEVICE = frozenset({CAUSE, clock_throttle.CAUSE})
 """Causes in a rank's own device."""
 
 
-def detect(case: Case, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+def detect(case: Case, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Add ranks that compute slowly, throttled devices, and stages with more work."""
     compute = find_slow_compute(case, case.profile)
-    return (*found, *compute, *_find_slow_optimizers(case, compute))
+    return (*candidates, *compute, *_find_slow_optimizers(case, compute))
 
 
 def _find_slow_optimizers(case: Case, compute: Sequence[Candidate]) -> tuple[Candidate, ...]:
@@ -89,11 +89,11 @@ def _find_slow_optimizers(case: Case, compute: Sequence[Candidate]) -> tuple[Can
     )
     named = named_ranks(compute, SLOW_DEVICE)
     return tuple(
-        replace(each, evidence=f"{each.evidence}; it is slow in its optimizer")
-        for each in find_slow_compute(case, whole)
-        if each.cause in SLOW_DEVICE
-        and named.isdisjoint(each.ranks)
-        and shows_in(each, model.operations.steps).sum() >= THRESHOLDS.min_lasting_steps
+        replace(candidate, evidence=f"{candidate.evidence}; it is slow in its optimizer")
+        for candidate in find_slow_compute(case, whole)
+        if candidate.cause in SLOW_DEVICE
+        and named.isdisjoint(candidate.ranks)
+        and shows_in(candidate, model.operations.steps).sum() >= THRESHOLDS.min_lasting_steps
     )
 
 
@@ -120,7 +120,7 @@ def find_slow_compute(case: Case, profile: ComputeProfile) -> tuple[Candidate, .
         if profile.basis[phase.row] is Basis.STAGES and phase.row in in_slow_stage:
             continue
         alike = tuple(partners[workers[int(profile.ranks[phase.row])]])
-        clearest[alike] = max(clearest.get(alike, phase), phase, key=lambda each: each.margin)
+        clearest[alike] = max(clearest.get(alike, phase), phase, key=lambda phase: phase.margin)
     rows = rows_of_ranks(model, list(clearest))
     candidates: list[Candidate] = []
     for alike, phase in clearest.items():
@@ -129,7 +129,7 @@ def find_slow_compute(case: Case, profile: ComputeProfile) -> tuple[Candidate, .
         read = slow.steps if phase.columns is None else (slow.steps[0], slow.steps[0])
         drops = {rank: drop for rank in alike if (drop := find_drop(case, rank, read))}
         if drops:
-            worst = max(drops.values(), key=lambda each: each.explained_ratio)
+            worst = max(drops.values(), key=lambda drop: drop.explained_ratio)
             candidates += explain_by_clock(slow, tuple(drops), worst, model, workers)
         else:
             candidates.append(replace(slow, evidence=name_worker(alike, slow.evidence)))
@@ -138,15 +138,15 @@ def find_slow_compute(case: Case, profile: ComputeProfile) -> tuple[Candidate, .
     for host in _find_slow_hosts(profile, case.ranks, number):
         candidates = [*_without_host(candidates, host), _host_candidate(case, host)]
     if profile.is_equalized:
-        candidates = [replace(each, evidence=each.evidence + EQUALIZED) for each in candidates]
+        candidates = [replace(slow, evidence=slow.evidence + EQUALIZED) for slow in candidates]
     merged = merge_equal(merge_hosts(candidates, case.ranks), CAUSE)
     # If most ranks take turns, their work may vary.
     recurring = merge_recurring(
-        [each for each in merged if each.cause is CAUSE],
+        [slow for slow in merged if slow.cause is CAUSE],
         len(profile.ranks),
         in_turn=INSUFFICIENT_EVIDENCE,
     )
-    return (*recurring, *(each for each in merged if each.cause is not CAUSE))
+    return (*recurring, *(slow for slow in merged if slow.cause is not CAUSE))
 
 
 def _find_slow_hosts(
@@ -199,18 +199,18 @@ def _find_slow_hosts(
     return slow_hosts
 
 
-def _without_host(found: Sequence[Candidate], host: SlowRanks) -> list[Candidate]:
+def _without_host(candidates: Sequence[Candidate], host: SlowRanks) -> list[Candidate]:
     """Return candidates without ranks of a slow host that are as slow as it."""
     ranks, (first, last) = set(host.ranks), host.steps
     most = host.phase.excess_ratio + THRESHOLDS.min_excess_ratio
     return [
-        each
-        for each in found
-        if each.cause not in SLOW_DEVICE
-        or not ranks.issuperset(each.ranks)
-        or each.steps[0] > last
-        or each.steps[1] < first
-        or each.excess_ratio >= most
+        candidate
+        for candidate in candidates
+        if candidate.cause not in SLOW_DEVICE
+        or not ranks.issuperset(candidate.ranks)
+        or candidate.steps[0] > last
+        or candidate.steps[1] < first
+        or candidate.excess_ratio >= most
     ]
 
 
@@ -221,7 +221,7 @@ def _host_candidate(case: Case, host: SlowRanks) -> Candidate:
     is_throttled = len(drops) > THRESHOLDS.majority_share * len(ranks)
     evidence = f"all {len(ranks):,} ranks of host {name}: {host.evidence}"
     if is_throttled:
-        evidence += f"; {max(drops, key=lambda each: each.explained_ratio)}"
+        evidence += f"; {max(drops, key=lambda drop: drop.explained_ratio)}"
     return Candidate(
         cause=clock_throttle.CAUSE if is_throttled else CAUSE,
         ranks=ranks,
@@ -241,9 +241,9 @@ def _without_slow_ranks(
     Its other ranks show what the work of the stage costs.
     """
     part = stage.part
-    for each in slow:
-        if part is not None and each.part is not None:
-            part = part[~(in_shown_steps(model, each)[part] & np.isin(part, each.part))]
+    for candidate in slow:
+        if part is not None and candidate.part is not None:
+            part = part[~(in_shown_steps(model, candidate)[part] & np.isin(part, candidate.part))]
     return replace(stage, part=part)
 
 

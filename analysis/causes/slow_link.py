@@ -1,6 +1,6 @@
 """Slow links: the rank, pair or location that they have in common.
 
-`network_degradation` decides between a slow link and a network that is slow in many places.
+`network_degradation` decides between a slow link and a network that is slow in many location_of.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import numpy as np
 
 from ..arrays.group_stats import MIN_ROWS_OF_KIND, row_medians
 from ..report.text import format_duration, format_percent, format_steps
+from ..statistics.link_profile import MAX_PLANNED_RATIO
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
 from .detector import Cause, ShownIn, Subject
-from .link_profile import MAX_PLANNED_RATIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ..statistics.link_profile import LinkProfile
     from ..statistics.phases import Phase
     from ..trace.tables import RankInfo
-    from .link_profile import LinkProfile
 
 
 MAX_NAMED_HOSTS = 2
@@ -71,8 +71,8 @@ def find_culprits(profile: LinkProfile, slow: Sequence[Phase]) -> tuple[Culprit,
     Ranks most of whose pairs are slow come first, then pairs, then groups one of whose members is
     at fault. Those of one host, switch or rack are merged.
     """
-    found: list[Culprit] = []
-    pairs = (profile.links[each.row] for each in slow if profile.is_pair[each.row])
+    culprits: list[Culprit] = []
+    pairs = (profile.links[phase.row] for phase in slow if profile.is_pair[phase.row])
     ends_of_pairs = {rank for pair in pairs for rank in pair.members}
     left = list(slow)
     while left:
@@ -81,9 +81,9 @@ def find_culprits(profile: LinkProfile, slow: Sequence[Phase]) -> tuple[Culprit,
             or _worst_pair(profile, left)
             or _worst_group(profile, left, ends_of_pairs)
         )
-        found.append(culprit)
-        left = [each for each in left if each not in culprit.links]
-    return merge_by_location(found, profile.ranks)
+        culprits.append(culprit)
+        left = [phase for phase in left if phase not in culprit.links]
+    return merge_by_location(culprits, profile.ranks)
 
 
 def find_slow_host(profile: LinkProfile) -> tuple[LinkProfile, Culprit] | None:
@@ -141,7 +141,7 @@ def _worst_rank(profile: LinkProfile, slow: Sequence[Phase]) -> Culprit | None:
     links = profile.links
     num_pairs, num_slow = (
         Counter(rank for link in some if links[link].is_pair for rank in links[link].members)
-        for some in (range(len(links)), [each.row for each in slow])
+        for some in (range(len(links)), [phase.row for phase in slow])
     )
     ranks = [
         rank
@@ -150,8 +150,8 @@ def _worst_rank(profile: LinkProfile, slow: Sequence[Phase]) -> Culprit | None:
     ]
     if not ranks:
         return None
-    rank = max(ranks, key=lambda each: (num_slow[each], -each))
-    mine = tuple(each for each in slow if rank in links[each.row].members)
+    rank = max(ranks, key=lambda rank: (num_slow[rank], -rank))
+    mine = tuple(phase for phase in slow if rank in links[phase.row].members)
     return Culprit(ranks=(rank,), links=mine, location=f"most links of rank {rank}")
 
 
@@ -161,13 +161,13 @@ def _worst_pair(profile: LinkProfile, slow: Sequence[Phase]) -> Culprit | None:
     If only one of its ends has groups that are slow too, or slower by the same factor, the
     connection is that end's.
     """
-    pairs = [each for each in slow if profile.is_pair[each.row]]
+    pairs = [phase for phase in slow if profile.is_pair[phase.row]]
     if not pairs:
         return None
-    worst = max(pairs, key=lambda each: each.excess_ratio)
+    worst = max(pairs, key=lambda phase: phase.excess_ratio)
     ends = tuple(sorted(profile.links[worst.row].members))
     location = f"the pair {ends[0]} - {ends[1]}"
-    members = {each.row: set(profile.links[each.row].members) for each in slow}
+    members = {phase.row: set(profile.links[phase.row].members) for phase in slow}
     slower = _groups_slower_by(profile, worst)
     slower |= {link for link in members if not profile.is_pair[link]}
     groups = [{link for link in slower if end in profile.links[link].members} for end in ends]
@@ -176,9 +176,9 @@ def _worst_pair(profile: LinkProfile, slow: Sequence[Phase]) -> Culprit | None:
         end, more = (ends[0], groups[0]) if groups[0] else (ends[1], groups[1])
         ends, location = (end,), f"{location} and a group of rank {end}"
     mine = [
-        each
-        for each in slow
-        if {*profile.links[worst.row].members} <= members[each.row] or each.row in more
+        phase
+        for phase in slow
+        if {*profile.links[worst.row].members} <= members[phase.row] or phase.row in more
     ]
     more -= members.keys()
     return Culprit(ranks=ends, links=tuple(mine), location=location, more_links=tuple(sorted(more)))
@@ -204,13 +204,13 @@ def _worst_group(profile: LinkProfile, slow: Sequence[Phase], ends_of_pairs: set
 
     If only one of them is an end of slow pairs, it is that one.
     """
-    worst = max(slow, key=lambda each: each.excess_ratio)
+    worst = max(slow, key=lambda phase: phase.excess_ratio)
     link = profile.links[worst.row]
     common, mine = set(link.members), [worst]
-    for each in sorted(slow, key=lambda each: len(profile.links[each.row].members)):
-        shared = common & set(profile.links[each.row].members)
-        if each is not worst and shared:
-            common, mine = shared, [*mine, each]
+    for phase in sorted(slow, key=lambda phase: len(profile.links[phase.row].members)):
+        shared = common & set(profile.links[phase.row].members)
+        if phase is not worst and shared:
+            common, mine = shared, [*mine, phase]
     size = len(link.members)
     location = f"one {link.kind} group of {size:,} ranks (which link is not known)"
     if len(common) < size:
@@ -226,23 +226,29 @@ def merge_by_location(
 ) -> tuple[Culprit, ...]:
     """Merge the culprits on one host, or behind one switch or rack, if no other has as many."""
     for name, read in LEVELS:
-        places = {info.rank: read(info) for info in ranks.values() if read(info)}
+        location_of = {info.rank: read(info) for info in ranks.values() if read(info)}
         count = Counter(
-            place
+            location
             for culprit in culprits
-            for place in {places[rank] for rank in culprit.ranks if rank in places}
+            for location in {location_of[rank] for rank in culprit.ranks if rank in location_of}
         )
-        (place, num), (_, next_num) = (*count.most_common(2), ("", 0), ("", 0))[:2]
-        if len(set(places.values())) == 1 or num <= max(next_num, 1):
+        (location, num), (_, next_num) = (*count.most_common(2), ("", 0), ("", 0))[:2]
+        if len(set(location_of.values())) == 1 or num <= max(next_num, 1):
             continue
-        mine = [each for each in culprits if place in {places.get(rank) for rank in each.ranks}]
-        inside = {rank for each in mine for rank in each.ranks if places.get(rank) == place}
+        mine = [
+            culprit
+            for culprit in culprits
+            if location in {location_of.get(rank) for rank in culprit.ranks}
+        ]
+        inside = {
+            rank for culprit in mine for rank in culprit.ranks if location_of.get(rank) == location
+        }
         merged = Culprit(
             ranks=tuple(sorted(inside)),
-            links=tuple({slow.row: slow for each in mine for slow in each.links}.values()),
-            location=f"the links of {name} {place}",
+            links=tuple({slow.row: slow for culprit in mine for slow in culprit.links}.values()),
+            location=f"the links of {name} {location}",
         )
-        culprits = (merged, *(each for each in culprits if each not in mine))
+        culprits = (merged, *(culprit for culprit in culprits if culprit not in mine))
     return tuple(culprits)
 
 
@@ -258,12 +264,12 @@ def is_explained_by_devices(
     inside = slow.inside
     members, steps = set(profile.links[slow.row].members), profile.steps[inside].tolist()
     at_ends = [
-        each.excess_ratio
-        for each in blamed
-        if not members.isdisjoint(each.ranks)
-        and each.steps[0] <= steps[-1]
-        and each.steps[1] >= steps[0]
-        and (each.shown_steps is None or set(steps).issubset(each.shown_steps))
+        candidate.excess_ratio
+        for candidate in blamed
+        if not members.isdisjoint(candidate.ranks)
+        and candidate.steps[0] <= steps[-1]
+        and candidate.steps[1] >= steps[0]
+        and (candidate.shown_steps is None or set(steps).issubset(candidate.shown_steps))
     ]
     if not at_ends:
         return False
@@ -276,23 +282,34 @@ def is_explained_by_devices(
 
 def culprit_candidate(profile: LinkProfile, culprit: Culprit) -> Candidate:
     """Return a culprit as a candidate."""
-    worst = max(culprit.links, key=lambda each: each.margin)
-    first = int(profile.steps[min(each.first for each in culprit.links)])
-    last = int(profile.steps[max(each.last for each in culprit.links)])
-    excess = float(np.median([each.excess_ratio for each in culprit.links]))
-    took_ns, expected_ns = profile.median_transfer_ns(worst)
+    worst = max(culprit.links, key=lambda phase: phase.margin)
+    first = int(profile.steps[min(phase.first for phase in culprit.links)])
+    last = int(profile.steps[max(phase.last for phase in culprit.links)])
+    excess = float(np.median([phase.excess_ratio for phase in culprit.links]))
+    num = profile.num_instances[worst.row, worst.inside]
+    took_ns, expected_ns = (
+        float(np.nanmedian(total_ns[worst.row, worst.inside] / num))
+        for total_ns in (profile.total_ns, profile.expected_ns)
+    )
+    transfers = profile.transfers
+    mine = (transfers.link == worst.row) & np.isin(transfers.step, profile.steps[worst.inside])
+    num_bytes, all_ns = transfers.num_bytes[mine], transfers.transfer_ns[mine].sum()
+    rates = ""
+    if all_ns and num_bytes.any() and (num_bytes >= 0).all():
+        rate = num_bytes.sum() / all_ns  # bytes per ns, which are GB/s
+        usual = rate * (took_ns / expected_ns)
+        rates = f", {rate:.3g} GB/s of payload against {usual:.3g} GB/s"
     hosts = sorted({profile.ranks[rank].host for rank in culprit.ranks})
     is_named = any(host in culprit.location for host in hosts)  # also if one is unknown: ""
     num_hosts = len({info.host for info in profile.ranks.values()})
     where = f" on {' and '.join(hosts)}"
     if is_named or num_hosts == 1 or len(hosts) > MAX_NAMED_HOSTS:
         where = ""
-    rates = _rates(profile, worst, took_ns / expected_ns)
     return Candidate(
         cause=CAUSE,
         ranks=culprit.ranks,
         steps=(first, last),
-        part=profile.operations_of([*(each.row for each in culprit.links), *culprit.more_links]),
+        part=profile.operations_of([*(phase.row for phase in culprit.links), *culprit.more_links]),
         excess_ratio=excess,
         threshold=worst.threshold,
         evidence=(
@@ -303,15 +320,3 @@ def culprit_candidate(profile: LinkProfile, culprit: Culprit) -> Candidate:
             " both ends compute as usual"
         ),
     )
-
-
-def _rates(profile: LinkProfile, slow: Phase, factor: float) -> str:
-    """Return how many bytes a slow link carries each second, and alike ones; empty if unknown."""
-    transfers = profile.transfers
-    mine = (transfers.link == slow.row) & np.isin(transfers.step, profile.steps[slow.inside])
-    took_ns, num_bytes = transfers.transfer_ns[mine].sum(), transfers.num_bytes[mine]
-    if not took_ns or (num_bytes < 0).any() or not num_bytes.any():
-        return ""
-    # Bytes per ns are GB/s.
-    rate = num_bytes.sum() / took_ns
-    return f", {rate:.3g} GB/s of payload against {rate * factor:.3g} GB/s"

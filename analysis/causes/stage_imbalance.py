@@ -54,8 +54,8 @@ class SlowRanks:
         """Return compute and baseline: "345 ms of own compute per step, 140 ms (+135 %)"."""
         columns = self.phase.shown
         took, usual = (
-            format_duration(float(np.nanmedian(each[..., columns])))
-            for each in (self.profile.total_ns[self.rows], self.expected_ns)
+            format_duration(float(np.nanmedian(values_ns[..., columns])))
+            for values_ns in (self.profile.total_ns[self.rows], self.expected_ns)
         )
         excess, noise = self.phase.excess_ratio, self.phase.deviation
         is_far = excess >= THRESHOLDS.far_deviations * noise
@@ -89,7 +89,7 @@ def find_slow_stages(profile: ComputeProfile) -> tuple[SlowRanks, ...]:
     measured = (
         _measure_stage(profile, rows_of[phase.row], phase, others[phase.row]) for phase in phases
     )
-    return tuple(each for each in measured if each is not None)
+    return tuple(slow for slow in measured if slow is not None)
 
 
 def _measure_stage(

@@ -106,7 +106,12 @@ def price_candidates(
     ideal = Times(ideal_outside(model, candidates, unblamed.duration_ns), model.ideal_gap_ns)
     stage_ratio = _stage_ratio(model, candidates, ideal, unblamed)
     fixes = _fixes(candidates, ideal, stage_ratio, model)
-    in_fixed_stage = _in_fixed_stage(fixes, model)
+    # Slow ranks may be of a stage that is a candidate itself.
+    of_stages = [fix.rows for fix in fixes if fix.candidate.cause.subject is Subject.STAGE]
+    stages = sorted_unique(model.stage[np.concatenate(of_stages)]) if of_stages else ()
+    in_fixed_stage = [
+        np.isin(model.stage[fix.rows], stages) & is_of_device(fix.candidate) for fix in fixes
+    ]
     fixed = _fix_all(fixes, unblamed, ideal, in_fixed_stage)
     num_sharing = (
         _count([fix.rows for fix in fixes], len(model.rank)),
@@ -188,7 +193,7 @@ def noise_of_steps(times_ns: NDArray[np.float64], tokens: NDArray[np.int64]) -> 
     if (tokens > 0).all():
         series.append(times_ns * (tokens.mean() / tokens))
     estimates = (lower_half_deviation, median_change_deviation)
-    return min(estimate(each) for each in series for estimate in estimates)
+    return min(estimate(values) for values in series for estimate in estimates)
 
 
 def is_of_device(candidate: Candidate) -> bool:
@@ -199,8 +204,8 @@ def is_of_device(candidate: Candidate) -> bool:
 def _count(rows: Sequence[NDArray[np.int64]], num: int) -> NDArray[np.int32]:
     """Return in how many sets of rows each operation is. Shape (num,)."""
     counts = np.zeros(num, dtype=np.int32)
-    for each in rows:
-        counts[each] += 1
+    for numbers in rows:
+        counts[numbers] += 1
     return counts
 
 
@@ -262,15 +267,15 @@ def _stage_ratio(
     of that kind.
     """
     ratios = np.ones((len(model.kinds), int(model.stage.max(initial=0)) + 1))
-    slow = [each for each in candidates if is_of_device(each)]
+    slow = [candidate for candidate in candidates if is_of_device(candidate)]
     if not slow:
         return ratios
     compute = np.flatnonzero(has_kind(model, COMPUTE_KINDS) & model.on_device)
     cell = model.kind[compute].astype(np.int64) * ratios.shape[1] + model.stage[compute]
     inside = np.zeros(len(model.rank), dtype=np.bool_)
-    for each in candidates:
-        if each.part is not None and each.cause.subject is not Subject.STAGE:
-            inside[_recorded_part(each, model)] = True
+    for candidate in candidates:
+        if candidate.part is not None and candidate.cause.subject is not Subject.STAGE:
+            inside[_recorded_part(candidate, model)] = True
     healthy = ~inside[compute]
     took_ns, expected_ns = (
         np.bincount(cell[healthy], weights=times[compute[healthy]], minlength=ratios.size)
@@ -313,7 +318,7 @@ def _fix_all(
     fixes: Sequence[Fix], unblamed: Times, ideal: Times, in_fixed_stage: Sequence[NDArray[np.bool_]]
 ) -> Times:
     """Return the run with every candidate fixed; the smaller time if two share an operation."""
-    fixed = Times(*(each.copy() for each in unblamed))
+    fixed = Times(*(column.copy() for column in unblamed))
     touched = np.zeros(len(unblamed.duration_ns), dtype=np.bool_)
     for fix in fixes:
         for times, fixed_times in zip(fixed, fix.fixed, strict=True):
@@ -325,13 +330,6 @@ def _fix_all(
     for fix, both in zip(fixes, in_fixed_stage, strict=True):
         fixed.duration_ns[fix.rows[both]] = ideal.duration_ns[fix.rows[both]]
     return fixed
-
-
-def _in_fixed_stage(fixes: Sequence[Fix], model: ReplayModel) -> list[NDArray[np.bool_]]:
-    """Return which operations of each slow rank are of a stage that is a candidate itself."""
-    stages = [fix.rows for fix in fixes if fix.candidate.cause.subject is Subject.STAGE]
-    fixed = sorted_unique(model.stage[np.concatenate(stages)]) if stages else np.zeros(0, np.int32)
-    return [np.isin(model.stage[fix.rows], fixed) & is_of_device(fix.candidate) for fix in fixes]
 
 
 def _put_back(fix: Fix, healthy: Times, recorded: Times) -> Times:
@@ -432,11 +430,11 @@ def ideal_outside(
         duration_ns: Shape (ops,): durations without waits for partners.
     """
     inside = np.zeros(len(model.rank), dtype=np.bool_)
-    for each in candidates:
-        if each.part is not None and each.fixed_ns is None:
-            inside[each.part] = True
-        elif each.part is not None and each.fixed_ns is not None:
-            inside[each.part] |= np.isnan(each.fixed_ns[each.part])
+    for candidate in candidates:
+        if candidate.part is not None and candidate.fixed_ns is None:
+            inside[candidate.part] = True
+        elif candidate.part is not None and candidate.fixed_ns is not None:
+            inside[candidate.part] |= np.isnan(candidate.fixed_ns[candidate.part])
     ideal = model.ideal_ns.astype(np.float64)
     is_compute = has_kind(model, COMPUTE_KINDS)
     for code in sorted_unique(model.kind[is_compute]).tolist():

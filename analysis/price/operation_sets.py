@@ -135,7 +135,7 @@ def _with_kind(wanted: str, _run: RunInfo, reading: Reading) -> NDArray[np.bool_
 
 def _with_link(wanted: tuple[int, int], _run: RunInfo, reading: Reading) -> NDArray[np.bool_]:
     transfers = reading.transfers
-    is_wanted = [each.is_pair and each.members == wanted for each in transfers.links]
+    is_wanted = [link.is_pair and link.members == wanted for link in transfers.links]
     # `NO_LINK` is -1 and picks the last entry.
     return np.array([*is_wanted, False], dtype=np.bool_)[transfers.link_of_operation]
 

@@ -1,4 +1,4 @@
-"""What `loop.c` exports; `tests/support/analysis/replay_oracle.py` says what each computes."""
+"""What `loop.c` exports; the tests have `attribute` and `fill` in Python, with their arguments."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,14 @@ Int64s = NDArray[np.int64]
 UInt8s = NDArray[np.uint8]
 Float64s = NDArray[np.float64]
 
+# Sort rows topologically and fill in the arrays of a graph, whose ``first`` and ``pred`` are zeros
+# until all rows are sorted; return how many are. A row and all that it makes ready come before the
+# next row that waits for nothing, so the rows of a step stay together (Kahn, 1962).
 def sort(graph: Graph, num_groups: int, src: Int32s, dst: Int32s, group: Int32s, /) -> int: ...
+
+# Fill in the end of each row, for the positions from ``low`` to ``high`` (of whole steps). A row
+# arrives its gap after the last end of its predecessors, or after 0; it ends its duration after the
+# last arrival of its item. Durations and gaps are by row, arrivals and ends by position.
 def replay(
     graph: Graph,
     low: int,
@@ -21,6 +28,11 @@ def replay(
     ends: Float64s,
     /,
 ) -> None: ...
+
+# Fill in the time of one step in each of ``width`` scenarios, shape (width, replicas): bit ``w`` of
+# a row's ``parts`` is set if it has its recorded time in scenario ``w``, else it has the ideal one.
+# With ``replica`` each is replayed once per replica, whose rows alone have recorded times: then the
+# replicas must have equal structure, so that one ideal one represents all others.
 def replay_parts(
     graph: Graph,
     low: int,
@@ -35,6 +47,10 @@ def replay_parts(
     latest: Float64s,
     /,
 ) -> None: ...
+
+# Fill in the time of one step in each of ``width`` variants, that have other times of some rows:
+# of each row from ``low`` on, ``first`` is the index of its first change. ``ends`` are those
+# without any change, by position: only items that end at another time are replayed.
 def replay_variants(
     graph: Graph,
     low: int,
@@ -52,6 +68,9 @@ def replay_variants(
     latest: Float64s,
     /,
 ) -> None: ...
+
+# Make ``equal`` false for steps whose replicas differ in operations or dependencies, or have an
+# edge into another one, or a group over some of them only. Rows are in order of (step, replica).
 def compare_replicas(
     graph: Graph,
     num_steps: int,
@@ -64,6 +83,9 @@ def compare_replicas(
     equal: NDArray[np.bool_],
     /,
 ) -> None: ...
+
+# Fill in the member of each row's group that began last, of several the lowest rank's; the row
+# itself without a group.
 def last_members(
     num: int, num_groups: int, group: Int32s, start: Int64s, rank: Int32s, last: Int32s, /
 ) -> None: ...

@@ -1,7 +1,7 @@
 """The replay loop: rows in topological order, with any durations; and other passes over all rows.
 
 ``loop.c`` is compiled into ``_loop`` at installation and replays a million rows in 10 ms.
-The same in Python is an oracle of the tests.
+``_loop.pyi`` says what each function computes.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class LinkMatrix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSummary:
-    """Transfers of a run by link; see `analysis.causes.link_summary`."""
+    """Transfers of a run by link; see `analysis.breakdown.link_summary`."""
 
     num_links: int
     num_slow: int

@@ -126,7 +126,9 @@ def placements_of(finding: Finding, placements: tuple[RankPlacements, ...]) -> R
         placements: Of the run, at least one.
     """
     last = None if finding.steps is None else finding.steps[1]
-    later = (each for each in placements if last is not None and last <= each.steps[-1])
+    later = (
+        placement for placement in placements if last is not None and last <= placement.steps[-1]
+    )
     return next(later, placements[-1])
 
 
@@ -485,7 +487,7 @@ class RunReport:
         reachable, actual_s = self.reachable_s_by_step, self.step_time_s.actual
         if not reachable or actual_s is None:
             return None
-        saved_s = max((each.saved_s or 0.0 for each in self.findings), default=0.0)
+        saved_s = max((finding.saved_s or 0.0 for finding in self.findings), default=0.0)
         return min(sum(reachable.values()) / len(reachable), actual_s - min(saved_s, actual_s))
 
     @property
@@ -501,10 +503,10 @@ class RunReport:
             return ()
         parts = [StepPart(name="ideal", seconds=ideal_s)]
         left_s = actual_s - ideal_s
-        for each in self.findings:
-            seconds = min(max(each.saved_s or 0.0, 0.0), left_s)
-            if seconds > 0 and each.cause != "insufficient-evidence":
-                parts.append(StepPart(name=each.cause, seconds=seconds, ranks=each.ranks))
+        for finding in self.findings:
+            seconds = min(max(finding.saved_s or 0.0, 0.0), left_s)
+            if seconds > 0 and finding.cause != "insufficient-evidence":
+                parts.append(StepPart(name=finding.cause, seconds=seconds, ranks=finding.ranks))
                 left_s -= seconds
         return (*parts, StepPart(name="other", seconds=left_s))
 
@@ -548,12 +550,12 @@ class RunReport:
         """
         top = self.top_finding
         culprits = set() if top.severity is Severity.NONE else set(top.ranks)
-        if culprits.issuperset(one.rank for one in self.starved):
+        if culprits.issuperset(waiting.rank for waiting in self.starved):
             culprits = set()
 
-        def order(one: Starved) -> tuple[float, float]:
-            on_culprits = sum(each.ratio for each in one.waits_on if each.rank in culprits)
-            return -on_culprits, -one.wait_ratio
+        def order(waiting: Starved) -> tuple[float, float]:
+            on_culprits = sum(on.ratio for on in waiting.waits_on if on.rank in culprits)
+            return -on_culprits, -waiting.wait_ratio
 
         return tuple(sorted(self.starved, key=order))
 
@@ -562,7 +564,8 @@ class RunReport:
         """The finding that the verdict is about: the first that matters, if there is one."""
         harmless = (Severity.MINOR, Severity.NONE)
         return next(
-            (each for each in self.findings if each.severity not in harmless), self.findings[0]
+            (finding for finding in self.findings if finding.severity not in harmless),
+            self.findings[0],
         )
 
     @property

@@ -70,9 +70,9 @@ class FindingTracker:
     analysis lacks continues that one.
     """
 
-    def __init__(self, run_id: str, known: Iterable[TrackedFinding] = ()) -> None:
+    def __init__(self, run_id: str, tracked: Iterable[TrackedFinding] = ()) -> None:
         self._run_id = run_id
-        self._tracked = {tracked.number: tracked for tracked in known}
+        self._tracked = {finding.number: finding for finding in tracked}
         self._numbers: dict[int, int] = {}
         """Number of the tracked finding of each finding of the last report, by its place there."""
 
@@ -134,7 +134,7 @@ class FindingTracker:
         present = set(self._numbers.values())
         missed = [finding for number, finding in opened.items() if number not in present]
         if missed:
-            findings = [each for each in findings if each.cause not in NO_PROBLEM]
+            findings = [finding for finding in findings if finding.cause not in NO_PROBLEM]
         return replace(report, findings=(*findings, *missed))
 
     def _match(self, findings: tuple[Finding, ...]) -> dict[int, int]:
@@ -240,32 +240,32 @@ def _since_onset(finding: Finding, before: TrackedFinding, report: RunReport) ->
     return replace(finding, shown_saved_s=price_s, saved_s=saved_s)
 
 
-def _is_gone(one: TrackedFinding, report: RunReport) -> bool:
+def _is_gone(tracked: TrackedFinding, report: RunReport) -> bool:
     """Return whether an open finding that an analysis lacks has been missing for long enough.
 
     Noise hides a finding in one analysis now and then; the next one follows `GONE_S` later at most.
     """
-    missing = [step for step in report.steps if step > one.checked_step]
+    missing = [step for step in report.steps if step > tracked.checked_step]
     missing_s = sum(report.actual_s_by_step.get(step, 0.0) for step in missing)
     return len(missing) > GRACE_STEPS and missing_s > GONE_S
 
 
-def _is_renamed(one: TrackedFinding, finding: Finding) -> bool:
+def _is_renamed(tracked: TrackedFinding, finding: Finding) -> bool:
     """Return whether a finding is an open tracked one by another cause, or of other ranks."""
-    if one.closed_ns is not None or one.last_step is None or finding.steps is None:
+    if tracked.closed_ns is not None or tracked.last_step is None or finding.steps is None:
         return False
     # What has no price was not measured on steps: a crash is no slow rank.
-    is_priced = one.finding.saved_s is not None and finding.saved_s is not None
-    shares = bool({*one.finding.ranks} & {*finding.ranks})
-    overlaps = finding.steps[0] <= one.last_step and may_open(finding)
+    is_priced = tracked.finding.saved_s is not None and finding.saved_s is not None
+    shares = bool({*tracked.finding.ranks} & {*finding.ranks})
+    overlaps = finding.steps[0] <= tracked.last_step and may_open(finding)
     return is_priced and shares and overlaps
 
 
-def _is_near(one: TrackedFinding, finding: Finding) -> bool:
+def _is_near(tracked: TrackedFinding, finding: Finding) -> bool:
     """Return whether a finding has cause and ranks of a tracked one, and steps that are near."""
-    if (one.finding.cause, one.finding.ranks) != (finding.cause, finding.ranks):
+    if (tracked.finding.cause, tracked.finding.ranks) != (finding.cause, finding.ranks):
         return False
-    if finding.steps is None or one.onset_step is None or one.last_step is None:
-        return finding.steps is None and one.onset_step is None
+    if finding.steps is None or tracked.onset_step is None or tracked.last_step is None:
+        return finding.steps is None and tracked.onset_step is None
     first, last = finding.steps
-    return first <= one.last_step + GRACE_STEPS and last >= one.onset_step - GRACE_STEPS
+    return first <= tracked.last_step + GRACE_STEPS and last >= tracked.onset_step - GRACE_STEPS

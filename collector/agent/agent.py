@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import CollectorError
 from ..spool.descriptions import CLOCK_LINE, event_row
-from ..spool.folder import process_folders, run_folders
+from ..spool.folder import all_process_folders, run_folders
 from ..spool.process import ProcessFiles
 from ..spool.tail import SegmentPolicy, SpoolTail
 from .errors import RetryLaterError
@@ -131,7 +131,10 @@ class NodeAgent:
                 self._poll(name, run)
             self._send_host_rows()
         except RetryLaterError as error:
-            self._pause_all(error)
+            self._retry_at_s = self._monotonic_s() + self._backoff.failed(error.pause_s)
+            self._waits_for_token = error.is_token_problem
+            self._failed_token = self._outbox.sent_token_text()
+            self._troubles.begin(COLLECTOR, error.reason)
             return min(max(self._retry_at_s - self._monotonic_s(), 0.0), TURN_S)
         self._backoff.succeeded()
         self._troubles.end(COLLECTOR)
@@ -240,12 +243,6 @@ class NodeAgent:
                 self._say(message)
             self._troubles.end(SPOOL_LIMIT)
 
-    def _pause_all(self, error: RetryLaterError) -> None:
-        self._retry_at_s = self._monotonic_s() + self._backoff.failed(error.pause_s)
-        self._waits_for_token = error.is_token_problem
-        self._failed_token = self._outbox.sent_token_text()
-        self._troubles.begin(COLLECTOR, error.reason)
-
     def _pause(self, name: str, run: _Run, error: RetryLaterError) -> None:
         run.retry_at_s = self._monotonic_s() + run.backoff.failed(error.pause_s)
         if error.is_token_problem:
@@ -294,11 +291,9 @@ class TroubleLog:
 def ranks_in(spool: Path, run_id: str) -> list[int]:
     """Return the ranks of a run that have a folder in a spool."""
     ranks = set()
-    for run in run_folders(spool):
-        with suppress(OSError):
-            for folder in process_folders(run):
-                with suppress(OSError, CollectorError):
-                    files = ProcessFiles(folder)
-                    if files.run_id == run_id:
-                        ranks.add(files.identity.rank)
+    for folder in all_process_folders(spool):
+        with suppress(OSError, CollectorError):
+            files = ProcessFiles(folder)
+            if files.run_id == run_id:
+                ranks.add(files.identity.rank)
     return sorted(ranks)

@@ -167,12 +167,14 @@ def read_placements(
     if isinstance(document, dict) and "placements" not in document:
         return None
     try:
-        found = [None if one is None else _placement(one) for one in document["placements"]]
+        placements = [
+            None if entry is None else _placement(entry) for entry in document["placements"]
+        ]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RunNameError):
-        found = []
-    if len(found) != num_processes:
+        placements = []
+    if len(placements) != num_processes:
         raise RetryLaterError("the collector's answer does not say where it stores each process")
-    return found
+    return placements
 
 
 def _placement(entry: dict[str, Any]) -> Placement:
@@ -208,10 +210,10 @@ def is_from_collector(answer: Answer) -> bool:
 
 def _reason(answer: Answer) -> str:
     document = _document(answer)
-    found: object = None
+    reason: object = None
     if isinstance(document, dict):
-        found = document.get("reason") or document.get("detail") or document.get("error")
-    text = found if isinstance(found, str) else answer.body.decode("utf-8", "replace")
+        reason = document.get("reason") or document.get("detail") or document.get("error")
+    text = reason if isinstance(reason, str) else answer.body.decode("utf-8", "replace")
     printable = "".join(letter if letter.isprintable() else " " for letter in text)
     return " ".join(printable.split())[:MAX_REASON_LENGTH] or "no reason given"
 

@@ -245,7 +245,8 @@ class Journal:
                     _import_line(db, line)
                 db.execute(f"PRAGMA user_version = {JOURNAL_VERSION}")
         # Only now: until the database is complete, the lines are the journal.
-        guard = _packed({"journal": JOURNAL_VERSION})
+        body = json.dumps({"journal": JOURNAL_VERSION}, separators=(",", ":")).encode()
+        guard = b"%08x %s\n" % (zlib.crc32(body), body)
         if not version_file.exists() or version_file.read_bytes() != guard:
             scratch = version_file.with_suffix(".tmp")
             write_durably(scratch, guard)
@@ -309,11 +310,6 @@ def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     while lines and lines[-1] is None:
         lines.pop()
     return [line for line in lines if line is not None], lines.count(None)
-
-
-def _packed(line: Mapping[str, Any]) -> bytes:
-    body = json.dumps(line, separators=(",", ":")).encode()
-    return b"%08x %s\n" % (zlib.crc32(body), body)
 
 
 def _unpacked(raw: bytes) -> dict[str, Any] | None:

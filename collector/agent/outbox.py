@@ -133,30 +133,30 @@ class Outbox:
 
     def place(self, processes: Sequence[ProcessFacts]) -> list[Placement | None]:
         """Ask the collector where each process is stored."""
-        found: dict[str, Placement | None] = {}
+        placements: dict[str, Placement | None] = {}
 
-        def place_as_declared(one: ProcessFacts) -> None:
-            found[one.process] = Placement(run_id=one.run_id, epoch=one.epoch)
+        def place_as_declared(facts: ProcessFacts) -> None:
+            placements[facts.process] = Placement(run_id=facts.run_id, epoch=facts.epoch)
 
         def post(batch: Sequence[ProcessFacts]) -> None:
-            document = {"schema": SCHEMA_VERSION, "rows": [asdict(one) for one in batch]}
+            document = {"schema": SCHEMA_VERSION, "rows": [asdict(facts) for facts in batch]}
             body = json.dumps(document).encode()
             answer = self._link.post("/v1/rows/processes", body, content_type=JSON)
             is_unknown = answer.status == HTTPStatus.NOT_FOUND and is_from_collector(answer)
             answered = None if is_unknown else read_placements(read_accepted(answer), len(batch))
             if answered is None:  # an older collector
-                for one in batch:
-                    place_as_declared(one)
+                for facts in batch:
+                    place_as_declared(facts)
             else:
-                found.update(zip((one.process for one in batch), answered, strict=True))
+                placements.update(zip((facts.process for facts in batch), answered, strict=True))
 
-        def give_up(one: ProcessFacts, _rejection: RejectedError) -> None:
-            place_as_declared(one)  # its rows will be rejected, and kept as dead letters
+        def give_up(facts: ProcessFacts, _rejection: RejectedError) -> None:
+            place_as_declared(facts)  # its rows will be rejected, and kept as dead letters
 
         for first in range(0, len(processes), MAX_PLACEMENTS):
             part = processes[first : first + MAX_PLACEMENTS]
             self._delivery.deliver(part, post=post, give_up=give_up)
-        return [found[one.process] for one in processes]
+        return [placements[facts.process] for facts in processes]
 
     def resume(self, run_id: str) -> Resume:
         """Return what the journal and the collector know of the run's ranks on this host."""
@@ -168,10 +168,11 @@ class Outbox:
             segment: max(stored.get(segment, 0), settled.get(segment, 0))
             for segment in stored.keys() | settled.keys()
         }
-        own = self._journal.unanswered(run_id)
+        sent_before = self._journal.unanswered(run_id)
         return Resume(
             end_rows=end_rows,
-            unanswered=own + tuple(key for key in unanswered if key not in set(own)),
+            unanswered=sent_before
+            + tuple(key for key in unanswered if key not in set(sent_before)),
             source_format=pages[-1].source_format if pages else None,
             dropped=self._journal.dropped(run_id),
         )
@@ -222,21 +223,8 @@ class Outbox:
         """Send cuts; return when each is stored or given up."""
         todo = [cut for cut in cuts if not self._journal.is_settled(cut.key)]
         self._journal.add_sent(todo)
-        for batch in self._batches(todo):
+        for batch in cut_batches(todo, max_rows=self._max_rows):
             self._delivery.deliver(batch, post=self._post_cuts, give_up=self._give_up_cut)
-
-    def _batches(self, cuts: Sequence[Cut]) -> Iterator[list[Cut]]:
-        batch: list[Cut] = []
-        num_rows = 0
-        for cut in cuts:
-            more = _num_rows(cut.key)
-            if batch and (num_rows + more > self._max_rows or len(batch) >= MAX_CUTS):
-                yield batch
-                batch, num_rows = [], 0
-            batch.append(cut)
-            num_rows += more
-        if batch:
-            yield batch
 
     def _post_cuts(self, cuts: Sequence[Cut]) -> None:
         try:
@@ -288,6 +276,21 @@ class Outbox:
         if run_id not in self._deleted_runs:
             self._deleted_runs.add(run_id)
             self._say(f"run {run_id} was deleted at the collector: nothing more of it is sent")
+
+
+def cut_batches(cuts: Sequence[Cut], *, max_rows: int) -> Iterator[list[Cut]]:
+    """Yield cuts in order, as many in a request as it may have; a larger cut alone."""
+    batch: list[Cut] = []
+    num_rows = 0
+    for cut in cuts:
+        more = _num_rows(cut.key)
+        if batch and (num_rows + more > max_rows or len(batch) >= MAX_CUTS):
+            yield batch
+            batch, num_rows = [], 0
+        batch.append(cut)
+        num_rows += more
+    if batch:
+        yield batch
 
 
 def _num_rows(key: CutKey) -> int:

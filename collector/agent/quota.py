@@ -14,10 +14,9 @@ from ..identity import segment_id
 from ..spool.descriptions import ENDED, exit_state
 from ..spool.folder import (
     BLOCK_BYTES,
-    process_folders,
+    all_process_folders,
     remove_process_folder,
     remove_spool_file,
-    run_folders,
     segment_paths,
     stat_spool_file,
     used_bytes,
@@ -84,19 +83,23 @@ class SpoolQuota:
         if excess <= 0:
             return None
         excess -= _remove_oldest(stored, excess)
-        found: dict[Path, _Unsent] = {}
+        unsent_by_path: dict[Path, _Unsent] = {}
         for path in _newest_segments(self._spool):
             if excess <= 0:
                 break
             unsent = self._unsent(path)
             if unsent is not None:
-                found[path] = unsent
+                unsent_by_path[path] = unsent
                 excess -= unsent.num_bytes
-        num_rows = {one.key: one.num_rows for one in found.values() if not one.is_settled}
+        num_rows = {
+            unsent.key: unsent.num_rows
+            for unsent in unsent_by_path.values()
+            if not unsent.is_settled
+        }
         if num_rows:
             # Before the deletion: after a kill the files are found again, settled.
             self._journal.drop(num_rows, reason=FULL)
-        for path, unsent in found.items():
+        for path, unsent in unsent_by_path.items():
             remove_spool_file(path, inode=unsent.inode)
         if not num_rows:
             return None
@@ -158,17 +161,12 @@ def _has_ended(files: ProcessFiles) -> bool:
 
 
 def _newest_segments(spool: Path) -> list[Path]:
-    found: list[tuple[int, Path]] = []
-    for run in run_folders(spool):
-        folders: list[Path] = []
+    changed: list[tuple[int, Path]] = []
+    for folder in all_process_folders(spool):
         with contextlib.suppress(OSError):
-            folders = process_folders(run)
-        for folder in folders:
-            with contextlib.suppress(OSError):
-                found += [
-                    (stat_spool_file(path).st_mtime_ns, path) for path in segment_paths(folder)
-                ]
-    return [path for _, path in sorted(found, reverse=True)]
+            paths = segment_paths(folder)
+            changed += [(stat_spool_file(path).st_mtime_ns, path) for path in paths]
+    return [path for _, path in sorted(changed, reverse=True)]
 
 
 def _remove_oldest(folders: Iterable[Path], excess: int) -> int:

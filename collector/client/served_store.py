@@ -52,8 +52,8 @@ def find_server(url: str) -> ServerFile | None:
     None if there is none, or if this user may not read its token.
     """
     location = parse_store_url(url)
-    found = read_server_file(location.path) if isinstance(location, EmbeddedLocation) else None
-    return None if found is None or found.token is None else found
+    server = read_server_file(location.path) if isinstance(location, EmbeddedLocation) else None
+    return None if server is None or server.token is None else server
 
 
 def _open_served(url: str, server: ServerFile, held: StoreHeldError) -> Store:

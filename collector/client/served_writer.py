@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..agent.answers import read_accepted
 from ..errors import StoreError
 from ..spool.cut import Sink
-from ..store.ledger import read_resume
+from ..store.resume import read_resume
 from ..store.writer import SELECT_CLOCKS, StoreWriter
 from .served_store import ServedStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     import pyarrow as pa
 
@@ -31,15 +31,10 @@ CUT_ROWS = 1_000_000
 REQUEST_CUT_ROWS = 100_000
 """Largest number of spans in one request: some 10 MB."""
 
-REQUEST_CUTS = 500
-"""Largest number of cuts in one request. Source: choice, below the 800 that a server takes."""
-
 REQUEST_ROWS = 2_000
 """Largest number of descriptions in one request."""
 
 AGENT = "command"
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 5.0
 TIMEOUT_S = 120.0
 """Time for which a request is retried while the server is busy or its disk is full."""
 
@@ -119,10 +114,11 @@ class ServedWriter:
             StoreError: The server rejects them, or stays busy.
         """
         from ..agent.answers import SETTLED_STATES, read_cut_states
+        from ..agent.outbox import cut_batches
         from ..ingest.router import ARROW_TYPE
         from ..wire.codec import encode_cuts
 
-        for batch in _batches(cuts, max_rows=self.cut_rows):
+        for batch in cut_batches(cuts, max_rows=self.cut_rows):
             document = self._send("/v1/spans", encode_cuts(batch), ARROW_TYPE)
             for cut, state in zip(batch, read_cut_states(document, batch), strict=True):
                 if state not in SETTLED_STATES:
@@ -134,16 +130,16 @@ class ServedWriter:
         from ..agent.outbox import MAX_PLACEMENTS
         from ..ingest.router import JSON_TYPE
 
-        found: list[Placement | None] = []
+        answered: list[Placement | None] = []
         for first in range(0, len(processes), MAX_PLACEMENTS):
             part = processes[first : first + MAX_PLACEMENTS]
-            body = json.dumps({"schema": 1, "rows": [asdict(one) for one in part]}).encode()
+            body = json.dumps({"schema": 1, "rows": [asdict(facts) for facts in part]}).encode()
             document = self._send("/v1/rows/processes", body, JSON_TYPE)
             placements = read_placements(document, len(part))
             if placements is None:
                 raise self._refused("it runs an older rankscope: restart it with this one")
-            found += placements
-        return found
+            answered += placements
+        return answered
 
     def resume(self, run_id: str) -> Resume:
         """Return what the store holds of a run."""
@@ -175,37 +171,25 @@ class ServedWriter:
         self._link.close()
 
     def _send(self, path: str, body: bytes, content_type: str) -> Any:  # noqa: ANN401  # a JSON document
-        from ..agent.errors import LinkError, RejectedError, RetryLaterError, RunGoneError
+        from ..agent.errors import RejectedError, RetryLaterError, RunGoneError
+        from ..agent.retry import Backoff
 
         begun_s = self._monotonic_s()
-        pause_s = FIRST_PAUSE_S
+        backoff = Backoff()
         while True:
             try:
                 return read_accepted(self._link.post(path, body, content_type=content_type))
             except (RejectedError, RunGoneError) as error:
                 raise self._refused(str(error)) from error
-            except (RetryLaterError, LinkError) as error:
-                if self._monotonic_s() - begun_s > TIMEOUT_S:
+            except RetryLaterError as error:
+                left_s = TIMEOUT_S - (self._monotonic_s() - begun_s)
+                if left_s <= 0:
                     reason = f"not accepted within {TIMEOUT_S:.0f} s: {error}"
                     raise self._refused(reason) from error
-            self._pause(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                self._pause(min(backoff.failed(error.pause_s), left_s))
 
     def _refused(self, reason: str) -> StoreError:
         return StoreError(f"the server {self._url} that holds the store did not store it: {reason}")
-
-
-def _batches(cuts: Sequence[Cut], *, max_rows: int) -> Iterator[Sequence[Cut]]:
-    """Yield cuts in order, in batches of few spans; a larger cut is a batch of its own."""
-    first, num_rows = 0, 0
-    for place, cut in enumerate(cuts):
-        size = cut.rows.spans.num_rows
-        if place > first and (num_rows + size > max_rows or place - first == REQUEST_CUTS):
-            yield cuts[first:place]
-            first, num_rows = place, 0
-        num_rows += size
-    if cuts:
-        yield cuts[first:]
 
 
 def _without_nan(row: Row) -> Row:

@@ -91,8 +91,19 @@ def fit_clock(
     """
     newest = probes[-1]
     zero_ns, base_ns = newest.returned_ns, newest.replied_ns - newest.returned_ns
-    uppers = [_upper(probe, zero_ns, base_ns) for probe in probes]
-    lowers = [_lower(probe, zero_ns, base_ns) for probe in probes]
+    uppers = [
+        Bound(
+            (probe.sent_ns - zero_ns) / NS_PER_S, float(probe.received_ns - probe.sent_ns - base_ns)
+        )
+        for probe in probes
+    ]
+    lowers = [
+        Bound(
+            (probe.returned_ns - zero_ns) / NS_PER_S,
+            float(probe.replied_ns - probe.returned_ns - base_ns),
+        )
+        for probe in probes
+    ]
     wide_uppers = lower_hull([_widened(bound, 1, wander_ppb) for bound in uppers])
     wide_lowers = upper_hull([_widened(bound, -1, wander_ppb) for bound in lowers])
     line = widest_line(lower_hull(uppers), upper_hull(lowers), max_drift_ppb=max_drift_ppb)
@@ -137,8 +148,11 @@ def widest_line(uppers: Sequence[Bound], lowers: Sequence[Bound], *, max_drift_p
     """
     slopes = []
     for hull in (uppers, lowers):
-        edges = (edge for edge in pairwise(hull) if edge[0].at_s < edge[1].at_s)
-        slopes += [_slope(first, last) for first, last in edges]
+        slopes += [
+            (last.offset_ns - first.offset_ns) / (last.at_s - first.at_s)
+            for first, last in pairwise(hull)
+            if first.at_s < last.at_s
+        ]
     known = [slope for slope in slopes if abs(slope) <= max_drift_ppb]
     best = _largest_margin([0.0, *known], uppers, lowers)
     if best.margin_ns >= 0:
@@ -198,26 +212,9 @@ def _clipped(
     return kept
 
 
-def _upper(probe: Probe, zero_ns: int, base_ns: int) -> Bound:
-    return Bound(
-        (probe.sent_ns - zero_ns) / NS_PER_S, float(probe.received_ns - probe.sent_ns - base_ns)
-    )
-
-
-def _lower(probe: Probe, zero_ns: int, base_ns: int) -> Bound:
-    return Bound(
-        (probe.returned_ns - zero_ns) / NS_PER_S,
-        float(probe.replied_ns - probe.returned_ns - base_ns),
-    )
-
-
 def _widened(bound: Bound, side: int, wander_ppb: int) -> Bound:
     slack_ns = abs(wander_ppb * bound.at_s) + ROUNDING_NS
     return Bound(bound.at_s, bound.offset_ns + side * slack_ns)
-
-
-def _slope(first: Bound, last: Bound) -> float:
-    return (last.offset_ns - first.offset_ns) / (last.at_s - first.at_s)
 
 
 def _turns_down(first: Bound, middle: Bound, last: Bound) -> bool:

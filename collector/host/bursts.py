@@ -201,7 +201,13 @@ class BurstRequests:
         except CollectorError as error:
             self._say(f"{self._path.name}: {error}")
             return
-        self._sink([*burst.samples, *_cost_samples(burst, time.time_ns())])
+        at_ns = time.time_ns()
+        cost = [
+            Sample(at_ns, COST_NAME, burst.cpu_ratio),
+            Sample(at_ns, MISSED_NAME, float(burst.num_missed)),
+            Sample(at_ns, DROPPED_NAME, float(burst.num_dropped)),
+        ]
+        self._sink([*burst.samples, *cost])
         self._say(
             f"{self._path.name}: {burst.num_rounds} readings of {name}, {burst.num_missed} missed,"
             f" {100 * burst.cpu_ratio:.1f} % of a CPU"
@@ -222,11 +228,3 @@ def _parse_request(text: bytes) -> tuple[str, int, int]:
             f"unknown source {str(name)[:40]!r}: give one of {', '.join(SOURCES)}"
         )
     return name, times_ns[0], times_ns[1]
-
-
-def _cost_samples(burst: Burst, at_ns: int) -> list[Sample]:
-    return [
-        Sample(at_ns, COST_NAME, burst.cpu_ratio),
-        Sample(at_ns, MISSED_NAME, float(burst.num_missed)),
-        Sample(at_ns, DROPPED_NAME, float(burst.num_dropped)),
-    ]

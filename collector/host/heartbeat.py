@@ -120,8 +120,13 @@ class HeartbeatSource:
                 self._forget(folder)
                 continue
             state, step = rank.read_state()
-            beats.append(self._beat(rank, self._state(rank, state, step, now_ns), step, at_ns))
-            samples[rank.local_rank] = _samples(beats[-1])
+            beat = self._beat(rank, self._state(rank, state, step, now_ns), step, at_ns)
+            beats.append(beat)
+            is_alive = float(beat.state in {STARTING, TRAINING})
+            samples[rank.local_rank] = [Sample(at_ns, ALIVE_NAME, is_alive, rank.local_rank)]
+            if step >= 0:
+                reached = Sample(at_ns, STEP_NAME, float(step), rank.local_rank)
+                samples[rank.local_rank].append(reached)
             if state == RUNNING:
                 running.append(rank)
             else:
@@ -181,14 +186,6 @@ def host_address() -> str:
                 if address.family == family and not plain.startswith(("127.", "::1", "fe80")):
                     return plain
     return ""
-
-
-def _samples(beat: Heartbeat) -> list[Sample]:
-    is_alive = float(beat.state in {STARTING, TRAINING})
-    alive = Sample(beat.at_ns, ALIVE_NAME, is_alive, beat.local_rank)
-    if beat.step < 0:
-        return [alive]
-    return [alive, Sample(beat.at_ns, STEP_NAME, float(beat.step), beat.local_rank)]
 
 
 def heartbeat_row(beat: Heartbeat) -> Row:

@@ -23,14 +23,14 @@ from rankscope.tracer.spool import (
 from ..identity import MAX_INT32
 from ..names import storable_name
 from ..spool.descriptions import LOST, RUNNING, exit_state
-from ..spool.folder import open_spool_file, process_folders, run_folders, segment_paths
+from ..spool.folder import all_process_folders, open_spool_file, segment_paths
 from ..spool.liveness import Liveness, read_liveness
 from ..spool.process import ProcessFiles, SpoolFolderError
 from ..spool.segment import read_open_spans
 from .gpu import plain_uuid
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
     from pathlib import Path
 
 MAX_RANKS = 256
@@ -113,27 +113,23 @@ def find_local_ranks(
 
     Folders that cannot be read or are incomplete are in neither.
     """
-    found: dict[Path, LocalRank] = {}
+    local: dict[Path, LocalRank] = {}
     foreign = set()
-    for folder in _process_folders(spool):
-        if folder in known or len(found) >= MAX_RANKS:
+    folders: list[Path] = []
+    with suppress(OSError):
+        folders = all_process_folders(spool)
+    for folder in folders:
+        if folder in known or len(local) >= MAX_RANKS:
             continue
         try:
             files = ProcessFiles(folder)
         except (OSError, SpoolFolderError):
             continue
         if files.identity.host == host:
-            found[folder] = LocalRank(files=files)
+            local[folder] = LocalRank(files=files)
         else:
             foreign.add(folder)
-    return found, foreign
-
-
-def _process_folders(spool: Path) -> Iterator[Path]:
-    with suppress(OSError):
-        for run in run_folders(spool):
-            with suppress(OSError):
-                yield from process_folders(run)
+    return local, foreign
 
 
 def newest_step(folder: Path) -> int:

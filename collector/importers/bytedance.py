@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,6 @@ from ..errors import RunBegunError, RunExistsError, TraceError
 from ..identity import check_run_name, segment_id
 from ..retention.deletion import Deletions
 from ..spool.cut import Cut, CutKey
-from ..store.writer import with_unknown_loss
 from .bytedance_meta import TraceMeta, read_meta
 from .parquet_reader import NOT_PARQUET
 
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
 SOURCE_FORMAT = "bytedance"
 MAGIC = b"PAR1"
 EPOCH = 0
-INSERT_ROWS = 1_000_000
-INSERT_THREADS = 2
 
 SELECT_PRESENCE = """
 SELECT
@@ -107,24 +103,22 @@ def import_bytedance(
     from .bytedance_trace import read_trace  # imports pyarrow
 
     sha256 = _content_hash(file, sizes)
-    presence = {"run_id": run_id, "sha256": sha256, "sent": _sent_process(sha256)}
+    presence = {"run_id": run_id, "sha256": sha256, "sent": _process_of(sha256)}
     present = store.rows(SELECT_PRESENCE, presence)[0]
     is_same = present["source_format"] == SOURCE_FORMAT and present["num_same"]
     if present["num_runs"] and not is_same:
         raise RunExistsError(run_id, source_format=present["source_format"])
     trace = read_trace(file, meta=sizes, show=show)
-    if not present["num_runs"] and store.read_only:
-        if present["num_others"]:
+    if not present["num_runs"]:
+        if not store.read_only and present["num_cuts"]:
+            for statement in DELETE_LEFTOVERS:
+                store.command(statement, {"run_id": run_id})
+        elif present["num_others"]:
             raise RunBegunError(run_id)
         from ..client.served_writer import run_writer
 
         with closing(run_writer(store)) as writer:
-            _send(writer, trace, run_id=run_id, meta=sizes, sha256=sha256)
-    elif not present["num_runs"]:
-        if present["num_cuts"]:
-            for statement in DELETE_LEFTOVERS:
-                store.command(statement, {"run_id": run_id})
-        _store(store, trace, run_id=run_id, meta=sizes, sha256=sha256, show=show)
+            _store(writer, trace, run_id=run_id, meta=sizes, sha256=sha256, show=show)
     return ImportResult(
         run_id=run_id,
         num_spans=len(trace.start_ns),
@@ -135,7 +129,7 @@ def import_bytedance(
 
 
 def _store(
-    store: Store,
+    writer: RunWriter,
     trace: TraceRows,
     *,
     run_id: str,
@@ -143,53 +137,7 @@ def _store(
     sha256: str,
     show: Callable[[str], None],
 ) -> None:
-    from ..wire.codec import fill_columns
-    from ..wire.schema import WIRE_TABLES
-
-    # The store fills the other columns with zeros itself.
-    nonzero = [column for column in WIRE_TABLES["spans"] if column.default]
-    process = sha256[:32]
-    segment = segment_id(process, 0)
-    now_ns = time.time_ns()
-    steps = trace.step_table(run_id, epoch=EPOCH, segment=segment)
-    cut = {
-        "run_id": run_id,
-        "epoch": EPOCH,
-        "rank": NONE,
-        "process": process,
-        "segment": segment,
-        "first_row": 0,
-        "end_row": len(trace.start_ns),
-        "sha256": sha256,
-        "num_spans": len(trace.start_ns),
-        "num_steps": steps.num_rows,
-        "at_ns": now_ns,
-    }
-    store.insert_rows("ledger", [{**cut, "state": "sent", "revision": 1}])
-    num_rows = len(trace.start_ns)
-
-    def insert(first: int) -> int:
-        rows = slice(first, first + INSERT_ROWS)
-        spans = trace.span_table(run_id, epoch=EPOCH, segment=segment, rows=rows)
-        store.insert_arrow("spans", fill_columns(spans, nonzero))
-        return spans.num_rows
-
-    # An insert sorts and compresses its rows on one core.
-    with ThreadPoolExecutor(INSERT_THREADS) as pool:
-        num_stored = 0
-        for num in pool.map(insert, range(0, num_rows, INSERT_ROWS)):
-            num_stored += num
-            show(f"stored {num_stored:,} of {num_rows:,} rows")
-    store.insert_arrow("steps", with_unknown_loss(steps))
-    store.insert_rows("ranks", _rank_rows(trace, run_id=run_id, process=process))
-    store.insert_rows("ledger", [{**cut, "state": "stored", "revision": 2}])
-    store.insert_rows("runs", [_run_row(run_id, meta=meta, now_ns=now_ns)])
-
-
-def _send(
-    writer: RunWriter, trace: TraceRows, *, run_id: str, meta: TraceMeta, sha256: str
-) -> None:
-    """Store a trace through the server that holds the store; the run itself last."""
+    """Store a trace, the run itself last."""
     import numpy as np
 
     from ..arrow_columns import numbers
@@ -197,7 +145,7 @@ def _send(
     from ..wire.codec import fill_columns
     from ..wire.schema import WIRE_TABLES
 
-    process = _sent_process(sha256)
+    process = _process_of(sha256)
     segment = segment_id(process, 0)
     num_spans = len(trace.start_ns)
     steps = trace.step_table(run_id, epoch=EPOCH, segment=segment)
@@ -206,12 +154,11 @@ def _send(
     last_rows = np.arange(num_spans, num_spans + steps.num_rows, dtype=np.uint32)
     steps = steps.set_column(at, "row", numbers(last_rows))
     for first in range(0, num_spans, writer.cut_rows):
-        rows = slice(first, first + writer.cut_rows)
-        spans = trace.span_table(run_id, epoch=EPOCH, segment=segment, rows=rows)
-        is_last = first + writer.cut_rows >= num_spans
-        decoded = CutRows(
+        end = min(first + writer.cut_rows, num_spans)
+        spans = trace.span_table(run_id, epoch=EPOCH, segment=segment, rows=slice(first, end))
+        rows = CutRows(
             spans=fill_columns(spans, WIRE_TABLES["spans"]),
-            steps=steps if is_last else steps.slice(0, 0),
+            steps=steps if end == num_spans else steps.slice(0, 0),
             microbatches=steps.slice(0, 0),
             bad_rows=steps.slice(0, 0),
         )
@@ -222,17 +169,18 @@ def _send(
             process=process,
             segment=segment,
             first_row=first,
-            end_row=first + spans.num_rows + decoded.steps.num_rows,
+            end_row=end + rows.steps.num_rows,
         )
-        writer.ingest([Cut(key=key, sha256=sha256, num_torn=0, rows=decoded)])
+        writer.ingest([Cut(key=key, sha256=sha256, num_torn=0, rows=rows)])
+        show(f"stored {end:,} of {num_spans:,} rows")
     writer.upsert("ranks", _rank_rows(trace, run_id=run_id, process=process))
     writer.upsert("runs", [_run_row(run_id, meta=meta, now_ns=time.time_ns())])
 
 
-def _sent_process(sha256: str) -> str:
-    """Return the ``process`` of rows that a server stores.
+def _process_of(sha256: str) -> str:
+    """Return the ``process`` of the rows of a file.
 
-    Another than that of rows stored by this process, which have other row numbers.
+    Earlier versions named it by the first half of the hash and numbered the rows otherwise.
     """
     return sha256[32:]
 

@@ -18,7 +18,8 @@ from ..errors import StoreError, WireError
 from ..http.tokens import Role, owner_name
 from ..read.runs import read_world_sizes
 from ..spool.cut import ProcessFacts
-from ..store.ledger import CutState, resume_page
+from ..store.ledger import CutState
+from ..store.resume import resume_page
 from ..store.writer import StoreWriter
 from ..wire.codec import TABLES, CutBatch, WireLimits, decode_batch
 from .admission import ByteBudget, declared_bytes, read_body, too_large

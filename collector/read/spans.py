@@ -12,7 +12,7 @@ import numpy as np
 from rankscope.tracer.span import COMM_KINDS, NONE, SPAN_COLUMNS, SpanKind
 
 from ..arrow_columns import to_numpy
-from ..store.ledger import read_deduplicated
+from ..store.repeated_rows import read_deduplicated
 from .steps import step_range
 
 if TYPE_CHECKING:

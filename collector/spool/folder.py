@@ -57,6 +57,19 @@ def process_folders(run: Path) -> list[Path]:
     return _inner_folders(run, RUN)
 
 
+def all_process_folders(spool: Path) -> list[Path]:
+    """Return the folders of the processes of all runs that can be read.
+
+    Raises:
+        OSError: The spool can't be read.
+    """
+    folders: list[Path] = []
+    for run in run_folders(spool):
+        with suppress(OSError):
+            folders += process_folders(run)
+    return folders
+
+
 def segment_paths(process: Path) -> list[Path]:
     """Return the segments of a process, by number.
 

@@ -19,12 +19,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..arrow_columns import to_numpy
-from ..spool.cut import CutKey, Resume
 from ..wire.codec import TABLES
 
 if TYPE_CHECKING:
@@ -33,10 +32,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ..identity import Row
+    from ..spool.cut import CutKey
     from ..wire.codec import CutBatch
     from .store import Store
-
-Found = TypeVar("Found")
 
 SELECT_RANGES = """
 SELECT run_id, epoch, rank, segment, first_row, end_row, sha256, state FROM ledger FINAL
@@ -53,51 +51,8 @@ AND first_row < transform(segment, {numbers:Array(UInt64)}, {ends:Array(UInt32)}
 AND writer != {writer:String}
 """
 
-SELECT_STORED = """
-SELECT
-    segment,
-    if(countIf(first_row > before) > 0, minIf(before, first_row > before), max(end_row)) AS end_row
-FROM (
-    SELECT segment, first_row, end_row, max(end_row) OVER (
-        PARTITION BY segment ORDER BY first_row, end_row
-        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-    ) AS before
-    FROM ledger FINAL
-    WHERE run_id = {run_id:String} AND state != 'sent' AND first_row < end_row
-) GROUP BY segment
-"""
-
-SELECT_UNANSWERED = """
-SELECT epoch, rank, process, segment, first_row, end_row FROM ledger FINAL
-WHERE run_id = {run_id:String} AND state = 'sent' ORDER BY epoch, rank, segment, first_row
-"""
-
-SELECT_SEGMENTS = """
-SELECT segment, any(epoch) AS of_epoch, any(rank) AS of_rank, any(process) AS of_process,
-    groupArray((first_row, end_row, state)) AS ranges
-FROM ledger FINAL
-WHERE run_id = {run_id:String} AND segment > {after:UInt64} AND first_row < end_row
-    AND (empty({ranks:Array(Int32)}) OR rank IN {ranks:Array(Int32)})
-GROUP BY segment ORDER BY segment LIMIT {most:UInt32}
-"""
-
-SELECT_FORMAT = """
-SELECT argMax(source_format, revision) AS source_format, count() AS num_runs FROM runs
-WHERE run_id = {run_id:String}
-"""
-
-COUNT_REPEATED = """
-SELECT count() AS num_repeated FROM ledger
-WHERE run_id = {run_id:String} AND state = 'repeated'
-"""
-
 SEGMENTS_PER_QUERY = 1_000
 """Keeps the parameters of a statement well below the engine's limit for a request (1 MiB)."""
-
-PAGE_SEGMENTS = 300
-"""Keeps a page of `resume_page` below the 64 KiB that an agent reads."""
-
-PAGE_UNANSWERED = 200
 
 MAX_WATERMARKS = 200_000
 MAX_ROW = (1 << 32) - 1
@@ -454,108 +409,6 @@ def missing_ranges(first_row: int, end_row: int, stored: Iterable[Range]) -> lis
     if at < end_row:
         missing.append((at, end_row))
     return missing
-
-
-def read_resume(store: Store, run_id: str) -> Resume:
-    """Return what the store holds of a run, so that a spool is read from there on."""
-    bound = {"run_id": run_id}
-    stored = {row["segment"]: row["end_row"] for row in store.rows(SELECT_STORED, bound)}
-    unanswered = tuple(
-        CutKey(run_id=run_id, **row)
-        for row in store.rows(SELECT_UNANSWERED, bound)
-        if row["end_row"] > stored.get(row["segment"], 0)
-    )
-    return Resume(
-        end_rows=stored, unanswered=unanswered, source_format=_source_format(store, run_id)
-    )
-
-
-def resume_page(store: Store, run_id: str, *, after: int, ranks: tuple[int, ...]) -> dict[str, Any]:
-    """Return the document of `GET /v1/resume`: a page of what the store holds of a run.
-
-    ``end_rows`` is the first row that is not stored, by segment. ``unanswered`` are the cuts that
-    were sent and never confirmed, to be sent again unchanged. ``next`` is the segment after which
-    the next page begins, null on the last page.
-
-    Args:
-        store: An open store.
-        run_id: The run.
-        after: Last segment of the previous page; 0 for the first page.
-        ranks: The ranks asked for; empty for all.
-    """
-    bound = {"run_id": run_id, "after": after, "ranks": list(ranks), "most": PAGE_SEGMENTS + 1}
-    rows = store.rows(SELECT_SEGMENTS, bound)
-    end_rows: dict[str, int] = {}
-    unanswered: list[Row] = []
-    listed: list[int] = []
-    for row in rows[:PAGE_SEGMENTS]:
-        end_row, open_cuts = _segment_progress(row)
-        if listed and len(unanswered) + len(open_cuts) > PAGE_UNANSWERED:
-            break
-        listed.append(row["segment"])
-        unanswered += open_cuts[:PAGE_UNANSWERED]
-        if end_row:
-            end_rows[str(row["segment"])] = end_row
-    return {
-        "schema": 1,
-        "end_rows": end_rows,
-        "unanswered": unanswered,
-        "source_format": _source_format(store, run_id),
-        "next": listed[-1] if len(listed) < len(rows) else None,
-    }
-
-
-def has_repeated_cuts(store: Store, run_id: str) -> bool:
-    """Return whether the ledger has a cut of this run whose rows may be stored twice."""
-    return bool(store.rows(COUNT_REPEATED, {"run_id": run_id})[0]["num_repeated"])
-
-
-def read_deduplicated(
-    store: Store, run_id: str, read: Callable[[str], Found], *, plain: str, final: str
-) -> Found:
-    """Read rows of a run, each once, and remove duplicates only if there may be any.
-
-    A repetition is recorded before its rows are inserted, so one that happens during the plain
-    read is found afterwards.
-
-    Args:
-        store: The store.
-        run_id: The run.
-        read: Runs a statement and returns its result.
-        plain: Statement that reads the rows as they are stored.
-        final: Statement that reads the same without duplicates, which takes longer.
-    """
-    if not has_repeated_cuts(store, run_id):
-        found = read(plain)
-        if not has_repeated_cuts(store, run_id):
-            return found
-    return read(final)
-
-
-def _source_format(store: Store, run_id: str) -> str | None:
-    (found,) = store.rows(SELECT_FORMAT, {"run_id": run_id})
-    return found["source_format"] if found["num_runs"] else None
-
-
-def _segment_progress(row: Row) -> tuple[int, list[Row]]:
-    """Return the end of a segment's stored rows without a gap, and its unconfirmed cuts."""
-    end_row = 0
-    ranges = sorted((first, end, state) for first, end, state in row["ranges"])
-    for first, end, state in ranges:
-        if state != SENT and first <= end_row:
-            end_row = max(end_row, end)
-    return end_row, [
-        {
-            "epoch": row["of_epoch"],
-            "rank": row["of_rank"],
-            "process": row["of_process"],
-            "segment": row["segment"],
-            "first_row": first,
-            "end_row": end,
-        }
-        for first, end, state in ranges
-        if state == SENT and end > end_row
-    ]
 
 
 def _row_bounds(keys: Iterable[CutKey]) -> dict[SegmentKey, tuple[int, int]]:

@@ -99,18 +99,16 @@ def _server_location(url: str) -> ServerLocation:
     try:
         port = parts.port
     except ValueError:
-        raise StoreUrlError(_without_password(url), "the port is not a number") from None
+        raise StoreUrlError(printable_url(url), "the port is not a number") from None
     if not parts.hostname:
-        raise StoreUrlError(_without_password(url), "no host")
+        raise StoreUrlError(printable_url(url), "no host")
     asked = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     unknown = sorted(asked.keys() - SERVER_PARAMETERS)
     if unknown:  # a misspelt "cluster" would silently create tables on one server
-        raise StoreUrlError(_without_password(url), f"unknown parameter {unknown[0]!r}")
+        raise StoreUrlError(printable_url(url), f"unknown parameter {unknown[0]!r}")
     quorum = asked.get("quorum", "1")
     if not (quorum.isascii() and quorum.isdigit() and int(quorum) > 0):
-        raise StoreUrlError(
-            _without_password(url), f"quorum {quorum!r} is not a number of at least 1"
-        )
+        raise StoreUrlError(printable_url(url), f"quorum {quorum!r} is not a number of at least 1")
     secure = asked.get("secure", "0") in {"1", "true"}
     location = ServerLocation(
         host=parts.hostname,
@@ -129,22 +127,18 @@ def _server_location(url: str) -> ServerLocation:
 def _check_cluster(url: str, location: ServerLocation) -> None:
     if location.cluster is None:
         if location.quorum > 1:
-            raise StoreUrlError(_without_password(url), "a quorum needs a cluster")
+            raise StoreUrlError(printable_url(url), "a quorum needs a cluster")
         return
     for what, name in (("cluster", location.cluster), ("database", location.database)):
         if not IDENTIFIER.fullmatch(name):
             raise StoreUrlError(
-                _without_password(url),
+                printable_url(url),
                 f"{what} {name!r} may have letters, digits and '_' only",
             )
 
 
 def printable_url(url: str) -> str:
     """Return the URL without its password, for messages."""
-    return _without_password(url)
-
-
-def _without_password(url: str) -> str:
     parts = urlsplit(url)
     if "@" not in parts.netloc:
         return url

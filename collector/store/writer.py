@@ -12,10 +12,11 @@ import pyarrow as pa
 
 from ..arrow_columns import numbers, optional_numbers, to_numpy
 from ..wire.codec import TABLES, CutBatch
-from .ledger import CutState, Ledger, parts_of, read_resume, rows_within
+from .ledger import CutState, Ledger, parts_of, rows_within
 from .name_quota import NameQuota
 from .owners import SERVER, Owners
 from .placements import Placements
+from .resume import read_resume
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -91,12 +92,9 @@ class StoreWriter:
             processes: The processes.
             may_write: Returns whether their sender may write to a run; None: the server's own.
         """
-        if may_write is None:
-            may_write = self._may_write
-        return self._placements.place(processes, may_write)
-
-    def _may_write(self, run_id: str) -> bool:
-        return self.owners.may_write(run_id, self._owner)
+        return self._placements.place(
+            processes, may_write or (lambda run_id: self.owners.may_write(run_id, self._owner))
+        )
 
     def resume(self, run_id: str) -> Resume:
         """Return what the store holds of a run."""

@@ -38,12 +38,9 @@ window.dash_clientside.rankscope = {
   askPage(path, search, before) {
     const asked = `${path}${search || ""}`;
     const isSame = before !== undefined && before.split("?")[0] === path;
-    if (isSame && window.dash_clientside.rankscope.isLoaded(path, search)) {
-      return window.dash_clientside.no_update;
-    }
-    return asked;
+    const isAsked = isSame && window.dash_clientside.timeline.isAsked(search);
+    return isAsked ? window.dash_clientside.no_update : asked;
   },
-  isLoaded: (path) => path.endsWith("/timeline"),
 
   // New properties by component and name. Everything else stays as the reader has left it.
   async applyChanges(changes) {
@@ -58,12 +55,6 @@ window.dash_clientside.rankscope = {
       const kept = keepRanges(figure, (shown && shown.layout) || {});
       window.dash_clientside.set_props(id, { figure: kept });
     }
-  },
-
-  async keepZoom(fresh, shown) {
-    if (!fresh) return window.dash_clientside.no_update;
-    await afterCanvas(window.dash_clientside.callback_context.outputs_list.id);
-    return keepRanges(fresh, (shown && shown.layout) || {});
   },
 
   // A button turns one of the timeline's layers on or off; the address holds which are on.

@@ -105,7 +105,7 @@
     // The request leaves at once, and not after the callbacks of a zoom of plotly's.
     window.history.replaceState(window.history.state, "", window.location.pathname + search);
     sent = search;
-    window.dash_clientside.set_props("timeline-asked", { data: search });
+    window.dash_clientside.set_props("page-asked", { data: window.location.pathname + search });
     stretch();
     moveAround(gd);
     setTimeout(() => {
@@ -147,10 +147,10 @@
   };
 
   // A zoom of a step whose spans are all loaded needs nothing from the server.
-  const ask = (search) => {
-    if (search === loaded || search === sent) return window.dash_clientside.no_update;
-    [loaded, sent] = [null, null];
-    return search;
+  const isAsked = (search) => {
+    const needsNothing = Boolean(search) && (search === loaded || search === sent);
+    if (!needsNothing) [loaded, sent] = [null, null];
+    return needsNothing;
   };
 
   // A click on the name of a group folds or unfolds it. The address has numbers and ranges.
@@ -296,7 +296,7 @@
 
   window.dash_clientside = window.dash_clientside || {};
   window.dash_clientside.timeline = {
-    follow, openStep, chooseStep, zoomAddress, ask, foldGroup, around,
+    follow, openStep, chooseStep, zoomAddress, isAsked, foldGroup, around,
   };
 
   // A drag on the minimap moves the window; where all is shown, it chooses one.

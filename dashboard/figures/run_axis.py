@@ -58,7 +58,9 @@ def run_axis_figure(
     analysed = report.actual_s_by_step
     recorded = {} if history is None else history.seconds_by_step
     seconds = {**recorded, **analysed}
-    findings = _shown_findings(report)
+    harmless = (Severity.MINOR, Severity.NONE)
+    severe = [one for one in report.findings if one.severity not in harmless and one.steps]
+    findings = severe[:MAX_FINDINGS]
     ranges = [each.steps for each in findings if each.steps is not None]
     late = {one for first, last in ranges for one in range(first, last + 1)}
     pauses = {one.step: one.name for one in report.common_pauses}
@@ -124,12 +126,6 @@ def run_axis_figure(
     if len(numbers) <= MAX_LABELLED:
         layout["xaxis"].update(tickvals=sorted(numbers))
     return {"data": [columns, *curve, *lanes], "layout": layout}
-
-
-def _shown_findings(report: RunReport) -> list[Finding]:
-    harmless = (Severity.MINOR, Severity.NONE)
-    found = [one for one in report.findings if one.severity not in harmless and one.steps]
-    return found[:MAX_FINDINGS]
 
 
 def _mfu_curve(by_step: Mapping[int, float]) -> dict[str, Any]:

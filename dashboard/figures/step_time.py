@@ -152,7 +152,10 @@ def kind_times_figure(
                 mode=_mode(steps),
                 line={"color": KIND_COLORS[kind], "width": 2},
                 marker={"size": 5, "color": KIND_COLORS[kind]},
-                customdata=[_format_wait(_value(waits, places[step])) for step in steps],
+                customdata=[
+                    f", waiting {format_seconds(wait)}" if wait else ""
+                    for wait in (_value(waits, places[step]) for step in steps)
+                ],
                 hovertemplate=f"%{{y:.3~g}} {unit}%{{customdata}}",
             )
         )
@@ -186,10 +189,6 @@ def kind_times_figure(
     figure.update_xaxes(nticks=8, tickangle=0, title_text="step")
     figure.update_yaxes(title_text=f"time per rank ({unit})", rangemode="tozero")
     return figure
-
-
-def _format_wait(seconds: float | None) -> str:
-    return f", waiting {format_seconds(seconds)}" if seconds else ""
 
 
 def series_figure(series: StepSeries) -> go.Figure:

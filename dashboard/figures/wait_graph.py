@@ -58,10 +58,13 @@ def wait_graph_figure(graph: WaitGraph, *, run: str) -> go.Figure:
     apply_style(figure, height=height, zoom_key=f"graph {run} {graph.nodes[0].ranks}")
     figure.update_layout(showlegend=False, margin={"l": 16, "r": 16, "t": 30, "b": 26})
     last = _num_layers(graph) - 1
+    headings = ("culprit", "waits for it", "waits for those")
+    if sum(node.distance == 0 for node in graph.nodes) > 1:
+        headings = ("culprits", "wait for them", "wait for those")
     figure.update_xaxes(
         side="top",
         tickvals=list(range(last + 1)),
-        ticktext=[*_headings(graph)[: last + 1], *[""] * (last - 2)],
+        ticktext=[*headings[: last + 1], *[""] * (last - 2)],
         range=[-0.3, last + 0.5],
         showgrid=False,
         ticks="",
@@ -75,13 +78,6 @@ def least_width(graph: WaitGraph) -> int:
     """Return the width in pixels below which the labels of `wait_graph_figure` would overlap."""
     num = _num_layers(graph)
     return num * (_LAYER_PX if num <= _FEW_LAYERS else _WIDE_LAYER_PX)
-
-
-def _headings(graph: WaitGraph) -> tuple[str, str, str]:
-    num_culprits = sum(node.distance == 0 for node in graph.nodes)
-    if num_culprits > 1:
-        return "culprits", "wait for them", "wait for those"
-    return "culprit", "waits for it", "waits for those"
 
 
 def _num_layers(graph: WaitGraph) -> int:

@@ -18,8 +18,6 @@ from ..theme import IDEAL, MFU, PART_COLORS, SLOW, apply_style, axis_unit, rgba
 from .run_axis import MAX_LABELLED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rankscope.analysis.breakdown.goodput import RunHistory
     from rankscope.analysis.breakdown.waterfall_views import WaterfallRows
     from rankscope.analysis.report.report import RunReport
@@ -118,7 +116,11 @@ def mfu_figure(report: RunReport, history: RunHistory | None) -> go.Figure:
         figure.update_xaxes(range=[ends[0] - 0.5, ends[1] + 0.5])
         _mark_findings(figure, report, ends)
         _mark_pauses(figure, report)
-        _mark_restarts(figure, () if report.mfu is None else report.mfu.restart_steps)
+        for step in () if report.mfu is None else report.mfu.restart_steps:
+            figure.add_vline(
+                x=step - 0.5, line_dash="dot", line_color=IDEAL, row="all", col=1,
+                annotation_text=f"restart {format_range((step, step))}", annotation_font_size=11,
+            )  # fmt: skip
     figure.update_layout(margin={"l": 62, "r": 16, "t": 30, "b": 44}, hovermode="closest")
     figure.update_xaxes(gridcolor=rgba(IDEAL, 0.22), zeroline=False, tickangle=0)
     if len({*by_step, *loss}) <= MAX_LABELLED:  # plotly would label halves of steps
@@ -166,11 +168,3 @@ def _mark_pauses(figure: go.Figure, report: RunReport) -> None:
                 ),
                 row=1, col=1,
             )  # fmt: skip
-
-
-def _mark_restarts(figure: go.Figure, steps: Sequence[int]) -> None:
-    for step in steps:
-        figure.add_vline(
-            x=step - 0.5, line_dash="dot", line_color=IDEAL, row="all", col=1,
-            annotation_text=f"restart {format_range((step, step))}", annotation_font_size=11,
-        )  # fmt: skip

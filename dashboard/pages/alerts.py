@@ -256,11 +256,6 @@ def _link(alert: ShownAlert, base_path: str) -> Component:
     return dcc.Link(text, href=write_address(view, base_path=base_path))
 
 
-def _choices(found: AlertList) -> list[dict[str, str]]:
-    active = [alert for alert in found.alerts if alert.state is not AlertState.RESOLVED]
-    return [{"value": alert.name, "label": escape(_label(alert))} for alert in active]
-
-
 def _label(alert: ShownAlert) -> str:
     ranks = f" on {format_ranges(alert.ranks, max_ranges=MAX_RANGES)}" if alert.ranks else ""
     # Two rules may alert about the same cause.
@@ -277,7 +272,11 @@ def _changes(found: AlertList) -> Component:
     ]
     choice = dmc.Select(
         id="alerts-choice",
-        data=_choices(found),
+        data=[
+            {"value": alert.name, "label": escape(_label(alert))}
+            for alert in found.alerts
+            if alert.state is not AlertState.RESOLVED
+        ],
         placeholder="an alert",
         nothingFoundMessage="no active alert",
         searchable=True,

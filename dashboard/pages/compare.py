@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
+import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, html
 from dash.exceptions import PreventUpdate
 
@@ -15,15 +16,17 @@ from rankscope.analysis.report.text import (
     UNKNOWN,
     format_count,
     format_range,
+    format_seconds,
     format_slowdown,
 )
 from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.dashboard.records.progress import AnalysisFailed
+from rankscope.tracer.span import NS_PER_S
 
 from ..address import COMPARE, View, read_steps, write_address
 from ..callback_checks import Number, checked
-from ..figures.comparison import steps_figure
-from ..text import cut_middle, escape
+from ..text import cut_middle, escape, escape_for_plotly
+from ..theme import IDEAL, STEP_TIME, apply_style, axis_unit
 from .components import announced, card, graph, labelled, rank_links, table
 from .overview_cards import cause_style, escape_sentence
 from .page import Content, Page
@@ -197,7 +200,7 @@ def _comparison(found: RunComparison, base_path: str) -> list[Component]:
         ),
         card(
             html.H2("Step time"),
-            graph("compare-steps", steps_figure(found, names)),
+            graph("compare-steps", _steps_figure(found, names)),
             label="step time of both",
         ),
         card(
@@ -313,3 +316,31 @@ def _findings(
     ]
     head = {"cause": "", "severity": "", "ranks": "", "steps": "", "evidence": ""}
     return [html.H3(title), table(title, head, rows, class_name="findings")]
+
+
+def _steps_figure(found: RunComparison, names: tuple[str, str]) -> go.Figure:
+    """Draw step times, each from its first step on: ranges of one run lie over each other."""
+    figure = go.Figure()
+    both = (found.first.actual_s_by_step, found.second.actual_s_by_step)
+    longest_s = max((seconds for by_step in both for seconds in by_step.values()), default=0.0)
+    unit, unit_ns = axis_unit(longest_s * NS_PER_S)
+    for seconds, name, color in zip(both, names, (IDEAL, STEP_TIME), strict=True):
+        steps = sorted(seconds)
+        figure.add_trace(
+            go.Scatter(
+                x=list(range(len(steps))),
+                y=[seconds[step] * NS_PER_S / unit_ns for step in steps],
+                mode="lines+markers",
+                name=escape_for_plotly(name),
+                line={"color": color, "width": 1.6},
+                marker={"size": 4},
+                customdata=[[step, format_seconds(seconds[step])] for step in steps],
+                hovertemplate="step %{customdata[0]}: %{customdata[1]}<extra>%{fullData.name}"
+                "</extra>",
+            )
+        )
+    apply_style(figure, height=280, zoom_key=f"compare {names}")
+    figure.update_layout(margin={"t": 34})
+    figure.update_xaxes(title_text="steps from the first one")
+    figure.update_yaxes(title_text=f"step time ({unit})", rangemode="tozero")
+    return figure

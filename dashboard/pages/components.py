@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
-from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
+from dash import ClientsideFunction, Dash, Input, Output, dcc, html
 
 from rankscope.analysis.report.text import EMPTY, name_ranges
 
@@ -83,7 +83,7 @@ def card(*children: object, class_name: str = "", label: str = "") -> Component:
 def table(
     label: str,
     head: Mapping[str, str],
-    rows: Iterable[Component | Sequence[Cell]],
+    rows: Iterable[Sequence[Cell]],
     *,
     class_name: str = "",
 ) -> Component:
@@ -97,9 +97,7 @@ def table(
     """
     columns = [dmc.TableTh(name, className=style) for name, style in head.items()]
     lines = [
-        row
-        if isinstance(row, dmc.TableTr)
-        else dmc.TableTr(
+        dmc.TableTr(
             [
                 cell if isinstance(cell, dmc.TableTd) else dmc.TableTd(cell, className=style)
                 for cell, style in zip(row, head.values(), strict=True)
@@ -233,7 +231,6 @@ def graph(
     config: Any = graph_config(selects=selects)
     return html.Div(
         [
-            dcc.Store(id=f"{part}-fresh"),
             *beneath,
             dcc.Graph(
                 id=part,
@@ -242,19 +239,9 @@ def graph(
                 style=graph_style(figure) | ({"minWidth": f"{min_px}px"} if min_px else {}),
             ),
         ],
+        id=f"{part}-frame",
         style=reserved,
         className="over-canvas" if beneath else "scrolls" if min_px else "",
-    )
-
-
-def register_graph(app: Dash, part: str) -> None:
-    """Pass what a callback outputs as ``{part}-fresh`` on to the figure, keeping the zoom."""
-    app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("rankscope", "keepZoom"),
-        Output(part, "figure"),
-        Input(f"{part}-fresh", "data"),
-        State(part, "figure"),
-        prevent_initial_call=True,
     )
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.report.report import Finding
     from rankscope.analysis.trace.tables import RunSummary
-    from rankscope.dashboard.records.progress import AnalysisFailed, MarkedSteps
+    from rankscope.dashboard.records.progress import AnalysisFailed
 
 PENDING = "…"
 AFTER_ANALYSIS = "after the analysis"
@@ -86,8 +86,10 @@ def known_figures(found: AnalysisInProgress | AnalysisFailed) -> dict[str, tuple
             "step time": (PENDING, "mean, as marked by the ranks"),
             "MFU": (PENDING, "being read"),
         }
+    seconds = steps.actual_s_by_step.values()
+    mean = format_seconds(sum(seconds) / len(seconds)) if seconds else PENDING
     return {
-        "step time": (_mean_step_time(steps), "mean, as marked by the ranks"),
+        "step time": (mean, "mean, as marked by the ranks"),
         "MFU": (PENDING, AFTER_ANALYSIS)
         if steps.mfu is None
         else (
@@ -229,8 +231,3 @@ def _earlier_finding(finding: Finding) -> Component:
         ],
         className="earlier",
     )
-
-
-def _mean_step_time(steps: MarkedSteps) -> str:
-    seconds = steps.actual_s_by_step.values()
-    return format_seconds(sum(seconds) / len(seconds)) if seconds else PENDING

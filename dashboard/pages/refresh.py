@@ -71,7 +71,8 @@ def register_refresh(
 ) -> None:
     """Show the page of the address, and again when its data or the address change."""
     page_by_name = {page.name: page for page in pages}
-    # A zoom into what is loaded changes the address, and needs no answer.
+    # A zoom into what is loaded changes the address, and needs no answer. A zoom into anything else
+    # is asked for before Dash knows the new address: so the question counts, and not ``url``.
     app.clientside_callback(  # type: ignore[no-untyped-call]
         ClientsideFunction("rankscope", "askPage"),
         Output("page-asked", "data"),
@@ -95,8 +96,6 @@ def register_refresh(
         Input(AGAIN, "data"),
         Input("page-timer", "n_intervals"),
         Input(FALLBACK_TIMER, "n_intervals"),
-        State("url", "pathname"),
-        State("url", "search"),
         State("page-shown", "data"),
         prevent_initial_call=True,
     )
@@ -106,13 +105,12 @@ def register_refresh(
         _again: Any,  # noqa: ANN401  # a new value is all that counts
         num_ticks: Ticks,
         _fallback_ticks: Ticks,
-        path: str | None,
-        search: str | None,
         shown: Shown | None,
     ) -> tuple[Any, ...]:
         if asked is None:
             raise PreventUpdate
-        view = read_view(app, path, search)
+        path, _, query = asked.partition("?")
+        view = read_view(app, path, query)
         page = page_by_name.get(view.page)
         is_same_view = shown is not None and shown.asked == asked
         if shown is not None and is_same_view:
@@ -124,7 +122,7 @@ def register_refresh(
                 step=shown.step if view.step is None else view.step,
             )
         if page is None:
-            revision, content = None, Content(problem=unknown_page(path or ""), view=view)
+            revision, content = None, Content(problem=unknown_page(path), view=view)
         else:
             view = page.choose_run(provider, view)
             revision = page.read_revision(provider, view)

@@ -6,39 +6,24 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 
 from rankscope.analysis.drawing.timeline import select_ranks
 from rankscope.analysis.report.report import RunReport
 from rankscope.analysis.report.text import format_duration
-from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
+from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.dashboard.records.progress import AnalysisInProgress
 from rankscope.tracer.span import NS_PER_MS
 
-from ..address import LAYERS, TIMELINE, View, read_address, write_address
-from ..callback_checks import Number, Ticks, checked
+from ..address import LAYERS, TIMELINE, View, write_address
+from ..callback_checks import Number, checked
 from ..figures.timeline import hover_texts
 from ..figures.timeline_axes import Marks
 from ..text import escape
-from .components import (
-    FALLBACK_TIMER,
-    QUIET_MS,
-    SOON_MS,
-    announced,
-    canvas,
-    card,
-    graph,
-    labelled,
-    next_tick,
-    poll_interval_ms,
-    poll_timer,
-    register_canvas,
-    register_graph,
-)
-from .page import Content as PageContent
-from .page import Page
-from .placeholders import drawing_step, missing_run, no_data, no_runs, no_steps, reading_steps
-from .timeline_content import OUTPUTS, Content, draw_step, show_replay, show_step
+from .components import QUIET_MS, SOON_MS, poll_interval_ms, register_canvas
+from .page import Content, Page
+from .placeholders import drawing_step, no_data, no_steps, reading_steps
+from .timeline_content import StepContent, draw_step, show_replay, show_step, step_parts
 from .timeline_controls import (
     Revisions,
     Shown,
@@ -46,8 +31,8 @@ from .timeline_controls import (
     choices_from_marks,
     choices_from_report,
 )
-from .timeline_overview import around_step, minimap_place, register_around
-from .timeline_selection import register_selection, selection_controls
+from .timeline_overview import register_around
+from .timeline_selection import register_selection
 from .timeline_step import (
     NO_REPLAY,
     find_framed,
@@ -73,66 +58,8 @@ STATE_AGE_NS = QUIET_MS * NS_PER_MS
 """Age of the state of the run, which sets when the page asks again."""
 
 
-def timeline_page(provider: ReportProvider, view: View, *, base_path: str) -> Component:
-    """Return the page of the view's step; run, epoch and step are chosen if the view has none."""
-    content = _request(provider, view, base_path)
-    (
-        shown, problem, hidden, title, about, stepper, controls, figure, on_canvas, _, note,
-        beneath, *_,
-    ) = content.outputs()  # fmt: skip
-    part = "timeline-graph"
-    step = [
-        html.Div(
-            [
-                html.H1(title, id="timeline-title"),
-                html.P(about, id="timeline-about", className="about"),
-                html.Div(stepper, id="timeline-stepper", className="stepper"),
-            ],
-            className="timeline-head",
-        ),
-        around_step(),
-        html.Div(
-            [
-                html.Div(controls, id="timeline-controls", className="controls"),
-                *selection_controls(),
-            ],
-            className="controls timeline-bar",
-        ),
-        card(
-            minimap_place(),
-            html.Div(
-                id="timeline-legend", className="legend", role="group", **labelled("kinds of spans")
-            ),
-            graph(part, figure, selects=True, beneath=canvas(part, on_canvas)),
-            html.P(note, id="timeline-note", className="note"),
-            html.P(
-                "Times are since the step's first span. Ctrl and the wheel zoom, drag to pan,"
-                " double-click for the whole step; click a span for what it waited for, or press M"
-                " and drag a box to measure and compare it. Hatched or pale: waiting for the last"
-                " member. Solid: transfer or work.",
-                className="about",
-            ),
-            class_name="timeline-card",
-            label="timeline of one step",
-        ),
-        html.Div(beneath, id="timeline-replay"),
-    ]
-    return html.Div(
-        [
-            dcc.Store(id="timeline-shown", data=shown),
-            dcc.Store(id="timeline-asked"),
-            dcc.Store(id="timeline-graph-pointed"),
-            dcc.Store(id="timeline-graph-texts"),
-            poll_timer("timeline-timer", interval_ms=content.interval_ms),
-            html.Div(problem, id="timeline-problem", **announced()),
-            html.Div(step, id="timeline-step", className=hidden),
-        ]
-    )
-
-
 def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
-    """Follow the address, refresh the step while its run trains, and follow step and zoom."""
-    register_graph(app, "timeline-graph")
+    """Follow selection, layers, step and zoom, which change the address."""
     register_selection(
         app,
         partial(read_shown, provider),
@@ -142,43 +69,6 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
     register_around(app, provider, base_path=base_path)
     for part in ("timeline-graph", "timeline-ideal-graph", "timeline-minimap"):
         register_canvas(app, part)
-
-    @app.callback(
-        *OUTPUTS,
-        Input("timeline-asked", "data"),
-        Input("timeline-timer", "n_intervals"),
-        Input(FALLBACK_TIMER, "n_intervals"),
-        State("timeline-shown", "data"),
-        State("url", "search"),
-        prevent_initial_call=True,
-    )
-    @checked
-    def refresh(  # Dash calls it by position
-        asked: str | None,
-        num_ticks: Ticks,
-        _fallback_ticks: Ticks,
-        shown: Shown,
-        search: str | None,
-    ) -> tuple[Any, ...]:
-        # ``asked`` is the query that the assets ask for: not that of a zoom of what is loaded.
-        unchanged = *(no_update,) * (len(OUTPUTS) - 1), next_tick(num_ticks)
-        num_views = shown.num_views
-        # The answer to an address is dropped if a timer fires meanwhile: then that is the question.
-        if asked == shown.asked:
-            view = replace(read_address(TIMELINE, search or ""), run=shown.run)
-            if view.step is None and shown.step is not None:
-                # A job that trains on must not take the step away that a user looks at.
-                view = replace(view, epoch=shown.epoch, step=shown.step)
-            revisions = _revisions(provider, shown.run, shown.epoch, shown.step)
-            if shown.revisions is not None and shown.revisions == revisions:
-                return unchanged
-        else:
-            view = read_address(TIMELINE, asked or "")
-            num_views += 1
-        content = replace(_request(provider, view, base_path), num_views=num_views, asked=asked)
-        if content.is_pending and shown.revisions is None and num_views == shown.num_views:
-            return unchanged  # as before
-        return content.outputs(num_ticks, before=shown)
 
     @app.callback(
         Output("timeline-graph-texts", "data"),
@@ -223,95 +113,60 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
             *parts,
             prevent_initial_call=True,
         )
-    app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("timeline", "ask"),
-        Output("timeline-asked", "data"),
-        Input("url", "search"),
-        State("timeline-shown", "data"),
-        prevent_initial_call=True,
-    )
 
 
-def _show(provider: ReportProvider, view: View, *, base_path: str) -> PageContent:
-    return PageContent(children=[timeline_page(provider, view, base_path=base_path)])
-
-
-PAGE = Page(
-    name=TIMELINE,
-    title="Timeline",
-    show=_show,
-    revision=lambda _provider, _view: "it refreshes itself",
-    register=register,
-)
-
-
-def _revisions(
-    provider: ReportProvider, run_id: str | None, epoch: int | None, step: int | None
-) -> Revisions | None:
-    """Return the revisions of the run and of the step's picture; None if there is no such run."""
-    if run_id is None:
-        return None
-    try:
-        run = provider.revision(run_id)
-    except UnknownRunError:
-        return None
-    if epoch is None or step is None:
-        return Revisions(run=run, picture=0)
-    picture = provider.picture_revision(run_id, epoch=epoch, step=step)
-    return Revisions(run=run, picture=picture)
-
-
-def _request(provider: ReportProvider, view: View, base_path: str) -> Content:
-    """Return the page's content as the provider has it now."""
-    if view.run is None:
-        runs = provider.runs()
-        if not runs:
-            return Content(view=view, problem=[no_runs()])
-        view = replace(view, run=runs[0].run_id)
-    try:
-        return _request_step(provider, view, str(view.run), base_path)
-    except UnknownRunError as error:
-        problem = [missing_run(error)]
-    except EmptyRunError as error:
-        problem = [_no_spans(view, error, base_path)]
-    interval_ms = poll_interval_ms(provider.runs(), view.run)
-    return Content(view=view, problem=problem, interval_ms=interval_ms)
-
-
-def _request_step(provider: ReportProvider, view: View, run_id: str, base_path: str) -> Content:
-    """Return the view's step as its spans, or as its stored picture.
+def _show(provider: ReportProvider, view: View, *, base_path: str) -> Content:
+    """Show a step as its spans or as its stored picture; epoch and step are chosen if need be.
 
     It needs no diagnosis: while that is being made, the step is shown without its ideal.
     """
-    found = provider.report(run_id)
-    runs = provider.runs(max_age_ns=STATE_AGE_NS)
-    if found is None or (isinstance(found, RunReport) and not found.steps):
-        state = next((run.state for run in runs if run.run_id == run_id), "")
-        return Content(
-            view=view,
-            revisions=_revisions(provider, run_id, None, None),
-            problem=[no_steps(run_id, state=state)],
-            interval_ms=poll_interval_ms(runs, run_id),
-        )
-    if isinstance(found, RunReport):
-        choices = choices_from_report(found)
-    else:
-        choices = choices_from_marks(found.steps)
-    view = _choose(go_to_proof(view, found), choices)
-    if view.step is None:
-        return Content(view=view, problem=[reading_steps(run_id)], interval_ms=SOON_MS)
-    epoch, step = view.epoch or 0, view.step
-    revisions = _revisions(provider, run_id, epoch, step)
-    content = _show_step(provider, view, choices, found, base_path)
-    if content is None:
-        return Content(view=view, problem=[drawing_step(run_id, step)], interval_ms=SOON_MS)
-    is_analysing = isinstance(found, AnalysisInProgress)
-    interval_ms = SOON_MS if is_analysing else poll_interval_ms(runs, run_id)
-    return replace(
-        content,
-        revisions=None if content.is_pending else revisions,
-        interval_ms=REFINE_MS if content.is_pending else interval_ms,
+    run_id = str(view.run)
+    try:
+        report = provider.report(run_id)
+        runs = provider.runs(max_age_ns=STATE_AGE_NS)
+        interval_ms = poll_interval_ms(runs, run_id)
+        if report is None or (isinstance(report, RunReport) and not report.steps):
+            state = next((run.state for run in runs if run.run_id == run_id), "")
+            return Content(problem=no_steps(run_id, state=state), interval_ms=interval_ms)
+        if isinstance(report, RunReport):
+            choices = choices_from_report(report)
+        else:
+            choices = choices_from_marks(report.steps)
+        chosen = _choose(go_to_proof(view, report), choices)
+        if chosen.step is None:
+            problem = reading_steps(run_id)
+            return Content(problem=problem, interval_ms=SOON_MS, is_unfinished=True)
+        revisions = _revisions(provider, chosen)
+        step = _show_step(provider, chosen, choices, report, base_path)
+    except EmptyRunError as error:
+        return Content(problem=_no_spans(view, error, base_path))
+    if step is None:
+        problem = drawing_step(run_id, chosen.step)
+        return Content(problem=problem, view=chosen, interval_ms=SOON_MS, is_unfinished=True)
+    if isinstance(report, AnalysisInProgress):
+        interval_ms = SOON_MS
+    return Content(
+        children=step_parts(
+            step,
+            None if step.is_pending else revisions,
+            zoom_key=write_address(_choose(view, choices), base_path=""),
+        ),
+        view=step.view,
+        interval_ms=REFINE_MS if step.is_pending else interval_ms,
+        is_unfinished=step.is_pending,
     )
+
+
+def _revisions(provider: ReportProvider, view: View) -> Revisions:
+    """Return the revisions of a view's run and of its step's picture."""
+    run_id, picture = str(view.run), 0
+    run = provider.revision(run_id)
+    if view.epoch is not None and view.step is not None:
+        picture = provider.picture_revision(run_id, epoch=view.epoch, step=view.step)
+    return Revisions(run=run, picture=picture)
+
+
+PAGE = Page(name=TIMELINE, title="Timeline", show=_show, revision=_revisions, register=register)
 
 
 def _show_step(
@@ -320,7 +175,7 @@ def _show_step(
     choices: StepChoices,
     report: RunReport | AnalysisInProgress | AnalysisFailed,
     base_path: str,
-) -> Content | None:
+) -> StepContent | None:
     """Return the step of a view that names run, epoch and step; None while it is being read."""
     reading = read_step(provider, view, report)
     if reading is None:
@@ -328,7 +183,10 @@ def _show_step(
     replayed = find_replay(provider, reading.recorded) if view.layers else NO_REPLAY
     framed = find_framed(report, view)
     proof = None if framed is None else framed.proof
-    about = _missing_analysis(report)
+    about = ""
+    if not isinstance(report, RunReport):
+        state = "in progress" if isinstance(report, AnalysisInProgress) else "failed"
+        about = f"; analysis {state}"
     if framed is not None and proof is not None:
         excess = format_duration(proof.excess_ns)
         about = f"; framed: {framed.cause} of rank {proof.rank}, {excess} too long{about}"
@@ -348,14 +206,6 @@ def _show_step(
         beneath=show_replay(replayed, ideal),
         is_pending=reading.is_pending or replayed.is_pending,
     )
-
-
-def _missing_analysis(found: RunReport | AnalysisInProgress | AnalysisFailed) -> str:
-    if isinstance(found, RunReport):
-        return ""
-    if isinstance(found, AnalysisInProgress):
-        return "; analysis in progress"
-    return "; analysis failed"
 
 
 def _choose(view: View, choices: StepChoices) -> View:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dash import Output, html, no_update
+from dash import dcc, html
 
 from rankscope.analysis.drawing.timeline import StepTimeline
 from rankscope.analysis.report.text import (
@@ -15,13 +15,14 @@ from rankscope.analysis.report.text import (
     format_seconds,
 )
 
-from ..address import write_address
 from ..figures.timeline import hover_texts, timeline_figure
 from ..figures.timeline_canvas import canvas_document
 from ..figures.timeline_raster import raster_figure, raster_note
 from ..text import escape, format_place
-from .components import LIVE_MS, canvas, card, graph, graph_style, next_tick
+from .components import canvas, card, graph, labelled
 from .timeline_controls import Shown, make_scale, step_chooser, timeline_controls
+from .timeline_overview import around_step, minimap_place
+from .timeline_selection import selection_controls
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -35,89 +36,97 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
-    """The parts of the page, which are the outputs of every refresh."""
+class StepContent:
+    """A step as the page shows it."""
 
     view: View
-    revisions: Revisions | None = None
-    problem: list[Component] = field(default_factory=list)
-    """A card that says why there is no step; it hides the rest."""
-
-    title: str = ""
-    about: str = ""
-    stepper: list[Component] = field(default_factory=list)
-    controls: list[Component] = field(default_factory=list)
-    figure: dict[str, Any] = field(
-        default_factory=lambda: {"data": [], "layout": {"uirevision": "", "height": 0}}
-    )
+    title: str
+    about: str
+    stepper: list[Component]
+    controls: list[Component]
+    figure: dict[str, Any]
     """Axes, legend and marks."""
 
-    on_canvas: dict[str, Any] | None = None
+    on_canvas: dict[str, Any]
     """What is drawn beneath them, as of `canvas_document`."""
 
-    note: str = ""
+    note: str
+    scale: Scale
     beneath: list[Component] = field(default_factory=list)
     """What the replay says, beneath the step."""
 
     is_pending: bool = False
     """Whether spans or a replay that are to be shown are still being read or made."""
 
-    scale: Scale | None = None
-    interval_ms: int = LIVE_MS
-    """Pause before the page asks again."""
 
-    num_views: int = 0
-    asked: str | None = None
-    """As in `Shown`."""
+def step_parts(
+    content: StepContent, revisions: Revisions | None, *, zoom_key: str
+) -> list[Component]:
+    """Return the parts of the page.
 
-    def outputs(self, num_ticks: int | None = 0, *, before: Shown | None = None) -> tuple[Any, ...]:
-        """Return the parts in the order of `OUTPUTS`, after so many ticks of their timer.
-
-        Without those that are as they were ``before``: with a zoom, a browser takes longer for them
-        than for the picture.
-        """
-        layout = self.figure["layout"]
-        layout["uirevision"] = f"{layout['uirevision']} {self.num_views}"
-        # The assets make the legend: plotly's takes twice the lines on a phone, and its time.
-        layout["showlegend"] = False
-        traces = self.figure["data"]
-        legend = [
-            one if _is_key(one) else {"name": one["name"], "line": one["line"]}
-            for one in traces
-            if one.get("showlegend", True)
-        ]
-        figure = {**self.figure, "data": [one for one in traces if not _is_key(one)]}
-        shown = Shown(
-            run=self.view.run,
-            epoch=self.view.epoch,
-            step=self.view.step,
-            revisions=self.revisions,
-            scale=self.scale,
-            asked=self.asked,
-            num_views=self.num_views,
-            around=write_address(replace(self.view, viewport=None, show=None), base_path=""),
-        )
-        around: tuple[Any, ...] = (self.title, self.stepper, self.controls)
-        if before is not None and _are_alike(before, shown):
-            around = (no_update,) * 3
-        title, stepper, controls = around
-        return (
-            shown.model_dump(),
-            self.problem,
-            "hidden" if self.problem else "",
-            title,
-            self.about,
-            stepper,
-            controls,
-            figure,
-            self.on_canvas
-            and canvas_document("timeline-graph", {**self.on_canvas, "legend": legend}, layout),
-            graph_style(figure),
-            self.note,
-            self.beneath,
-            self.interval_ms,
-            next_tick(num_ticks),
-        )
+    Args:
+        content: The step.
+        revisions: Of what is shown; None: it is pending.
+        zoom_key: A figure with the same one keeps a reader's zoom.
+    """
+    layout, traces = content.figure["layout"], content.figure["data"]
+    layout["uirevision"] = f"{layout['uirevision']} {zoom_key}"
+    # The assets make the legend: plotly's takes twice the lines on a phone, and its time.
+    layout["showlegend"] = False
+    legend = [
+        trace if _is_key(trace) else {"name": trace["name"], "line": trace["line"]}
+        for trace in traces
+        if trace.get("showlegend", True)
+    ]
+    figure = {**content.figure, "data": [trace for trace in traces if not _is_key(trace)]}
+    part = "timeline-graph"
+    on_canvas = canvas_document(part, {**content.on_canvas, "legend": legend}, layout)
+    shown = Shown(
+        run=content.view.run,
+        epoch=content.view.epoch,
+        step=content.view.step,
+        revisions=revisions,
+        scale=content.scale,
+    )
+    return [
+        dcc.Store(id="timeline-shown", data=shown.model_dump()),
+        dcc.Store(id="timeline-graph-pointed"),
+        dcc.Store(id="timeline-graph-texts"),
+        html.Div(
+            [
+                html.H1(content.title, id="timeline-title"),
+                html.P(content.about, id="timeline-about", className="about"),
+                html.Div(content.stepper, id="timeline-stepper", className="stepper"),
+            ],
+            className="timeline-head",
+        ),
+        around_step(),
+        html.Div(
+            [
+                html.Div(content.controls, id="timeline-controls", className="controls"),
+                *selection_controls(),
+            ],
+            className="controls timeline-bar",
+        ),
+        card(
+            minimap_place(),
+            html.Div(
+                id="timeline-legend", className="legend", role="group", **labelled("kinds of spans")
+            ),
+            graph(part, figure, selects=True, beneath=canvas(part, on_canvas)),
+            html.P(content.note, id="timeline-note", className="note"),
+            html.P(
+                "Times are since the step's first span. Ctrl and the wheel zoom, drag to pan,"
+                " double-click for the whole step; click a span for what it waited for, or press M"
+                " and drag a box to measure and compare it. Hatched or pale: waiting for the last"
+                " member. Solid: transfer or work.",
+                className="about",
+            ),
+            class_name="timeline-card",
+            label="timeline of one step",
+        ),
+        html.Div(content.beneath, id="timeline-replay"),
+    ]
 
 
 def _is_key(trace: dict[str, Any]) -> bool:
@@ -125,34 +134,9 @@ def _is_key(trace: dict[str, Any]) -> bool:
     return bool(trace["x"] == [None])
 
 
-def _are_alike(before: Shown, now: Shown) -> bool:
-    """Return whether only the zoom differs."""
-    is_step = before.scale is not None and now.scale is not None
-    is_known = now.revisions is not None and now.revisions == before.revisions
-    return is_step and is_known and now.around == before.around
-
-
-OUTPUTS = (
-    Output("timeline-shown", "data"),
-    Output("timeline-problem", "children"),
-    Output("timeline-step", "className"),
-    Output("timeline-title", "children"),
-    Output("timeline-about", "children"),
-    Output("timeline-stepper", "children"),
-    Output("timeline-controls", "children"),
-    Output("timeline-graph-fresh", "data"),
-    Output("timeline-graph-on-canvas", "data"),
-    Output("timeline-graph", "style"),
-    Output("timeline-note", "children"),
-    Output("timeline-replay", "children"),
-    Output("timeline-timer", "interval"),
-    Output("timeline-timer", "max_intervals"),
-)
-
-
 def show_step(
     shown: ShownStep, choices: StepChoices, marks: Marks, *, about: str, base_path: str
-) -> Content:
+) -> StepContent:
     """Show a step or a part of it.
 
     Args:
@@ -174,7 +158,7 @@ def show_step(
         note = f"{note} {raster_note(step, rows)} Zoom in to see single spans.".strip()
     length_ns = step.end_ns - step.begin_ns
     ideal = format_seconds(choices.ideal_s_by_step.get(step.step))
-    return Content(
+    return StepContent(
         view=view,
         title=f"Step {step.step}",
         about=f"{format_duration(length_ns)}, ideal {ideal};"

@@ -90,15 +90,6 @@ class Shown(Posted):
     scale: Scale | None
     """None: there is no figure."""
 
-    asked: str | None
-    """The query that it answers; None: that with which the page was built."""
-
-    num_views: int
-    """How often the address has changed what is shown: within one view, the zoom is kept."""
-
-    around: str
-    """Address of the view without its zoom, which changes neither title nor controls."""
-
 
 def choices_from_report(report: RunReport) -> StepChoices:
     """Return the steps of a diagnosis and earlier ones; best is the top finding's last step."""
@@ -230,7 +221,8 @@ def _save_menu(view: View, base_path: str) -> Component:
     The assets complete them by the zoom when they are clicked.
     """
     texts = {"window": "what is shown"} | ({"marked": "marked ranks"} if view.ranks else {})
-    shown = write_address(replace(view, show=None, layers=(), folded=()), base_path=base_path)
+    rows = replace(view, viewport=None, show=None, layers=(), folded=())
+    shown = write_address(rows, base_path=base_path)
     href = f"{base_path}{TRACE_PATH}?{shown.partition('?')[2]}"
     links = [
         html.A(

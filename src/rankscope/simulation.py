@@ -99,7 +99,7 @@ def build_scenario(options: SimulateOptions) -> Scenario:
         ConfigError: The scenario or a fault is invalid.
         BadInputError: ``--ranks`` does not fit the layout, or contradicts ``--dp``.
     """
-    from rankscope.trainer.simulator.fault import parse_simulated_faults
+    from rankscope.trainer.faults.spec import parse_simulated_faults
     from rankscope.trainer.simulator.presets import preset_faults, preset_settings
     from rankscope.trainer.simulator.scenario import Scenario
     from rankscope.trainer.simulator.scenario_file import read_scenario_file

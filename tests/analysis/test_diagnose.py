@@ -9,7 +9,7 @@ import pytest
 
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.report.report import Severity
-from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.faults.spec import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Noise, RankOrder, Scenario, TpDetail
 from tests.support.rankscope.simulated_source import SimulatedSource
 

@@ -13,7 +13,7 @@ from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.trace.rows import column_names, select_rows
 from rankscope.analysis.trace.tables import SpanTable, StepTable
 from rankscope.tracer.span import SpanFlag
-from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.faults.spec import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Scenario, TpDetail
 from tests.support.analysis.cluster import Source
 from tests.support.rankscope.simulated_source import SimulatedSource

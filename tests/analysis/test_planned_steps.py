@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.faults.spec import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Scenario
 from tests.support.rankscope.simulated_source import SimulatedSource
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.faults.spec import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Noise, Scenario, TpDetail
 from tests.support.rankscope.simulated_source import SimulatedSource
 

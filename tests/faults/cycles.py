@@ -18,8 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from rankscope.collector.store.ledger import has_repeated_cuts
 from rankscope.collector.store.location import read_server_file
+from rankscope.collector.store.repeated_rows import has_repeated_cuts
 from rankscope.collector.store.store import open_store
 from tests.faults.checker import Oracle, check, content_hash, key_of
 from tests.integration.programs import COMMAND, environment
@@ -224,7 +224,7 @@ class WholePath:
         with open_store(self.store_url) as store:
             final = " FINAL" if has_repeated_cuts(store, RUN) else ""
             rows = store.rows(SELECT_ROWS.format(final=final))
-        return check(self.folder / "oracle", [_seen(row) for row in rows])
+        return check(self.folder / "oracle", [seen_row(row) for row in rows])
 
     def wait_for(self, is_done: Callable[[], bool]) -> None:
         """Poll until a condition holds; fail with the logs after a timeout."""
@@ -283,7 +283,8 @@ FAULTS: dict[str, Callable[[WholePath], None]] = {
 }
 
 
-def _seen(row: Mapping[str, object]) -> tuple[Key, str]:
+def seen_row(row: Mapping[str, object]) -> tuple[Key, str]:
+    """Return the key of a row of `SELECT_ROWS` and the hash of its content."""
     key = key_of(*(row[name] for name in ("run_id", "epoch", "rank", "segment", "row")))
     return key, content_hash(row["name"], row["step"], row["duration_ns"])
 

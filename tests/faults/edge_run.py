@@ -18,7 +18,7 @@ from rankscope.collector.spool.descriptions import manifest_row
 from rankscope.collector.spool.records import CutRows
 from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.spool import EVENTS_FILE, EXIT_FILE, GROUPS_FILE, MANIFEST_FILE
-from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.faults.spec import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Scenario
 from rankscope.trainer.simulator.simulation import Simulation
 from tests.support.collector.spool_builder import SpoolBuilder

@@ -95,41 +95,19 @@ FORGED = {"epoch": -1, "process": "rankscope-x"}
 """Columns of an event that rankscope itself writes."""
 
 COUNTS: tuple[Any, ...] = (
-    {"x": UNSIGNED64},
-    {"": 1},
-    {str(number): 1 for number in range(600)},
-    [],
-    None,
-)
+    {"x": UNSIGNED64}, {"": 1}, {str(number): 1 for number in range(600)}, [], None,
+)  # fmt: skip
 SETTINGS: tuple[Any, ...] = (
-    {},
-    {"layout.dp": DEEP},
-    {"": ""},
-    {"layout": "x" * (1 << 20)},
-    [],
-    None,
-)
+    {}, {"layout.dp": DEEP}, {"": ""}, {"layout": "x" * (1 << 20)}, [], None,
+)  # fmt: skip
 ODD_MODELS: tuple[Any, ...] = (
-    None,
-    [],
-    "null",
-    3,
-    {},
-    {"name": 5},
-    {"name": []},
-    {"1": {"2": 3}},
-    DEEP,
-)
+    None, [], "null", 3, {}, {"name": 5}, {"name": []}, {"1": {"2": 3}}, DEEP,
+)  # fmt: skip
 ODD_NUMBERS: tuple[Any, ...] = (0, -1, 1e308, math.inf, math.nan, 10**400, "NaN", [], True)
 ODD_TIMES: tuple[Any, ...] = (*TIMES, "x", 10**30)
 ODD_EXCEPTIONS: tuple[Any, ...] = (
-    5,
-    "x",
-    [],
-    {"type": 5, "message": []},
-    {"traceback": 5, "contexts": 7},
-    DEEP,
-)
+    5, "x", [], {"type": 5, "message": []}, {"traceback": 5, "contexts": 7}, DEEP,
+)  # fmt: skip
 
 Values = tuple[tuple[str, str, tuple[Any, ...]], ...]
 """Table or file, its columns with the keys below them, and the values of each."""

@@ -293,12 +293,7 @@ class OddRuns(WholePath):
         return self._post(client, f"/v1/rows/{table}", body, "application/json", edge)
 
     def _post(
-        self,
-        client: httpx.Client,
-        path: str,
-        body: bytes,
-        media: str,
-        edge: Edge | None = None,
+        self, client: httpx.Client, path: str, body: bytes, media: str, edge: Edge | None = None
     ) -> int:
         """Post a body and return the status; only an odd one may be refused."""
         answer = client.post(path, content=body, headers={"content-type": media})

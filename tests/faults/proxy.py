@@ -61,10 +61,7 @@ class Traffic:
     """Forwarded traffic so far."""
 
     num_connections: int = 0
-    num_resets: int = 0
     num_losses: int = 0
-    request_bytes: int = 0
-    reply_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -120,10 +117,6 @@ class FaultProxy:
         self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(TIMEOUT_S)
 
-    def reset_all(self) -> None:
-        """Reset every open connection; new ones are accepted."""
-        self._loop.call_soon_threadsafe(self._end_all)
-
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_until_complete(self._serve())
@@ -143,11 +136,7 @@ class FaultProxy:
 
     def _end_all(self) -> None:
         for pair in list(self._pairs):
-            self._reset(pair)
-
-    def _reset(self, pair: _Pair) -> None:
-        self.traffic.num_resets += 1
-        pair.end(reset=True)
+            pair.end(reset=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.traffic.num_connections += 1
@@ -156,12 +145,12 @@ class FaultProxy:
         try:
             await self._wait_out_blackhole(pair)
             if self.faults.is_cut:
-                self._reset(pair)
+                pair.end(reset=True)
                 return
             try:
                 back, pair.server = await asyncio.open_connection("127.0.0.1", self.target_port)
             except OSError:
-                self._reset(pair)
+                pair.end(reset=True)
                 return
             up = self._pump(pair, reader, pair.server, is_request=True)
             down = self._pump(pair, back, writer, is_request=False)
@@ -184,12 +173,12 @@ class FaultProxy:
                 await self._wait_out_blackhole(pair)
                 faults = self.faults
                 if faults.is_cut:
-                    self._reset(pair)
+                    pair.end(reset=True)
                     return
                 if faults.latency_s:
                     await asyncio.sleep(faults.latency_s)
                 if not await self._arrives(faults):
-                    self._reset(pair)
+                    pair.end(reset=True)
                     return
                 limit = (
                     faults.reset_after_request_bytes
@@ -200,9 +189,8 @@ class FaultProxy:
                 writer.write(kept)
                 await writer.drain()
                 num_passed += len(kept)
-                self._count(len(kept), is_request=is_request)
                 if limit is not None and num_passed >= limit:
-                    self._reset(pair)
+                    pair.end(reset=True)
                     return
                 if faults.bytes_per_s:
                     await asyncio.sleep(len(kept) / faults.bytes_per_s)
@@ -217,12 +205,6 @@ class FaultProxy:
             await asyncio.sleep(pause_s)
             pause_s *= 2
         return False
-
-    def _count(self, num_bytes: int, *, is_request: bool) -> None:
-        if is_request:
-            self.traffic.request_bytes += num_bytes
-        else:
-            self.traffic.reply_bytes += num_bytes
 
     async def _wait_out_blackhole(self, pair: _Pair) -> None:
         while self.faults.is_blackholed and not pair.is_over.is_set():

@@ -49,10 +49,7 @@ class ServerPath(WholePath):
             commands["agent"] += ["--state", str(self.folder / "agent-state")]
             commands["agent"] += ["--max-spool-bytes", str(self.max_spool_bytes)]
         engine = [sys.executable, "-m", "tests.faults.store_process"]
-        return {
-            "store": [*engine, str(self.store), ACCOUNT, str(self._store_port)],
-            **commands,
-        }
+        return {"store": [*engine, str(self.store), ACCOUNT, str(self._store_port)], **commands}
 
     def start(self, name: str) -> None:
         super().start(name)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.faults.checker import check, content_hash, key_of
-from tests.faults.cycles import COUNT_ROWS, NUM_RANKS, SELECT_ROWS, WholePath
+from tests.faults.checker import check
+from tests.faults.cycles import COUNT_ROWS, NUM_RANKS, SELECT_ROWS, WholePath, seen_row
 from tests.support.mounts import needs_mounts
 
 if TYPE_CHECKING:
@@ -73,12 +73,8 @@ class SmallDisk(WholePath):
     def seen(self) -> list[tuple[Key, str]]:
         """Return the key of each row and the hash of its content."""
         sql = SELECT_ROWS.format(final=" FINAL") + " FORMAT JSONEachRow"
-        found = []
-        for line in (self.query(sql) or "").splitlines():
-            row = json.loads(line)
-            key = key_of(*(row[name] for name in ("run_id", "epoch", "rank", "segment", "row")))
-            found.append((key, content_hash(row["name"], row["step"], int(row["duration_ns"]))))
-        return found
+        rows = [json.loads(line) for line in (self.query(sql) or "").splitlines()]
+        return [seen_row(row | {"duration_ns": int(row["duration_ns"])}) for row in rows]
 
 
 def test_a_full_disk_blocks_no_query_and_loses_no_row(tmp_path: Path) -> None:

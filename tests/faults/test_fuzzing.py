@@ -21,9 +21,7 @@ NUM_MUTANTS = 60
 
 
 @pytest.mark.slow
-def test_any_file_of_a_process_leaves_agent_and_collector_running(
-    tmp_path: Path,
-) -> None:
+def test_any_file_of_a_process_leaves_agent_and_collector_running(tmp_path: Path) -> None:
     chooser = random.Random(11)
     folder = ProcessFolder(tmp_path)
     found: Counter[int] = Counter()

@@ -39,10 +39,7 @@ def spools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(spans=st.lists(SPANS, max_size=6), steps=st.lists(STEPS, max_size=3))
 def test_any_record_is_stored_or_rejected_and_sums_stay_finite(
-    store: Store,
-    spools: Path,
-    spans: list[tuple[int, int]],
-    steps: list[tuple[float, int]],
+    store: Store, spools: Path, spans: list[tuple[int, int]], steps: list[tuple[float, int]]
 ) -> None:
     # GIVEN a process that recorded a valid span, and others with any times, losses and counts
     run_id = f"numbers-{next(_NUMBERS)}"

@@ -13,9 +13,10 @@ import httpx
 import pytest
 
 from rankscope.collector.agent.link import DEADLINES, Deadlines
-from rankscope.collector.store.ledger import has_repeated_cuts
+from rankscope.collector.store.repeated_rows import has_repeated_cuts
 from rankscope.collector.store.store import open_store
-from tests.faults.checker import Oracle, check, content_hash, key_of
+from tests.faults.checker import Oracle, check
+from tests.faults.cycles import SELECT_ROWS, seen_row
 from tests.faults.proxy import FaultProxy, Faults
 from tests.integration.programs import TIMEOUT_S, serving
 from tests.support.collector.agent_rig import Rig, any_settled, write_spans
@@ -32,8 +33,6 @@ TENTH = Deadlines(
 )
 SHORT = Deadlines(connect_s=0.3, stall_s=0.3, answer_s=0.3)
 NUM_ROWS = 400
-
-SELECT_ROWS = "SELECT run_id, epoch, rank, segment, row, name, step, duration_ns FROM spans{final}"
 
 
 def write_job(spool: Path, oracle: Oracle, num_rows: int = NUM_ROWS) -> list[SpoolBuilder]:
@@ -169,7 +168,7 @@ def test_a_frozen_collector_stores_repeated_requests_once(
     with open_store(f"chdb://{store_path}") as store:
         final = " FINAL" if has_repeated_cuts(store, "run") else ""
         rows = store.rows(SELECT_ROWS.format(final=final))
-    verdict = check(tmp_path / "oracle", [_seen(row) for row in rows])
+    verdict = check(tmp_path / "oracle", [seen_row(row) for row in rows])
     assert verdict.is_clean, verdict
 
 
@@ -177,8 +176,3 @@ def _num_rows(url: str, token: str) -> int:
     asked = "SELECT count() FROM (SELECT DISTINCT rank, segment, row FROM spans)"
     answer = httpx.post(url, content=asked, auth=("any", token), timeout=TIMEOUT_S)
     return int(answer.text)
-
-
-def _seen(row: dict[str, object]) -> tuple[tuple[str, ...], str]:
-    key = key_of(*(row[name] for name in ("run_id", "epoch", "rank", "segment", "row")))
-    return key, content_hash(row["name"], row["step"], row["duration_ns"])

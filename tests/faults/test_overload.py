@@ -83,9 +83,7 @@ class Sender(threading.Thread):
             time.sleep(0.2)
 
 
-def test_ten_times_the_quota_is_stored_once_without_more_memory(
-    tmp_path: Path,
-) -> None:
+def test_ten_times_the_quota_is_stored_once_without_more_memory(tmp_path: Path) -> None:
     # GIVEN a collector that has stored a body of this size, and a connected client
     one = encode_cuts([span_cut("before", 0, NUM_ROWS, names=NAMES)])
     body = encode_cuts([span_cut("run", 0, NUM_ROWS, names=NAMES)])

@@ -55,9 +55,7 @@ def analyze(url: str, *options: str) -> str:
 
 
 @pytest.mark.slow
-def test_each_record_of_a_killed_rank_with_a_full_spool_is_accounted_for(
-    tmp_path: Path,
-) -> None:
+def test_each_record_of_a_killed_rank_with_a_full_spool_is_accounted_for(tmp_path: Path) -> None:
     done = run_script(
         SCRIPT.format(num_spans=NUM_SPANS),
         tmp_path / "spool",

@@ -153,15 +153,6 @@ def test_a_second_agent_on_a_spool_is_refused(tmp_path: Path) -> None:
     assert "another agent uses" in second.stderr
 
 
-def test_sending_the_token_without_tls_is_refused(tmp_path: Path) -> None:
-    url = "http://collector.example"
-    found = rankscope("agent", "--spool", str(tmp_path), "--collector", url, store=tmp_path)
-
-    assert found.returncode == 2
-    (line,) = found.stderr.strip().splitlines()[-1:]
-    assert "plain text" in line
-
-
 def test_the_token_is_in_no_command_line_and_no_output(tmp_path: Path) -> None:
     secret = "canary-4f1c"
     spool = tmp_path / "spool"

@@ -71,7 +71,6 @@ def command(
         (["import", "x.parquet", "--format", "kineto", "--run", "x"], "a folder of .json"),
         (["import", "a", "b", "--format", "bytedance", "--run", "x"], "takes one path, got 2"),
         (["import", "x.parquet", "--format", "bytedance"], "--run"),
-        (["serve", "--host", "0.0.0.0"], "TLS"),
         (["serve", "--port", "99999"], "--port"),
         (["serve", "--alert-webhook", "ftp://host/"], "https://host/path"),
         (["serve", "--alert-webhook-file", "/nowhere"], "--alert-webhook-file"),
@@ -109,17 +108,6 @@ def test_an_invalid_trace_is_refused_and_creates_no_run(command: Command, tmp_pa
         assert str(file) in command.refuses(*import_arguments(file, command.meta))
 
     assert command.run("runs", "--json")[1] == '{"runs": []}\n'
-
-
-def test_an_import_without_the_sizes_of_the_job_asks_for_them(
-    command: Command, tmp_path: Path
-) -> None:
-    file = tmp_path / "x.parquet"
-    file.write_bytes(b"PAR1")
-
-    said = command.refuses("import", str(file), "--format", "bytedance", "--run", "x")
-
-    assert "--meta" in said
 
 
 @pytest.mark.slow

@@ -67,15 +67,6 @@ def test_the_verdict_comes_first(store_folder: Path) -> None:
     assert "recoverable" in done.stdout
 
 
-def test_an_existing_run_is_not_imported_again(store_folder: Path) -> None:
-    again = rankscope(*import_arguments("AR"), store=store_folder)
-    runs = json.loads(rankscope("runs", "--json", store=store_folder).stdout)["runs"]
-
-    assert again.returncode == 0
-    assert "is already stored" in again.stdout
-    assert [run["num_spans"] for run in runs if run["run"] == "AR"] == [117_216]
-
-
 def test_chosen_steps_are_analysed_alone(store_folder: Path) -> None:
     steps = document("AR", store=store_folder)["steps"]
     done = rankscope(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import Queue
 from socketserver import StreamRequestHandler, ThreadingTCPServer
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import ssl
@@ -57,6 +58,10 @@ class Receiver:
         self.port = self._server.server_port
         self.url = f"http://127.0.0.1:{self.port}"
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def next(self) -> Any:  # noqa: ANN401  # whatever JSON holds
+        """Return the next posted document."""
+        return json.loads(self.bodies.get(timeout=TIMEOUT_S))
 
     def close(self) -> None:
         self.hold.set()

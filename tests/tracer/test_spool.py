@@ -12,10 +12,8 @@ import pytest
 
 from rankscope.tracer.span import SpanFlag, SpanKind
 from rankscope.tracer.spool import (
-    PROCESS_MAGIC,
     SEGMENT_MAGIC,
     RecordType,
-    SpoolVersionError,
     open_regular_file,
     read_header,
     read_regular_file,
@@ -135,15 +133,6 @@ def test_the_header_has_the_documented_layout(folder: Path) -> None:
     assert sealed_rows(data) == 4
 
 
-def test_another_version_is_rejected(folder: Path) -> None:
-    path = folder / "process.rsp"
-    data = bytearray(path.read_bytes())
-    put(data, 8, "I", 1)
-
-    with pytest.raises(SpoolVersionError, match="spool version 1; this rankscope reads version 2"):
-        read_header(bytes(data), magic=PROCESS_MAGIC, path=path)
-
-
 def test_the_tracer_writes_the_documented_layout(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path, segment_bytes=4096 + 4 * 128)
     recorder.begin_steps(12)
@@ -208,11 +197,6 @@ def num_held(paths: list[Path]) -> int:
         with suppress(FileNotFoundError):
             num += descriptor.readlink() in paths
     return num
-
-
-def test_an_open_descriptor_is_counted(tmp_path: Path) -> None:
-    with (tmp_path / "held").open("w"):
-        assert num_held([tmp_path / "held"]) == 1
 
 
 def test_a_link_is_followed(tmp_path: Path) -> None:

@@ -333,6 +333,11 @@ def parse_faults(
     return tuple(fault for fault in parsed if fault is not None)
 
 
+def parse_simulated_faults(specs: Iterable[str]) -> tuple[Fault, ...]:
+    """Return the faults of a simulated cluster (docs/simulator.md), as `parse_faults` does."""
+    return parse_faults(specs, SIMULATED_FAULTS)
+
+
 def parse_fault(spec: str, vocabulary: Vocabulary = TRAINER_FAULTS) -> Fault | None:
     """Return the fault that a text describes; None for ``none``.
 

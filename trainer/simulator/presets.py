@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ScenarioError
-from ..faults.spec import Fault, FaultCause
-from .fault import parse_simulated_faults
+from ..faults.spec import Fault, FaultCause, parse_simulated_faults
 from .placement import place
 from .scenario import Noise, RankOrder, Scenario, TpDetail
 from .schedule import Schedule

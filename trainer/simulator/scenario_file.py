@@ -5,30 +5,29 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from pydantic import ConfigDict, ValidationError, create_model
+from pydantic_core import PydanticSerializationError, to_json
 
 from rankscope.tracer.spool import read_regular_file
 
 from ..errors import ScenarioError
-from .fault import parse_simulated_faults
-from .scenario import Network, Noise, RankOrder, Scenario, Sends, TpDetail
-from .schedule import Schedule
+from ..faults.spec import parse_simulated_faults
+from .scenario import Network, Noise, Scenario
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from enum import StrEnum
     from pathlib import Path
 
 MAX_FILE_BYTES = 4 << 20
 
-PARTS: dict[str, type[Noise] | type[Network]] = {"noise": Noise, "network": Network}
-CHOICES: dict[str, type[StrEnum]] = {
-    "tp_detail": TpDetail,
-    "rank_order": RankOrder,
-    "sends": Sends,
-    "schedule": Schedule,
-}
+PARTS = {"noise": Noise, "network": Network}
+
+KINDS = get_type_hints(Scenario) | {"faults": tuple[str, ...]}
+FIELDS: dict[str, Any] = {name: (kind, None) for name, kind in KINDS.items()}
+SETTINGS = create_model("Settings", __config__=ConfigDict(extra="forbid", strict=True), **FIELDS)
+"""The fields of `Scenario`, none of which a file must have."""
 
 
 def read_scenario_file(path: Path) -> dict[str, Any]:
@@ -46,85 +45,31 @@ def read_scenario_file(path: Path) -> dict[str, Any]:
         raise ScenarioError(f"cannot read {path} ({error.strerror}): check the path") from error
     except ValueError as error:
         raise ScenarioError(f"{path} is not valid {path.suffix or '.toml'}: {error}") from error
-    if not isinstance(document, dict):
-        raise ScenarioError(
-            f"{path} must hold one table of settings, not a {type(document).__name__}"
-        )
     return scenario_settings(document)
 
 
-def scenario_settings(document: Mapping[str, Any]) -> dict[str, Any]:
+def scenario_settings(document: object) -> dict[str, Any]:
     """Return plain values as fields of `Scenario`.
 
     Raises:
         ScenarioError: A setting is unknown or has the wrong type.
         FaultSpecError: The text of a fault is invalid.
     """
-    settings = dict(_checked(document, Scenario, place=""))
-    for name, part in PARTS.items():
-        if name in settings:
-            settings[name] = part(**_checked(settings[name], part, place=f"{name}."))
-    for name, choice in CHOICES.items():
-        if name in settings:
-            value = settings[name]
-            known = tuple(choice)
-            if value not in known:
-                raise ScenarioError(
-                    f"scenario: {name} must be one of {', '.join(known)}, got {value!r}"
-                )
-            settings[name] = choice(str(value))
-    for name in ("stage_weights", "expert_weights"):
-        if name in settings:
-            settings[name] = tuple(settings[name])
+    try:
+        checked = SETTINGS.model_validate_json(to_json(document, inf_nan_mode="constants"))
+    except ValidationError as invalid:
+        first = invalid.errors(include_url=False)[0]
+        keys, reason = [str(key) for key in first["loc"]], first["msg"]
+        if first["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
+            table = PARTS[keys[0]] if len(keys) > 1 else Scenario
+            reason = f"unknown setting: known are {', '.join(key.name for key in fields(table))}"
+        raise ScenarioError(f"scenario: {'.'.join(keys) or 'the file'}: {reason}") from invalid
+    except PydanticSerializationError as error:  # text that is no Unicode
+        raise ScenarioError(f"scenario: {error}") from error
+    settings = {name: getattr(checked, name) for name in checked.model_fields_set}
     if "faults" in settings:
         settings["faults"] = parse_simulated_faults(settings["faults"])
     return settings
-
-
-def _checked(document: object, owner: Any, *, place: str) -> Mapping[str, Any]:  # noqa: ANN401
-    """Return a table of settings after checking names and types."""
-    if not isinstance(document, dict):
-        raise ScenarioError(f"scenario: {place.rstrip('.')} must be a table of settings")
-    known = {item.name: item for item in fields(owner)}
-    for name, value in document.items():
-        if name not in known:
-            raise ScenarioError(
-                f"scenario: unknown setting {place}{name}: known are {', '.join(known)}"
-            )
-        wanted = WANTED.get(str(known[name].type), ANYTHING)
-        if not wanted.fits(value):
-            raise ScenarioError(f"scenario: {place}{name} must be {wanted.text}, got {value!r}")
-    return document
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wanted:
-    """Values that a file may hold for a field."""
-
-    text: str
-    types: tuple[type, ...]
-    parts: tuple[type, ...] = ()
-    """Types of the elements of a list."""
-
-    def fits(self, value: object) -> bool:
-        if isinstance(value, bool) and bool not in self.types:
-            return False
-        if isinstance(value, list) and not all(isinstance(part, self.parts) for part in value):
-            return False
-        return isinstance(value, self.types)
-
-
-WANTED: dict[str, _Wanted] = {
-    "int": _Wanted(text="a whole number", types=(int,)),
-    "int | None": _Wanted(text="a whole number", types=(int, type(None))),
-    "float": _Wanted(text="a number", types=(int, float)),
-    "bool": _Wanted(text="true or false", types=(bool,)),
-    "tuple[float, ...]": _Wanted(text="a list of numbers", types=(list,), parts=(int, float)),
-    "tuple[Fault, ...]": _Wanted(text="a list of texts", types=(list,), parts=(str,)),
-}
-"""By the annotation of a field; fields of other types are checked separately."""
-
-ANYTHING = _Wanted(text="a name or a table of settings", types=(object,))
 
 
 MAX_KEY_PARTS = 32

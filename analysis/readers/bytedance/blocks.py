@@ -84,41 +84,7 @@ def map_slices(
         return list(pool.map(work, slices))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blocks:
-    """Operations of a trace in order of (step, dp, stage, type, start)."""
-
-    operations: Columns
-    """The operations of known type, in any order."""
-
-    taken: NDArray[np.int64] | None
-    """Their rows in the trace; None if they are all of it."""
-
-    steps: NDArray[np.int64]
-    """Shape (steps,): step numbers, ascending."""
-
-    replicas: NDArray[np.int64]
-    """Shape (replicas,): dp positions, ascending."""
-
-    num_stages: int
-    order: IntArray
-    """Shape (ops,): rows of ``operations``."""
-
-    count: NDArray[np.int64]
-    """Shape (steps, replicas, stages x types): number of operations of each block."""
-
-    repeated: dict[int, str]
-    """Steps with a repeated operation."""
-
-    warnings: tuple[str, ...]
-
-    def find_contradictions(self) -> dict[int, str]:
-        """Return the steps with a missing or surplus operation, and which it is."""
-        shape = (*self.count.shape[:2], self.num_stages, NUM_TYPES)
-        return find_contradictions(self.count.reshape(shape), self.steps) | self.repeated
-
-
-def measure_bounds(
+def _measure_bounds(
     steps: NDArray[np.int64], columns: Columns
 ) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], list[int]]:
     """Return the first start and the last end of each step, and the steps that are not listed.
@@ -140,8 +106,8 @@ def measure_bounds(
     return (first, last), np.unique(number[~known]).tolist()
 
 
-def build_blocks(run: RunInfo, trace: Columns) -> Blocks:
-    """Sort the operations of a trace into blocks.
+def sort_rows(run: RunInfo, trace: Columns) -> Rows:
+    """Return a trace's operations sorted.
 
     Args:
         run: Its layout and the (dp, stage) of each rank.
@@ -180,12 +146,12 @@ def build_blocks(run: RunInfo, trace: Columns) -> Blocks:
             np.add(block_sizes, counts, out=block_sizes)
 
     map_slices(number, len(block), slice_rows=max(SLICE_ROWS, num_blocks))
-    count = block_sizes.reshape(len(steps), len(replicas), run.layout.pp * NUM_TYPES)
     order, repeated = _sort_by_seq(operations, block, block_sizes), dict[int, str]()
     if order is None:
         order, repeated, more = _sort_by_start(operations, block)
         warnings += more
-    num_traced = int(block_sizes.reshape(len(steps), num_workers, NUM_TYPES).any(axis=(0, 2)).sum())
+    shape = len(steps), len(replicas), run.layout.pp, NUM_TYPES
+    num_traced = int(block_sizes.reshape(shape).any(axis=(0, 3)).sum())
     num_untraced = run.layout.dp * run.layout.pp - num_traced
     if num_traced and num_untraced:
         sentence = (
@@ -193,16 +159,35 @@ def build_blocks(run: RunInfo, trace: Columns) -> Blocks:
             " time that others waited for them counts as transfer"
         )
         warnings += (sentence,)
-    return Blocks(
-        operations=operations,
-        taken=taken,
-        steps=steps,
-        replicas=replicas,
-        num_stages=run.layout.pp,
-        order=order,
-        count=count,
-        repeated=repeated,
+    uneven = _find_contradictions(block_sizes.reshape(shape), steps) | repeated
+    bounds_ns, unlisted_steps = _measure_bounds(steps, trace)
+    count = block_sizes.reshape(-1, NUM_TYPES)
+    worker = np.flatnonzero(count.any(axis=1))
+    count = count[worker]
+    step_dp, stage = worker // run.layout.pp, worker % run.layout.pp
+    num = count.sum(axis=1)
+    sizes = count.ravel()
+    first = np.cumsum(sizes) - sizes
+    start = operations.start_ns[order]
+    return Rows(
+        steps=tuple(steps.tolist()),
+        bounds_ns=bounds_ns,
+        uneven=uneven | dict.fromkeys(unlisted_steps, NOTHING_KNOWN),
         warnings=warnings,
+        row=order if taken is None else taken[order],
+        step=np.repeat((step_dp // len(replicas)).astype(np.int32), num),
+        rank=operations.rank[order].astype(np.int32, copy=False),
+        dp=np.repeat(replicas[step_dp % len(replicas)].astype(np.int32), num),
+        stage=np.repeat(stage.astype(np.int32), num),
+        type=np.repeat(np.tile(np.arange(NUM_TYPES, dtype=np.int8), len(worker)), sizes),
+        start=start,
+        end=start + operations.duration_ns[order],
+        chunk=operations.chunk[order].astype(np.int32, copy=False),
+        worker=np.repeat(np.arange(len(worker), dtype=np.int32), num),
+        worker_dp=step_dp,
+        worker_stage=stage.astype(np.int32),
+        first=first.reshape(count.shape),
+        count=count,
     )
 
 
@@ -319,7 +304,7 @@ def _sort_by_start(
     return order, repeated, (sentence,) if num_reversed else ()
 
 
-def find_contradictions(count: NDArray[np.int64], steps: NDArray[np.int64]) -> dict[int, str]:
+def _find_contradictions(count: NDArray[np.int64], steps: NDArray[np.int64]) -> dict[int, str]:
     """Return the steps in which workers whose operations belong together differ in their number.
 
     A worker that the whole trace lacks is ignored: the others can still be compared.
@@ -479,46 +464,6 @@ class Rows:
         """Return the positions of some rows in their blocks."""
         position: NDArray[np.int64] = rows - self.first[self.worker[rows], self.type[rows]]
         return position
-
-
-def sort_rows(run: RunInfo, spans: Columns) -> Rows:
-    """Return a trace's operations sorted.
-
-    Raises:
-        KeyError: An operation's rank is not in ``run``.
-    """
-    blocks = build_blocks(run, spans)
-    bounds_ns, unknown = measure_bounds(blocks.steps, spans)
-    num_stages, num_replicas = blocks.num_stages, len(blocks.replicas)
-    count = blocks.count.reshape(-1, NUM_TYPES)
-    worker = np.flatnonzero(count.any(axis=1))
-    count = count[worker]
-    step_dp, stage = worker // num_stages, worker % num_stages
-    num = count.sum(axis=1)
-    block_sizes = count.ravel()
-    first = np.cumsum(block_sizes) - block_sizes
-    operations, order = blocks.operations, blocks.order
-    start = operations.start_ns[order]
-    return Rows(
-        steps=tuple(blocks.steps.tolist()),
-        bounds_ns=bounds_ns,
-        uneven=blocks.find_contradictions() | dict.fromkeys(unknown, NOTHING_KNOWN),
-        warnings=blocks.warnings,
-        row=order if blocks.taken is None else blocks.taken[order],
-        step=np.repeat((step_dp // num_replicas).astype(np.int32), num),
-        rank=operations.rank[order].astype(np.int32, copy=False),
-        dp=np.repeat(blocks.replicas[step_dp % num_replicas].astype(np.int32), num),
-        stage=np.repeat(stage.astype(np.int32), num),
-        type=np.repeat(np.tile(np.arange(NUM_TYPES, dtype=np.int8), len(worker)), block_sizes),
-        start=start,
-        end=start + operations.duration_ns[order],
-        chunk=operations.chunk[order].astype(np.int32, copy=False),
-        worker=np.repeat(np.arange(len(worker), dtype=np.int32), num),
-        worker_dp=step_dp,
-        worker_stage=stage.astype(np.int32),
-        first=first.reshape(count.shape),
-        count=count,
-    )
 
 
 def map_steps(work: Callable[[Rows, slice], Result], rows: Rows) -> list[Result]:

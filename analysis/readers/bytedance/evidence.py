@@ -49,6 +49,7 @@ MAX_CLOCK_BOUND_TRANSFERS = 3
 transfers: two, and the difference between the shortest each way."""
 
 PEER_TO_PEER_CODES = tuple(CODE[name] for name in PEER_TO_PEER)
+COMPUTE_CODES = (CODE[FORWARD_COMPUTE], CODE[BACKWARD_COMPUTE])
 
 MAX_NS = np.iinfo(np.int64).max // 4
 
@@ -204,33 +205,32 @@ def time_since_last_transfer(trace: Trace, operations: NDArray[np.int64]) -> NDA
     since = np.full(len(operations), np.iinfo(np.int64).max)
 
     def measure(rows: Rows, part: slice) -> int:
+        """Fill in some steps, and return the number of computes that overlap a transfer."""
+        transfers = np.flatnonzero(is_one_of(rows.type, PEER_TO_PEER_CODES))
+        if not len(transfers):
+            return 0
+        line = Line.over(rows.worker, rows.start, rows.end)
+        begin, end = (
+            np.sort(line.place(rows.worker[transfers], times[transfers]))
+            for times in (rows.start, rows.end)
+        )
         own = slice(*np.searchsorted(operations, (part.start, part.stop)).tolist())
-        since[own], num_overlapping = _time_since_last_transfer(rows, operations[own] - part.start)
-        return num_overlapping
+        some = operations[own] - part.start
+        start = line.place(rows.worker[some], rows.start[some])
+        last = np.searchsorted(end, start + NO_OP_SLACK_NS, side="right") - 1
+        known = (last >= 0) & (end[last] // line.stride_ns == start // line.stride_ns)
+        since[own][known] = np.maximum(start[known] - end[last[known]], 0)
+        # A host that waits for each transfer computes nothing while one is open. Their edges
+        # overlap even so: in a published trace by more than 50 us.
+        computes = np.flatnonzero(is_one_of(rows.type, COMPUTE_CODES))
+        middle = (rows.start[computes] + rows.end[computes]) // 2
+        position = line.place(rows.worker[computes], middle)
+        is_open = np.searchsorted(begin, position) > np.searchsorted(end, position, side="right")
+        return int(is_open.sum())
 
     if sum(map_steps(measure, trace.rows)) > MAX_OVERLAP_RATIO * len(trace.computes):
         since[:] = np.iinfo(np.int64).max
     return since
-
-
-def _time_since_last_transfer(
-    rows: Rows, operations: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], int]:
-    """Return the same for some steps, and the number of computes that overlap a transfer."""
-    since = np.full(len(operations), np.iinfo(np.int64).max)
-    transfers = np.flatnonzero(is_one_of(rows.type, PEER_TO_PEER_CODES))
-    if not len(transfers):
-        return since, 0
-    line = Line.over(rows.worker, rows.start, rows.end)
-    begin, end = (
-        np.sort(line.place(rows.worker[transfers], times[transfers]))
-        for times in (rows.start, rows.end)
-    )
-    start = line.place(rows.worker[operations], rows.start[operations])
-    last = np.searchsorted(end, start + NO_OP_SLACK_NS, side="right") - 1
-    known = np.flatnonzero((last >= 0) & (end[last] // line.stride_ns == start // line.stride_ns))
-    since[known] = np.maximum(start[known] - end[last[known]], 0)
-    return since, _count_overlapping(rows, line, begin, end)
 
 
 def is_delayed_in_call(
@@ -251,8 +251,15 @@ def is_delayed_in_call(
     delayed = np.zeros(len(members), dtype=np.bool_)
 
     def find(own: slice) -> None:
-        call, num = _find_calls(trace, transfers[own])
-        latest = np.full(num, np.iinfo(np.int64).min)
+        # Transfers of a worker that end together are of one call.
+        worker, end = rows.worker[transfers[own]], rows.end[transfers[own]]
+        order = argsort_rows(worker, end)
+        worker, end = worker[order], end[order]
+        begins = np.ones(len(order), dtype=np.bool_)
+        begins[1:] = (worker[1:] != worker[:-1]) | (end[1:] - end[:-1] > SAME_END_NS)
+        call = np.empty(len(order), dtype=np.int64)
+        call[order] = np.cumsum(begins) - 1
+        latest = np.full(int(begins.sum()), np.iinfo(np.int64).min)
         np.maximum.at(latest, call, arrival[own])
         delayed[pairs[own]] = latest[call] > arrival[own] + NO_OP_SLACK_NS
 
@@ -325,32 +332,3 @@ def _tighten(
     np.maximum.at(least, pair, measured[0])
     np.minimum.at(most, pair, measured[1])
     np.minimum.at(shortest, pair, measured[2])
-
-
-def _find_calls(trace: Trace, transfers: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """Return the call of each transfer, shape (transfers,), and the number of calls."""
-    rows = trace.rows
-    order = argsort_rows(rows.worker[transfers], rows.end[transfers])
-    worker, end = rows.worker[transfers[order]], rows.end[transfers[order]]
-    begins = np.ones(len(order), dtype=np.bool_)
-    begins[1:] = (worker[1:] != worker[:-1]) | (end[1:] - end[:-1] > SAME_END_NS)
-    call = np.empty(len(order), dtype=np.int64)
-    call[order] = np.cumsum(begins) - 1
-    return call, int(begins.sum())
-
-
-def _count_overlapping(
-    rows: Rows, line: Line, start: NDArray[np.int64], end: NDArray[np.int64]
-) -> int:
-    """Return in the middle of how many computes a transfer is open.
-
-    A host that waits for each transfer computes nothing while one is open. Their edges overlap
-    even so: in a published trace by more than 50 us.
-    """
-    computes = np.flatnonzero(
-        (rows.type == CODE[FORWARD_COMPUTE]) | (rows.type == CODE[BACKWARD_COMPUTE])
-    )
-    middle = (rows.start[computes] + rows.end[computes]) // 2
-    position = line.place(rows.worker[computes], middle)
-    is_open = np.searchsorted(start, position) > np.searchsorted(end, position, side="right")
-    return int(is_open.sum())

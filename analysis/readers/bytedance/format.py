@@ -9,11 +9,13 @@ Analysis", arXiv 2505.05713, and the layout of the traces published with it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from ...trace.tables import SpanTable
 
     IntArray = NDArray[np.integer[Any]]
 
@@ -54,12 +56,7 @@ COMMUNICATION = frozenset(TYPES) - {FORWARD_COMPUTE, BACKWARD_COMPUTE, GC, OPTIM
 PEER_TO_PEER = frozenset({FORWARD_SEND, FORWARD_RECV, BACKWARD_SEND, BACKWARD_RECV})
 DP_ONLY = frozenset({PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER, SEPARATE_GRADS})
 
-FOLDED = {
-    FORWARD_SEND: "forward-pp-comm",
-    FORWARD_RECV: "forward-pp-comm",
-    BACKWARD_SEND: "backward-pp-comm",
-    BACKWARD_RECV: "backward-pp-comm",
-}
+FOLDED = {name: f"{name.split('-')[0]}-pp-comm" for name in PEER_TO_PEER}
 """Kinds of results: the published ones count send and recv of one direction as one type."""
 
 CLOCK_ERROR_TRANSFER_NS = -10_000_000
@@ -71,68 +68,42 @@ NO_OP_SLACK_NS = 50_000
 (`pipeline`), and which had ended before an operation began (`evidence`)."""
 
 
-class Columns(Protocol):
-    """Operations in any order: a `SpanTable` of `analysis.trace.tables`, or `TraceColumns`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceColumns:
+    """Operations of a trace that is read for its what-if only, in any order.
 
     Integer columns may have any width.
     """
 
-    @property
-    def step(self) -> IntArray:
-        """Step numbers."""
-
-    @property
-    def rank(self) -> IntArray:
-        """Global ranks."""
-
-    @property
-    def name(self) -> IntArray:
-        """Operation types, as codes into ``names``."""
-
-    @property
-    def start_ns(self) -> NDArray[np.int64]:
-        """Start times. Steps need no common clock."""
-
-    @property
-    def duration_ns(self) -> NDArray[np.int64]:
-        """Durations."""
-
-    @property
-    def seq(self) -> IntArray:
-        """Numbers of the operations of one type on one worker in one step."""
-
-    @property
-    def chunk(self) -> IntArray:
-        """Model chunks of the stage."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the operation types."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceColumns:
-    """A trace that is read for its what-if only. Fields as in `Columns`."""
-
     step: IntArray
+    """Step numbers."""
+
     rank: IntArray
+    """Global ranks."""
+
     name: IntArray
+    """Operation types, as codes into ``names``."""
+
     start_ns: NDArray[np.int64]
+    """Steps need no common clock."""
+
     duration_ns: NDArray[np.int64]
     seq: IntArray
+    """Numbers of the operations of one type on one worker in one step."""
+
     chunk: IntArray
+    """Model chunks of the stage."""
+
     names: tuple[str, ...]
+
+
+if TYPE_CHECKING:
+    Columns = SpanTable | TraceColumns
 
 
 def take_rows(columns: Columns, rows: NDArray[np.int64]) -> TraceColumns:
     """Return some rows of a trace."""
+    names = ("step", "rank", "name", "start_ns", "duration_ns", "seq", "chunk")
     return TraceColumns(
-        step=columns.step[rows],
-        rank=columns.rank[rows],
-        name=columns.name[rows],
-        start_ns=columns.start_ns[rows],
-        duration_ns=columns.duration_ns[rows],
-        seq=columns.seq[rows],
-        chunk=columns.chunk[rows],
-        names=columns.names,
+        **{name: getattr(columns, name)[rows] for name in names}, names=columns.names
     )

@@ -68,20 +68,6 @@ DIRECTIONS = (
 )
 
 
-def is_real_recv(
-    start_ns: NDArray[np.int64], last_compute_start_ns: NDArray[np.int64]
-) -> NDArray[np.bool_]:
-    """Return which receives are real: a no-op starts after its direction's last compute started."""
-    return start_ns <= last_compute_start_ns + NO_OP_SLACK_NS
-
-
-def is_real_send(
-    end_ns: NDArray[np.int64], first_compute_end_ns: NDArray[np.int64]
-) -> NDArray[np.bool_]:
-    """Return which sends are real: a no-op ends before its direction's first compute ended."""
-    return end_ns >= first_compute_end_ns - NO_OP_SLACK_NS
-
-
 def link_pipeline(
     rows: Rows,
     edges: Edges,
@@ -104,7 +90,6 @@ def link_pipeline(
         in the step.
     """
     compute = CODE[direction.compute]
-    forwards = direction.towards > 0
     recvs, sends = rows.of(direction.recv), rows.of(direction.send)
     num_computes = rows.count[:, compute]
     first = rows.first[:, compute]
@@ -114,24 +99,13 @@ def link_pipeline(
     last_start[busy] = rows.start[first[busy] + num_computes[busy] - 1]
     first_end[busy] = rows.end[first[busy]]
 
-    recvs = recvs[is_real_recv(rows.start[recvs], last_start[rows.worker[recvs]])]
-    sends = sends[is_real_send(rows.end[sends], first_end[rows.worker[sends]])]
-    recv_chunk, send_chunk = (0, num_chunks - 1) if forwards else (num_chunks - 1, 0)
-    edge_stage = (0, num_stages - 1) if forwards else (num_stages - 1, 0)
-
-    recv_compute = _match_computes(rows, recvs, compute, edge_stage[0], recv_chunk, late=True)
-    send_compute = _match_computes(rows, sends, compute, edge_stage[1], send_chunk, late=False)
-    recvs, recv_compute = recvs[recv_compute >= 0], recv_compute[recv_compute >= 0]
-    sends, send_compute = sends[send_compute >= 0], send_compute[send_compute >= 0]
-    is_inner = ~(
-        (rows.stage[recv_compute] == edge_stage[0]) & (rows.chunk[recv_compute] == recv_chunk)
-    )
-    recvs, recv_compute = recvs[is_inner], recv_compute[is_inner]
-    is_inner = ~(
-        (rows.stage[send_compute] == edge_stage[1]) & (rows.chunk[send_compute] == send_chunk)
-    )
-    sends, send_compute = sends[is_inner], send_compute[is_inner]
-
+    # A no-op starts after its direction's last compute started, or ends before the first one ended.
+    recvs = recvs[rows.start[recvs] <= last_start[rows.worker[recvs]] + NO_OP_SLACK_NS]
+    sends = sends[rows.end[sends] >= first_end[rows.worker[sends]] - NO_OP_SLACK_NS]
+    ends = ((0, 0), (num_stages - 1, num_chunks - 1))
+    source, sink = ends if direction.towards > 0 else ends[::-1]
+    recvs, recv_compute = _match_computes(rows, recvs, compute, source, late=True)
+    sends, send_compute = _match_computes(rows, sends, compute, sink, late=False)
     edges.add(recvs, recv_compute)
     later = rows.nth(recv_compute) > 0
     edges.add(recv_compute[later] - 1, recvs[later])
@@ -143,16 +117,15 @@ def _match_computes(
     rows: Rows,
     transfers: NDArray[np.int64],
     compute: int,
-    edge_stage: int,
-    edge_chunk: int,
+    edge: tuple[int, int],
     *,
     late: bool,
-) -> NDArray[np.int64]:
-    """Return the compute that each p2p operation belongs to, -1 if there is none.
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the p2p operations that belong to a compute inside the pipeline, and that compute.
 
     The i-th operation belongs to the i-th compute. If a worker recorded none for the computes at
-    the pipeline's edge, these computes are skipped. If it recorded one receive fewer than computes
-    (``late``), the first compute has none.
+    the pipeline's edge (stage, chunk), these computes are skipped. If it recorded one receive fewer
+    than computes (``late``), the first compute has none.
     """
     worker = rows.worker[transfers]
     nth = cumcount(worker)
@@ -160,7 +133,7 @@ def _match_computes(
     num = np.bincount(worker, minlength=num_workers)
     num_computes = rows.count[:, compute]
     computes = np.flatnonzero(rows.type == compute)
-    at_edge = (rows.stage[computes] == edge_stage) & (rows.chunk[computes] == edge_chunk)
+    at_edge = (rows.stage[computes] == edge[0]) & (rows.chunk[computes] == edge[1])
     edge_computes = computes[at_edge]
     num_inner = num_computes - np.bincount(rows.worker[edge_computes], minlength=num_workers)
     only_inner = (num == num_inner) & (num < num_computes)
@@ -172,7 +145,9 @@ def _match_computes(
     first_inner = np.searchsorted(rows.worker[inner], np.arange(num_workers))
     skips = only_inner[worker]
     matched[skips] = inner[first_inner[worker[skips]] + nth[skips]]
-    return matched
+    is_inner = matched >= 0
+    is_inner &= (rows.stage[matched] != edge[0]) | (rows.chunk[matched] != edge[1])
+    return transfers[is_inner], matched[is_inner]
 
 
 def _pair_transfers(

@@ -116,12 +116,15 @@ def build_compute_items(
         self_ns=np.where(delay_ns < own_ns, own_ns - delay_ns, own_ns),
     )
     is_call = np.isin(span_part, NO_GRADIENTS)
+    length = (pieces.end - pieces.start)[compute].astype(np.float64)
+    is_deferred = is_deferred_part(part[pieces.compute[compute]])
+    total = float(length.sum())
     items = _merge_parts(
         select_items(all_items, ~is_call),
         spans,
         span[order][~is_call],
         span_part[~is_call],
-        deferred_ratio=_deferred_ratio(pieces, compute, part),
+        deferred_ratio=float(length[is_deferred].sum()) / total if total else 0.0,
     )
     return items, select_items(all_items, is_call), experts
 
@@ -149,14 +152,6 @@ def _scale_to_whole(
     ratio = np.divide(total, outside, out=np.ones(num), where=outside > 0)
     scale[compute[is_left]] = ratio[work[is_left]]
     return scale
-
-
-def _deferred_ratio(pieces: Pieces, compute: NDArray[np.int64], part: NDArray[np.int64]) -> float:
-    """Return the share of forward and backward compute that is in deferred parts."""
-    length = (pieces.end - pieces.start)[compute].astype(np.float64)
-    total = float(length.sum())
-    deferred = is_deferred_part(part[pieces.compute[compute]])
-    return float(length[deferred].sum()) / total if total else 0.0
 
 
 def _merge_parts(

@@ -225,7 +225,15 @@ def _rank_edges(
     index = np.arange(num)
     src, dst = [index[:-1][follows]], [index[1:][follows]]
 
-    before = _launching_pieces(matched, pieces)
+    # A communication follows the last piece that had ended when it was launched. If an empty wait
+    # is at the same moment, the launch came first.
+    before = np.searchsorted(pieces.end, matched.launch, side="right") - 1
+    wait_ends = matched.wait_end[matched.wait_end > matched.wait_start]
+    is_empty_wait = pieces.start == pieces.end
+    is_empty_wait[is_empty_wait] = ~is_in_sorted(
+        pieces.start[is_empty_wait], sorted_unique(wait_ends)
+    )
+    before -= (before >= 0) & is_empty_wait[before] & (pieces.start[before] == matched.launch)
     known = (
         (before >= 0) & (pieces.rank_step[before] == matched.comm_rank_step) if num else before >= 0
     )
@@ -239,23 +247,6 @@ def _rank_edges(
     src.append(num + comm[known])
     dst.append(after[known])
     return np.concatenate(src), np.concatenate(dst)
-
-
-def _launching_pieces(matched: MatchedWaits, pieces: Pieces) -> NDArray[np.int64]:
-    """Return the last piece that had ended when each communication was launched, -1 if none had.
-
-    If an empty wait is at the same moment, the launch came first.
-    """
-    launch = matched.launch
-    before: NDArray[np.int64] = np.searchsorted(pieces.end, launch, side="right") - 1
-    wait_ends = matched.wait_end[matched.wait_end > matched.wait_start]
-    is_empty_wait = pieces.start == pieces.end
-    is_empty_wait[is_empty_wait] = ~is_in_sorted(
-        pieces.start[is_empty_wait], sorted_unique(wait_ends)
-    )
-    at_once = (before >= 0) & is_empty_wait[before] & (pieces.start[before] == launch)
-    launcher: NDArray[np.int64] = before - at_once
-    return launcher
 
 
 def _is_first_piece(pieces: Pieces) -> NDArray[np.bool_]:

@@ -49,48 +49,6 @@ class MissingRecords:
     is_missing: NDArray[np.bool_]
     """Shape (ranks, steps)."""
 
-    def warnings(self) -> list[str]:
-        """Return a warning, if any record is missing."""
-        row, column = np.nonzero(self.is_missing)
-        if not len(row):
-            return []
-        rank, step = self.ranks[row[0]], self.steps[column[0]]
-        sentence = (
-            f"records were dropped: {len(row)} times a rank misses compute or waits of a step,"
-            f" first rank {rank} in step {step}; it is not compared in that step"
-        )
-        return [sentence]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotRecorded:
-    """Ranks that declared that they recorded no compute of steps."""
-
-    missing: MissingRecords
-    kinds: int
-    """Bits of the kinds, over all these ranks and steps."""
-
-    @property
-    def mostly(self) -> tuple[int, ...]:
-        """The ranks that declared so for more than half of the steps, ascending."""
-        is_missing = self.missing.is_missing
-        is_mostly = 2 * is_missing.sum(axis=1) > is_missing.shape[1]
-        return tuple(self.missing.ranks[is_mostly].tolist())
-
-    def warnings(self) -> list[str]:
-        """Return a warning, if there is any such rank."""
-        row, column = np.nonzero(self.missing.is_missing)
-        if not len(row):
-            return []
-        ranks = tuple(np.unique(self.missing.ranks[row]).tolist())
-        steps = self.missing.steps[column]
-        kinds = " and ".join(unpack_kinds(self.kinds))
-        sentence = (
-            f"{format_ranks(ranks)} recorded no {kinds} in steps {steps.min()} to {steps.max()}, by"
-            " request or because the capture failed (see the run's events): not compared there"
-        )
-        return [sentence]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complete:
@@ -121,26 +79,38 @@ def drop_incomplete(
         numbers: Numbers of the steps that are replayed, ascending.
     """
     warnings: list[str] = []
-    declared = find_not_recorded(steps, numbers)
-    if declared.kinds:
-        warnings += declared.warnings()
-        items = drop_missing(items, declared.missing)
-        gaps = drop_missing(gaps, declared.missing)
+    declared, kinds = _find_not_recorded(steps, numbers)
+    row, column = np.nonzero(declared.is_missing)
+    if len(row):
+        ranks, at = tuple(np.unique(declared.ranks[row]).tolist()), numbers[column]
+        warnings.append(
+            f"{format_ranks(ranks)} recorded no {' and '.join(unpack_kinds(kinds))} in steps"
+            f" {at.min()} to {at.max()}, by request or because the capture failed (see the run's"
+            " events): not compared there"
+        )
+        items, gaps = drop_missing(items, declared), drop_missing(gaps, declared)
     if run.num_dropped or TORN in run.account.dropped:
         lost = find_missing(spans, steps, numbers)
-        lost = replace(lost, is_missing=lost.is_missing & ~declared.missing.is_missing)
-        warnings += lost.warnings()
+        lost = replace(lost, is_missing=lost.is_missing & ~declared.is_missing)
+        row, column = np.nonzero(lost.is_missing)
+        if len(row):
+            warnings.append(
+                f"records were dropped: {len(row)} times a rank misses compute or waits of a step,"
+                f" first rank {lost.ranks[row[0]]} in step {numbers[column[0]]}; it is not compared"
+                " in that step"
+            )
         items, gaps = drop_missing(items, lost), drop_missing(gaps, lost)
-    return Complete(items=items, gaps=gaps, warnings=tuple(warnings), not_compared=declared.mostly)
+    is_mostly = 2 * declared.is_missing.sum(axis=1) > len(numbers)
+    return Complete(
+        items=items,
+        gaps=gaps,
+        warnings=tuple(warnings),
+        not_compared=tuple(declared.ranks[is_mostly].tolist()),
+    )
 
 
-def find_not_recorded(steps: StepTable, numbers: NDArray[np.int32]) -> NotRecorded:
-    """Return the ranks that declared that they recorded no compute of a step.
-
-    Args:
-        steps: Rows of all steps.
-        numbers: Numbers of the steps that are replayed, ascending.
-    """
+def _find_not_recorded(steps: StepTable, numbers: NDArray[np.int32]) -> tuple[MissingRecords, int]:
+    """Return the ranks that declared that they recorded no compute, and the bits of its kinds."""
     ranks = np.unique(steps.rank)
     rows = np.flatnonzero(
         np.isin(steps.step, numbers) & ((steps.left_out & RANK_COMPUTE_BITS) != 0)
@@ -149,8 +119,7 @@ def find_not_recorded(steps: StepTable, numbers: NDArray[np.int32]) -> NotRecord
     row, column = find_positions(steps.rank[rows], ranks), find_positions(steps.step[rows], numbers)
     is_missing[row, column] = True
     kinds = int(np.bitwise_or.reduce(steps.left_out[rows])) & RANK_COMPUTE_BITS if len(rows) else 0
-    missing = MissingRecords(ranks=ranks, steps=numbers, is_missing=is_missing)
-    return NotRecorded(missing=missing, kinds=kinds)
+    return MissingRecords(ranks=ranks, steps=numbers, is_missing=is_missing), kinds
 
 
 def find_missing(spans: SpanTable, steps: StepTable, numbers: NDArray[np.int32]) -> MissingRecords:

@@ -163,18 +163,20 @@ def _find_unusable(
     reasons: dict[int, str] = {}
     expected = num_expected_ranks(run)
     comm = is_communication(spans) & (spans.group_id != 0) & (spans.seq != NONE)
-    for step in sorted_unique(spans.step[comm & (split.instance == NOT_FOUND)]).tolist():
-        reasons[step] = "a member of a communication has no record"
     no_group = is_communication(spans) & (spans.group_id == 0) & is_p2p(spans)
-    for step in sorted_unique(spans.step[no_group]).tolist():
-        reasons[step] = "a p2p operation has group id 0, which joins no send with its receive"
     pairs = np.flatnonzero(is_p2p(spans))
     described = list(run.ranks)
     is_known = np.isin(spans.src_rank[pairs], described) & np.isin(spans.dst_rank[pairs], described)
-    for step in sorted_unique(spans.step[pairs[~is_known]]).tolist():
-        reasons[step] = "a p2p operation names a rank without a description"
-    for step in sorted_unique(spans.step[split.negative & ~is_one_sided(spans, split)]).tolist():
-        reasons[step] = "a rank left a communication before the last one entered it"
+    for rows, reason in (
+        (comm & (split.instance == NOT_FOUND), "a member of a communication has no record"),
+        (no_group, "a p2p operation has group id 0, which joins no send with its receive"),
+        (pairs[~is_known], "a p2p operation names a rank without a description"),
+        (
+            split.negative & ~is_one_sided(spans, split),
+            "a rank left a communication before the last one entered it",
+        ),
+    ):
+        reasons |= dict.fromkeys(sorted_unique(spans.step[rows]).tolist(), reason)
     for step in set(sorted_unique(steps.step).tolist()) - set(sorted_unique(spans.step).tolist()):
         reasons[step] = "none of its spans is stored"
     for step, missing in _find_not_recorded_kinds(run, steps).items():

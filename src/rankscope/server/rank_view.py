@@ -171,14 +171,10 @@ def read_liveness(store: Store, run_id: str, *, now_ns: int) -> RankLiveness | N
     if not rows:
         return None
     return RankLiveness(
-        num_ranks=rows[0]["num_ranks"],
-        num_recent=rows[0]["num_recent"],
-        num_silent=rows[0]["num_silent"],
+        **_pick(rows[0], "num_ranks", "num_recent", "num_silent"),
         silent=tuple(
             SilentRank(
-                rank=row["rank"],
-                host=row["host"],
-                state=row["state"],
+                **_pick(row, "rank", "host", "state"),
                 step=row["step"] if row["step"] >= 0 else None,
                 age_ns=now_ns - row["newest_ns"],
             )
@@ -191,14 +187,7 @@ def read_liveness(store: Store, run_id: str, *, now_ns: int) -> RankLiveness | N
 def read_rank_details(
     store: Store, run_id: str, rank: int, coords: Mapping[int, Coords]
 ) -> RankDetails | None:
-    """Return what is stored of a rank in its newest epoch; None if it is unknown.
-
-    Args:
-        store: The store.
-        run_id: The run.
-        rank: The rank.
-        coords: Positions of the ranks.
-    """
+    """Return what is stored of a rank in its newest epoch; None if it is unknown."""
     place = read_rank(store, run_id, rank)
     if place is None:
         return None
@@ -246,24 +235,21 @@ def read_rank_details(
         kinds=_kinds(store, run_id, rank, epoch, bounds, peers) if bounds else (),
         samples=_series(samples, bounds),
         processes=_processes(samples),
-        events=tuple(map(_event, events)),
+        events=tuple(
+            RankEvent(
+                **_pick(row, "at_ns", "kind", "text", "num_alike"), detail=_detail(row["data"])
+            )
+            for row in events
+        ),
         open_operations=tuple(
             OpenOperation(
-                name=row["name"],
-                kind=row["kind"],
-                step=row["step"],
-                start_ns=row["start_ns"],
+                **_pick(row, "name", "kind", "step", "start_ns"),
                 group=names.get(row["group_id"], ""),
             )
             for row in unfinished
         ),
         groups=tuple(
-            RankGroup(
-                name=row["name"],
-                kind=row["kind"],
-                members=tuple(row["members"]),
-                num_members=row["num_members"],
-            )
+            RankGroup(**_pick(row, "name", "kind", "num_members"), members=tuple(row["members"]))
             for row in groups
         ),
         host_findings=_host_findings(store, host),
@@ -336,6 +322,10 @@ def _mean_excess(
         seconds=seconds,
         hosts=hosts,
     )
+
+
+def _pick(row: Row, *columns: str) -> dict[str, Any]:
+    return {column: row[column] for column in columns}
 
 
 def _peers(rank: int, coords: Mapping[int, Coords]) -> list[int]:
@@ -414,16 +404,6 @@ def _processes(rows: Sequence[Row]) -> tuple[tuple[str, float], ...]:
     return tuple((command, mean[command]) for command in busiest)
 
 
-def _event(row: Row) -> RankEvent:
-    return RankEvent(
-        at_ns=row["at_ns"],
-        kind=row["kind"],
-        text=row["text"],
-        detail=_detail(row["data"]),
-        num_alike=row["num_alike"],
-    )
-
-
 def _detail(data: str) -> str:
     """Return an event's traceback, else its data over several lines; "" if there is none."""
     try:
@@ -442,8 +422,7 @@ def _host_findings(store: Store, host: str) -> tuple[HostFinding, ...]:
     rows = read_host_findings(store, host, most=MAX_FINDINGS, most_ranks=MAX_FINDING_RANKS)
     return tuple(
         HostFinding(
-            run_id=row["run_id"],
-            cause=row["cause"],
+            **_pick(row, "run_id", "cause"),
             ranks=tuple(row["ranks"]),
             steps=None
             if row["first_step"] is None or row["last_step"] is None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping  # pydantic reads it
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from rankscope.tracer.spool import read_regular_file
 from rankscope.trainer.simulator.scenario_file import parse_document
@@ -13,7 +16,7 @@ from rankscope.trainer.simulator.scenario_file import parse_document
 from ..errors import BadInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from rankscope.collector.identity import Row
@@ -23,10 +26,7 @@ if TYPE_CHECKING:
 MAX_FILE_BYTES = 16 << 20
 """A hundred times the size of a file for 1,536 hosts."""
 
-MAX_DIGITS = 9
-"""Digits of a local rank. Python refuses to parse numbers of more than 4,300 digits."""
-
-HOST_KEYS = ("switch", "rack", "rails")
+MAX_SHOWN_KEY = 40
 
 SELECT_RANKS = "SELECT * FROM ranks FINAL WHERE host != '' ORDER BY run_id, epoch, rank, process"
 
@@ -40,26 +40,34 @@ class Place:
     rail: str = ""
 
 
+Rails = Annotated[
+    Mapping[Annotated[int, Field(ge=0)], str],
+    BeforeValidator(lambda rails: dict(enumerate(rails)) if isinstance(rails, list) else rails),
+]
+"""Rails by local rank; a file may hold a list in the order of local ranks."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPlace:
     """Topology of the hosts of one name or pattern."""
 
-    pattern: str
     switch: str = ""
     rack: str = ""
-    rails: Mapping[int, str] = field(default_factory=dict)
-    """By local rank. A missing one has the rail of `Topology.rails`."""
+    rails: Rails = field(default_factory=dict)
+    """A missing one has the rail of `Topology.rails`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
     """Network topology of a cluster."""
 
-    hosts: tuple[HostPlace, ...] = ()
-    """In the order of the file. An exact name is preferred, then the first matching pattern."""
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
-    rails: Mapping[int, str] = field(default_factory=dict)
-    """By local rank, for all hosts."""
+    hosts: Mapping[str, HostPlace] = field(default_factory=dict)
+    """By name or pattern. An exact name is preferred, then the first matching pattern."""
+
+    rails: Rails = field(default_factory=dict)
+    """For all hosts."""
 
     def find_place(self, host: str, local_rank: int) -> Place:
         """Return switch, rack and rail of a rank.
@@ -68,13 +76,10 @@ class Topology:
             host: Name of the rank's host.
             local_rank: Position among the ranks of the host; -1 if unknown.
         """
-        exact = (known for known in self.hosts if known.pattern == host)
-        matching = (known for known in self.hosts if fnmatchcase(host, known.pattern))
-        found = next(exact, None) or next(matching, None)
-        if found is None:
-            return Place(rail=self.rails.get(local_rank, ""))
-        rail = found.rails.get(local_rank, self.rails.get(local_rank, ""))
-        return Place(switch=found.switch, rack=found.rack, rail=rail)
+        matching = (at for pattern, at in self.hosts.items() if fnmatchcase(host, pattern))
+        at_host = self.hosts.get(host) or next(matching, HostPlace())
+        rail = at_host.rails.get(local_rank, self.rails.get(local_rank, ""))
+        return Place(switch=at_host.switch, rack=at_host.rack, rail=rail)
 
     def placed(self, row: Row) -> Row:
         """Return a row of table ``ranks`` with those of switch, rack and rail that are known."""
@@ -91,19 +96,25 @@ def read_topology(path: Path) -> Topology:
     Raises:
         BadInputError: The file cannot be read, or has another format.
     """
-    document = _document(path)
-    unknown = document.keys() - {"hosts", "rails"}
-    if unknown:
-        raise _bad(
-            path, f"has the unknown key {min(unknown)!r}: only 'hosts' and 'rails' are known"
-        )
-    hosts = document.get("hosts", {})
-    if not isinstance(hosts, dict):
-        raise _bad(path, "has 'hosts' that is not a table of host names")
-    return Topology(
-        hosts=tuple(_host(path, pattern, value) for pattern, value in hosts.items()),
-        rails=_rails(path, "rails", document.get("rails", {})),
-    )
+    try:
+        text = read_regular_file(path, max_bytes=MAX_FILE_BYTES).decode()
+        return TypeAdapter(Topology).validate_python(parse_document(text, suffix=path.suffix))
+    except OSError as error:
+        raise BadInputError(
+            f"--topology {path} cannot be read ({error.strerror}): check the path"
+        ) from error
+    except ValidationError as invalid:
+        first = invalid.errors(include_url=False)[0]
+        keys = [str(key)[:MAX_SHOWN_KEY] for key in first["loc"] if key != "[key]"]
+        reason = first["msg"]
+        if first["type"] == "unexpected_keyword_argument":
+            table = HostPlace if keys[0] == "hosts" else Topology
+            reason = f"unknown key; expected {', '.join(key.name for key in fields(table))}"
+        raise BadInputError(
+            f"--topology {path}: {'.'.join(keys) or 'the file'}: {reason}"
+        ) from invalid
+    except ValueError as error:
+        raise BadInputError(f"--topology {path} cannot be parsed ({error})") from error
 
 
 def place_ranks(store: Store, topology: Topology) -> int:
@@ -134,60 +145,3 @@ class PlacedSink:
         """Store descriptions, with the topology of ranks."""
         placed = [self._topology.placed(row) for row in rows] if table == "ranks" else rows
         self._sink.upsert(table, placed)
-
-
-def _document(path: Path) -> dict[str, Any]:
-    try:
-        text = read_regular_file(path, max_bytes=MAX_FILE_BYTES).decode()
-    except OSError as error:
-        raise _bad(path, f"cannot be read ({error.strerror}): check the path") from error
-    except UnicodeDecodeError as error:
-        raise _bad(path, "is not UTF-8 text") from error
-    try:
-        found = parse_document(text, suffix=path.suffix)
-    except ValueError as error:
-        raise _bad(path, f"cannot be parsed ({error})") from error
-    if not isinstance(found, dict):
-        raise _bad(path, "is not a table")
-    return found
-
-
-def _host(path: Path, pattern: str, value: object) -> HostPlace:
-    if not isinstance(value, dict):
-        raise _bad(path, f"has hosts.{pattern} that is not a table")
-    unknown = value.keys() - set(HOST_KEYS)
-    if unknown:
-        known = ", ".join(HOST_KEYS)
-        raise _bad(
-            path, f"has the unknown key hosts.{pattern}.{min(unknown)}: only {known} are known"
-        )
-    return HostPlace(
-        pattern=pattern,
-        switch=_text(path, f"hosts.{pattern}.switch", value.get("switch", "")),
-        rack=_text(path, f"hosts.{pattern}.rack", value.get("rack", "")),
-        rails=_rails(path, f"hosts.{pattern}.rails", value.get("rails", {})),
-    )
-
-
-def _rails(path: Path, name: str, value: object) -> dict[int, str]:
-    """Return rails by local rank, from a table or from a list in the order of local ranks."""
-    if isinstance(value, list):
-        value = {str(local_rank): rail for local_rank, rail in enumerate(value)}
-    if not isinstance(value, dict):
-        raise _bad(path, f"has {name} that is neither a list nor a table by local rank")
-    wrong = [
-        key for key in value if not (key.isascii() and key.isdigit() and len(key) <= MAX_DIGITS)
-    ]
-    if wrong:
-        raise _bad(path, f"has {name}.{wrong[0][:40]}, which is not a local rank (0, 1, ...)")
-    return {int(key): _text(path, f"{name}.{key}", rail) for key, rail in value.items()}
-
-
-def _text(path: Path, name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise _bad(path, f"has {name} = {value!r}, which must be a string in quotes")
-    return value
-
-
-def _bad(path: Path, what: str) -> BadInputError:
-    return BadInputError(f"--topology {path} {what}")

@@ -145,73 +145,64 @@ def test_of_a_rank_without_partners_the_evidence_says_how_much_the_clock_explain
     )
 
 
-def test_a_clock_that_drops_in_the_slow_phase_explains_it() -> None:
-    readings = samples(
-        "gpu-clock-hz",
-        {("a", 0): [2e9, 2e9, 2e9, 1.5e9, 1.5e9, 1.5e9, 1.5e9], ("a", 1): [2e9] * 7},
-    )
-
-    drop = find_clock_drop(readings, "a", 0, PHASE)
-
-    assert drop is not None
-    assert (drop.name, drop.inside, drop.usual) == ("gpu-clock-hz", 1.5e9, 2e9)
-    assert drop.explained_ratio == pytest.approx(2 / 1.5 - 1)
-    assert str(drop) == "GPU clock 1.5 GHz, peers 2 GHz"
+STEADY = {("a", 1): [2e9] * 10}
+DROPPED = [2e9, 2e9, 2e9, 1.5e9, 1.5e9, 1.5e9, 1.5e9]
+WATTS = {("a", 0): [600.0, 600, 600, 500, 500, 500, 500], ("a", 1): [600.0] * 7}
+REASONS = {("a", 0): [0.0, 0, 0, 4, 4, 4, 4], ("a", 1): [0.0] * 7}
+CLOCK, POWER = "gpu-clock-hz", samples("gpu-power-w", WATTS)
 
 
-def test_a_device_without_peers_is_compared_with_its_other_steps() -> None:
-    own = [2e9, 2e9, 2e9, 1.5e9, 1.5e9, 1.5e9, 1.5e9]
-
-    drop = find_clock_drop(samples("gpu-clock-hz", {("a", 0): own}), "a", 0, PHASE)
-
-    assert str(drop) == "GPU clock 1.5 GHz, in other steps 2 GHz"
-
-
-def test_readings_beside_a_phase_do_not_hide_how_low_the_clock_was() -> None:
-    # GIVEN six readings, two of them of the time after the phase
-    own = [2e9, 2e9, 2e9, 1.6e9, 1.6e9, 1.6e9, 1.6e9, 2e9, 2e9, 2e9]
-    readings = samples("gpu-clock-hz", {("a", 0): own, ("a", 1): [2e9] * 10})
-
-    drop = find_clock_drop(readings, "a", 0, (3 * S, 8 * S))
-
-    # THEN compute takes a quarter longer, as it does at 1.6 GHz
-    assert drop is not None
-    assert drop.explained_ratio == pytest.approx(0.25)
-
-
-def test_power_counts_only_if_no_clock_was_read() -> None:
-    # GIVEN a device that draws less power, as one that waits does
-    watts = {("a", 0): [600.0, 600, 600, 500, 500, 500, 500], ("a", 1): [600.0] * 7}
-    hertz = {("a", 0): [2e9] * 7, ("a", 1): [2e9] * 7}
-    power = samples("gpu-power-w", watts)
-
-    without_clock = find_clock_drop(power, "a", 0, PHASE)
-    with_clock = find_clock_drop(join(samples("gpu-clock-hz", hertz), power), "a", 0, PHASE)
-
-    assert without_clock is not None
-    assert without_clock.explained_ratio == np.inf
-    assert str(without_clock) == "GPU power 500 W, peers 600 W"
-    assert with_clock is None
-
-
-def test_throttle_reasons_show_a_throttle_but_not_how_much_it_explains() -> None:
-    reasons = {("a", 0): [0.0, 0, 0, 4, 4, 4, 4], ("a", 1): [0.0] * 7}
-
-    drop = find_clock_drop(samples("gpu-throttle-reasons", reasons), "a", 0, PHASE)
+@pytest.mark.parametrize(
+    ("readings", "end_s", "explained_ratio", "text"),
+    [
+        pytest.param(
+            samples(CLOCK, {("a", 0): DROPPED, **STEADY}),
+            6, 2 / 1.5 - 1, "GPU clock 1.5 GHz, peers 2 GHz", id="a clock",
+        ),
+        pytest.param(
+            samples(CLOCK, {("a", 0): DROPPED}),
+            6, 2 / 1.5 - 1, "GPU clock 1.5 GHz, in other steps 2 GHz", id="a clock without peers",
+        ),
+        # Of six readings, two are of the time after the phase.
+        pytest.param(
+            samples(CLOCK, {("a", 0): [2e9] * 3 + [1.6e9] * 4 + [2e9] * 3, **STEADY}),
+            8, 0.25, "GPU clock 1.6 GHz, peers 2 GHz", id="readings beside the phase",
+        ),
+        # Power and throttle reasons do not say how much they explain.
+        pytest.param(POWER, 6, np.inf, "GPU power 500 W, peers 600 W", id="power"),
+        pytest.param(
+            samples("gpu-throttle-reasons", REASONS),
+            6, np.inf, "GPU throttle reasons 4, peers 0", id="throttle reasons",
+        ),
+    ],
+)  # fmt: skip
+def test_a_drop_in_the_slow_phase_explains_it(
+    readings: SampleTable, end_s: int, explained_ratio: float, text: str
+) -> None:
+    drop = find_clock_drop(readings, "a", 0, (3 * S, end_s * S))
 
     assert drop is not None
-    assert drop.explained_ratio == np.inf
-    assert str(drop) == "GPU throttle reasons 4, peers 0"
+    assert drop.explained_ratio == pytest.approx(explained_ratio)
+    assert str(drop) == text
 
 
-def test_a_clock_like_that_of_its_peers_explains_nothing() -> None:
-    readings = samples("gpu-clock-hz", {("a", 0): [1.99e9] * 7, ("a", 1): [2e9] * 7})
-
+@pytest.mark.parametrize(
+    "readings",
+    [
+        pytest.param(samples(CLOCK, {("a", 0): [1.99e9] * 7, **STEADY}), id="as its peers"),
+        pytest.param(empty_samples(), id="no readings"),
+        # A device that waits draws less power as well.
+        pytest.param(
+            join(samples(CLOCK, {("a", 0): [2e9] * 7, **STEADY}), POWER), id="power beside a clock"
+        ),
+        pytest.param(
+            samples(
+                "process-cpu-cores:clockd",
+                {("a", 0): [9.0, 9, 9, 0, 0, 0, 9], ("a", 1): [9.0] * 7},
+            ),
+            id="a process named after a clock",
+        ),
+    ],
+)
+def test_a_clock_that_did_not_drop_explains_nothing(readings: SampleTable) -> None:
     assert find_clock_drop(readings, "a", 0, PHASE) is None
-    assert find_clock_drop(empty_samples(), "a", 0, PHASE) is None
-
-
-def test_a_process_named_after_a_clock_is_none() -> None:
-    busier = {("a", 0): [9.0, 9, 9, 0, 0, 0, 9], ("a", 1): [9.0] * 7}
-
-    assert find_clock_drop(samples("process-cpu-cores:clockd", busier), "a", 0, PHASE) is None

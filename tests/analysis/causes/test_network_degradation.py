@@ -11,7 +11,6 @@ import pytest
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.causes import slow_compute, slow_link
 from rankscope.analysis.causes.candidate import Candidate
-from rankscope.analysis.causes.link_profile import Rise, find_rise
 from rankscope.analysis.causes.network_degradation import (
     NetworkSymptom,
     are_only_groups,
@@ -21,6 +20,7 @@ from rankscope.analysis.causes.network_degradation import (
     judge_only_groups,
 )
 from rankscope.analysis.causes.slow_link import Culprit
+from rankscope.analysis.statistics.link_profile import Rise, find_rise
 from rankscope.analysis.statistics.phases import Phase
 from rankscope.analysis.trace.context import empty_samples
 from rankscope.analysis.trace.tables import RankInfo

@@ -13,7 +13,7 @@ from rankscope.analysis.causes.sequence_imbalance import describe_sequence_effec
 from rankscope.analysis.replay.model import ComputeItems
 from rankscope.analysis.trace.context import MicrobatchTable, empty_microbatches
 from rankscope.tracer.span import KIND_CODES, SpanKind
-from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.faults.spec import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Scenario, TpDetail
 from tests.support.analysis.cluster import MS
 from tests.support.analysis.one_group import ALL_REDUCE, findings_of, work

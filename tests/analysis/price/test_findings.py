@@ -13,7 +13,7 @@ from rankscope.analysis.price.findings import noise_of_steps
 from rankscope.analysis.report.report import Severity
 from rankscope.tracer.span import SpanKind
 from rankscope.tracer.topology import Layout
-from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.faults.spec import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Noise, Scenario, TpDetail
 from tests.support.analysis.cluster import MS, Compute
 from tests.support.analysis.one_group import ALL_REDUCE, findings_of, work

@@ -1,4 +1,4 @@
-"""The replay loop, compiled and in Python, against a direct reading of its rules."""
+"""The compiled replay loop against a direct reading of its rules, or the same in Python."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import subprocess
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _loop = importlib.import_module("rankscope.analysis.replay._loop")
-BOTH = pytest.mark.parametrize("functions", [_loop, replay_oracle], ids=["compiled", "python"])
 
 
 @dataclass(frozen=True)
@@ -43,28 +42,8 @@ def columns(edges: Sequence[tuple[int, int]]) -> tuple[NDArray[np.int64], NDArra
     return table[:, 0], table[:, 1]
 
 
-def sorted_by(functions: Any, rows: Rows) -> loop.Graph:  # noqa: ANN401 - a module
-    """Return the graph of rows, all of which one of the modules sorts."""
-    graph, num_sorted = sort_by(functions, rows)
-    assert num_sorted == len(rows.group)
-    return graph
-
-
-def sort_by(functions: Any, rows: Rows) -> tuple[loop.Graph, int]:  # noqa: ANN401 - a module
-    """Return the graph of rows, sorted by one of the modules, and how many it could sort."""
-    num = len(rows.group)
-    src, dst = (column.astype(np.int32) for column in columns(rows.edges))
-    graph = loop.Graph(
-        num,
-        len(src),
-        np.zeros(num, np.int32),
-        np.zeros(num, np.uint8),
-        np.zeros(num + 1, np.int32),
-        np.zeros(len(src), np.int32),
-    )
-    group = np.array(rows.group, dtype=np.int32)
-    num_groups = max(rows.group, default=NO_GROUP) + 1
-    return graph, functions.sort(graph, num_groups, src, dst, group)
+def sort(rows: Rows) -> loop.Graph:
+    return sort_graph(len(rows.group), *columns(rows.edges), np.array(rows.group, dtype=np.int64))
 
 
 def expected_times(rows: Rows) -> tuple[list[float], list[float]]:
@@ -117,16 +96,13 @@ def row_sets(draw: st.DrawFn) -> Rows:
 def test_the_replay_is_that_of_its_rules(rows: Rows) -> None:
     expected_arrivals, expected_ends = expected_times(rows)
     num = len(rows.group)
-    graphs = []
-    for functions in (_loop, replay_oracle):
-        graph = sorted_by(functions, rows)
-        arrivals, ends = np.full((2, num), np.nan)
-        duration, gap = np.array(rows.duration), np.array(rows.gap)
-        functions.replay(graph, 0, num, duration, gap, arrivals, ends)
-        assert arrivals.tolist() == [expected_arrivals[row] for row in graph.order]
-        assert ends.tolist() == [expected_ends[row] for row in graph.order]
-        graphs.append([column.tolist() for column in graph[2:5]])
-    assert graphs[0] == graphs[1]
+    graph = sort(rows)
+    arrivals, ends = np.full((2, num), np.nan)
+
+    _loop.replay(graph, 0, num, np.array(rows.duration), np.array(rows.gap), arrivals, ends)
+
+    assert arrivals.tolist() == [expected_arrivals[row] for row in graph.order]
+    assert ends.tolist() == [expected_ends[row] for row in graph.order]
 
 
 @given(
@@ -151,24 +127,23 @@ def test_replicas_alone_are_those_of_a_replay_for_each(
     replica = np.repeat(np.arange(num_replicas, dtype=np.int32), num)
     ideal = np.array(whole.duration)
     own_ns = np.resize(np.array(recorded), len(ideal))
-    graph = sorted_by(_loop, whole)
+    graph = sort(whole)
     size = len(ideal)
     parts = np.array(masks[:num] * num_replicas, dtype=np.uint32)
     closes = np.ones(size, dtype=np.bool_)
-    for functions in (_loop, replay_oracle):
-        # WHEN two parts of each are put back alone, all at once
-        found = np.empty((9, num_replicas))
-        functions.replay_parts(
-            graph, 0, size, own_ns, ideal, parts, closes, replica, num_replicas, 9, found
-        )
+    # WHEN two parts of each are put back alone, all at once
+    found = np.empty((9, num_replicas))
+    _loop.replay_parts(
+        graph, 0, size, own_ns, ideal, parts, closes, replica, num_replicas, 9, found
+    )
 
-        # THEN the step ends as in a replay of its own
-        for part in (0, 8):
-            for number in range(num_replicas):
-                ends = np.empty(size)
-                is_own = (replica == number) & (parts >> part & 1 != 0)
-                functions.replay(graph, 0, size, np.where(is_own, own_ns, ideal), None, None, ends)
-                assert found[part, number] == pytest.approx(ends.max(initial=0.0))
+    # THEN the step ends as in a replay of its own
+    for part in (0, 8):
+        for number in range(num_replicas):
+            ends = np.empty(size)
+            is_own = (replica == number) & (parts >> part & 1 != 0)
+            _loop.replay(graph, 0, size, np.where(is_own, own_ns, ideal), None, None, ends)
+            assert found[part, number] == pytest.approx(ends.max(initial=0.0))
 
 
 @given(row_sets(), st.data())
@@ -186,27 +161,26 @@ def test_variants_are_those_of_a_replay_for_each(rows: Rows, data: st.DataObject
     first[1:] = np.cumsum(np.bincount([row for row, _ in listed], minlength=num))
     variant = np.array([number for _, number in listed], dtype=np.int32)
     new = np.array([changes[number][row] for row, number in listed]).reshape(-1, 2).T.copy()
-    for functions in (_loop, replay_oracle):
-        graph = sorted_by(functions, rows)
-        duration, gap, ends = np.array(rows.duration), np.array(rows.gap), np.empty(num)
-        functions.replay(graph, 0, num, duration, gap, None, ends)
+    graph = sort(rows)
+    duration, gap, ends = np.array(rows.duration), np.array(rows.gap), np.empty(num)
+    _loop.replay(graph, 0, num, duration, gap, None, ends)
 
-        # WHEN all are replayed at once
-        latest = np.empty(5)
-        functions.replay_variants(
-            graph, 0, num, duration, gap, ends, closes, first, len(listed), variant, *new, 5, latest
+    # WHEN all are replayed at once
+    latest = np.empty(5)
+    _loop.replay_variants(
+        graph, 0, num, duration, gap, ends, closes, first, len(listed), variant, *new, 5, latest
+    )
+
+    # THEN each ends as in a replay of its own, and the last, without changes, as before
+    for change, found in zip([*changes, {}], latest.tolist(), strict=True):
+        own = replace(
+            rows,
+            duration=[change.get(row, (old, 0))[0] for row, old in enumerate(rows.duration)],
+            gap=[change.get(row, (0, old))[1] for row, old in enumerate(rows.gap)],
         )
-
-        # THEN each ends as in a replay of its own, and the last, without changes, as before
-        for change, found in zip([*changes, {}], latest.tolist(), strict=True):
-            own = replace(
-                rows,
-                duration=[change.get(row, (old, 0))[0] for row, old in enumerate(rows.duration)],
-                gap=[change.get(row, (0, old))[1] for row, old in enumerate(rows.gap)],
-            )
-            _, expected = expected_times(own)
-            closing = [end for end, is_last in zip(expected, closes, strict=True) if is_last]
-            assert found == max([0.0, *closing])
+        _, expected = expected_times(own)
+        closing = [end for end, is_last in zip(expected, closes, strict=True) if is_last]
+        assert found == max([0.0, *closing])
 
 
 @given(row_sets(), st.data())
@@ -217,39 +191,35 @@ def test_parts_are_those_of_a_replay_for_each(rows: Rows, data: st.DataObject) -
     ideal = np.arange(num, dtype=np.float64)
     masks = data.draw(st.lists(st.integers(0, 2**width - 1), min_size=num, max_size=num))
     closes = np.array(data.draw(st.lists(st.booleans(), min_size=num, max_size=num)))
-    for functions in (_loop, replay_oracle):
-        # WHEN all are replayed at once
-        latest, parts = np.empty(width), np.array(masks, dtype=np.uint32)
-        functions.replay_parts(
-            sorted_by(functions, rows), 0, num, np.array(rows.duration), ideal, parts, closes,
-            None, 1, width, latest
-        )  # fmt: skip
+    # WHEN all are replayed at once
+    latest, parts = np.empty(width), np.array(masks, dtype=np.uint32)
+    _loop.replay_parts(
+        sort(rows), 0, num, np.array(rows.duration), ideal, parts, closes,
+        None, 1, width, latest
+    )  # fmt: skip
 
-        # THEN each ends as in a replay of its own
-        for scenario, found in enumerate(latest.tolist()):
-            is_recorded = parts >> scenario & 1
-            duration = np.where(is_recorded, rows.duration, ideal).tolist()
-            _, ends = expected_times(replace(rows, duration=duration, gap=[0.0] * num))
-            closing = [end for end, is_last in zip(ends, closes, strict=True) if is_last]
-            assert found == max([0.0, *closing])
+    # THEN each ends as in a replay of its own
+    for scenario, found in enumerate(latest.tolist()):
+        is_recorded = parts >> scenario & 1
+        duration = np.where(is_recorded, rows.duration, ideal).tolist()
+        _, ends = expected_times(replace(rows, duration=duration, gap=[0.0] * num))
+        closing = [end for end, is_last in zip(ends, closes, strict=True) if is_last]
+        assert found == max([0.0, *closing])
 
 
-@BOTH
-def test_a_part_of_the_positions_is_replayed(functions: Any) -> None:  # noqa: ANN401
+def test_a_part_of_the_positions_is_replayed() -> None:
     rows = Rows(edges=[(0, 1), (2, 3)], group=[-1] * 4, duration=[1, 2, 3, 4], gap=[0] * 4)
-    graph = sorted_by(functions, rows)
     ends = np.empty(2)
 
-    functions.replay(graph, 2, 4, np.array(rows.duration, dtype=float), None, None, ends)
+    _loop.replay(sort(rows), 2, 4, np.array(rows.duration, dtype=float), None, None, ends)
 
     assert ends.tolist() == [3, 7]
 
 
-@BOTH
-def test_a_graph_without_rows_is_replayed(functions: Any) -> None:  # noqa: ANN401
-    graph = sorted_by(functions, Rows(edges=[], group=[], duration=[], gap=[]))
+def test_a_graph_without_rows_is_replayed() -> None:
+    graph = sort(Rows(edges=[], group=[], duration=[], gap=[]))
 
-    functions.replay(graph, 0, 0, np.empty(0), None, None, np.empty(0))
+    _loop.replay(graph, 0, 0, np.empty(0), None, None, np.empty(0))
 
 
 def test_a_cycle_raises_with_the_number_of_its_rows() -> None:
@@ -262,15 +232,6 @@ def test_a_cycle_raises_with_the_number_of_its_rows() -> None:
 def test_rows_before_a_cycle_are_sorted() -> None:
     graph, num_sorted = try_to_sort(4, *columns([(0, 1), (2, 3), (3, 2)]))
 
-    assert graph.order[:num_sorted].tolist() == [0, 1]
-
-
-@BOTH
-def test_a_cycle_is_left_unsorted(functions: Any) -> None:  # noqa: ANN401
-    rows = Rows(edges=[(0, 1), (2, 3), (3, 2)], group=[-1] * 4, duration=[], gap=[])
-
-    graph, num_sorted = sort_by(functions, rows)
-
     assert num_sorted == 2
     assert graph.order[:2].tolist() == [0, 1]
 
@@ -281,7 +242,7 @@ def test_a_member_that_waits_for_its_own_group_is_a_cycle() -> None:
 
 
 def test_arrays_of_another_length_are_refused() -> None:
-    graph = sorted_by(_loop, Rows(edges=[], group=[-1, -1], duration=[], gap=[]))
+    graph = sort(Rows(edges=[], group=[-1, -1], duration=[], gap=[]))
 
     with pytest.raises(ValueError, match="expected 2 items of 8 bytes"):
         _loop.replay(graph, 0, 2, np.empty(3), None, None, np.empty(2))
@@ -297,13 +258,12 @@ def test_the_last_member_is_that_of_a_search(data: st.DataObject) -> None:
     start, rank = (np.array(data.draw(numbers)) for _ in range(2))
     group = np.array(data.draw(numbers), dtype=np.int32) - 1
 
-    for functions in (_loop, replay_oracle):
-        last = np.empty(num, dtype=np.int32)
-        functions.last_members(num, 3, group, start, rank.astype(np.int32), last)
+    last = np.empty(num, dtype=np.int32)
+    _loop.last_members(num, 3, group, start, rank.astype(np.int32), last)
 
-        for k in range(num):
-            members = [m for m in range(num) if group[m] == group[k] != NO_GROUP] or [k]
-            assert last[k] == max(members, key=lambda m: (start[m], -rank[m], m))
+    for k in range(num):
+        members = [m for m in range(num) if group[m] == group[k] != NO_GROUP] or [k]
+        assert last[k] == max(members, key=lambda m: (start[m], -rank[m], m))
 
 
 @given(st.data())

@@ -103,9 +103,7 @@ def test_no_row_is_mapped_before_the_clock_is_aligned(host: Host) -> None:
     assert mapped.unix_at(host.clock()) == host.clock() + 77 * S
 
 
-def test_without_probes_the_anchor_is_used_with_an_unknown_error(
-    host: Host,
-) -> None:
+def test_without_probes_the_anchor_is_used_with_an_unknown_error(host: Host) -> None:
     with pytest.raises(RetryLaterError):
         host.clocks.clock_map(host.identity)
     host.clock.advance_s(6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -176,21 +175,3 @@ def test_rows_dropped_by_the_ranks_and_by_the_agent_are_both_counted(
         newest = collector.stored.described["ranks"][-1]
 
     assert newest["dropped"] == {"spool-full": 7, "refused": 4}
-
-
-def test_two_agents_of_one_collector_do_not_interfere(oracle: Oracle, tmp_path: Path) -> None:
-    with FakeCollector() as collector:
-        rigs = []
-        for rank in range(2):
-            spool = tmp_path / f"spool-{rank}"
-            write_ended(spool, oracle, 50, rank=rank)
-            rigs.append(Rig(spool, collector.url))
-        threads = [
-            threading.Thread(target=lambda rig=rig: [rig.turn() for _ in range(4)]) for rig in rigs
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-        assert_clean(tmp_path, collector.stored)

@@ -101,9 +101,7 @@ def test_dropped_rows_are_counted_across_restarts(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_a_power_cut_at_any_byte_of_the_last_change_loses_that_change_alone(
-    tmp_path: Path,
-) -> None:
+def test_a_power_cut_at_any_byte_of_the_last_change_loses_that_change_alone(tmp_path: Path) -> None:
     # GIVEN a journal that is not closed: its last change is in the write-ahead log
     folder = tmp_path / "running"
     folder.mkdir()

@@ -92,30 +92,6 @@ def crash_once(folder: Path, point: int) -> bool:
     return has_crashed
 
 
-def test_a_kill_between_storing_and_acknowledging_duplicates_nothing(
-    oracle: Oracle, spool: Path, tmp_path: Path
-) -> None:
-    # GIVEN an agent that is killed after its cut is stored and before the journal has that
-    with FakeCollector() as collector:
-        builder = SpoolBuilder(spool, run_id="run")
-        write_spans(builder, oracle, 24)
-        killer = Killer()
-        rig = Rig(spool, collector.url, connect=faulty(killer))
-
-        collector.after_storing = lambda: killer.kill_at(1)
-        with pytest.raises(CrashError):
-            rig.turn_until(lambda: False)
-        rig.close()
-        collector.after_storing = lambda: None
-        builder.end()
-        again = Rig(spool, collector.url)
-        again.turn_until(lambda: not any_unanswered(again))
-        for _ in range(2):
-            again.turn()
-
-        assert_clean(tmp_path, collector.stored)
-
-
 def test_an_agent_killed_during_a_request_sends_no_row_in_another_cut(
     oracle: Oracle, spool: Path, tmp_path: Path
 ) -> None:

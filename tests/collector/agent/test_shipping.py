@@ -194,11 +194,7 @@ def test_one_rejected_cut_of_a_hundred_becomes_a_dead_letter_and_the_others_arri
     assert verdict_of(collector, tmp_path, num_dropped=2).is_clean
     (letter,) = (state_of(spool) / "dead").glob("*.json")
     document = json.loads(letter.read_text())
-    assert (document["status"], document["reason"], document["rank"]) == (
-        422,
-        "row 1: no",
-        37,
-    )
+    assert (document["status"], document["reason"], document["rank"]) == (422, "row 1: no", 37)
     (kept,) = decode_cuts(letter.with_suffix(".body").read_bytes())
     assert (kept.key.rank, kept.rows.spans.num_rows) == (37, 2)
     newest = [row for row in collector.stored.described["ranks"] if row["rank"] == 37][-1]
@@ -308,8 +304,7 @@ def test_data_that_is_too_new_for_the_collector_stays_in_the_spool(
 ) -> None:
     write_ended(spool, oracle, 4)
     too_old = Reply(
-        status=422,
-        document={"schema": 1, "error": "version 1, I read 0 to 0", "supported": [0, 0]},
+        status=422, document={"schema": 1, "error": "version 1, I read 0 to 0", "supported": [0, 0]}
     )
     collector.misbehave = lambda path, _: too_old if path == "/v1/spans" else None
     rig = Rig(spool, collector.url)

@@ -101,7 +101,15 @@ def jitter(kind: str, randomness: random.Random) -> Callable[[], Delays]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["exponential", "uniform", "half-normal", "asymmetric"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "exponential",
+        "asymmetric",
+        pytest.param("uniform", marks=pytest.mark.nightly),
+        pytest.param("half-normal", marks=pytest.mark.nightly),
+    ],
+)
 def test_offset_and_drift_behind_jitter_are_estimated_within_50_us_at_p99(kind: str) -> None:
     # GIVEN 200 pairs of clocks that differ by +-10 ms and +-50 ppm
     errors_ns: dict[int, list[int]] = {60: [], 600: []}

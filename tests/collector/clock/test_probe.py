@@ -19,9 +19,7 @@ S = 1_000_000_000
 GOOD = {"reference_id": "ab12", "received_ns": 5, "replied_ns": 7}
 
 
-def test_a_reply_has_the_times_of_receipt_and_reply_by_the_reference(
-    clock: FakeClock,
-) -> None:
+def test_a_reply_has_the_times_of_receipt_and_reply_by_the_reference(clock: FakeClock) -> None:
     reference = ReferenceClock(
         unix_minus_monotonic_ns=600 * S, monotonic_ns=clock, reference_id="r"
     )

@@ -133,17 +133,6 @@ def test_missing_unreadable_and_unsupported_counters_are_unknown_not_zero(tmp_pa
     assert source.traffic_bytes() is None
 
 
-def test_a_32_bit_counter_that_overflows_goes_on(tmp_path: Path) -> None:
-    folder = port(tmp_path, "mlx5_0")
-    write(folder / "hw_counters", {"rp_cnp_handled": 4_294_967_290})
-    source = RdmaSource(tmp_path)
-    source.read(0)
-
-    write(folder / "hw_counters", {"rp_cnp_handled": 4})
-
-    assert read(source)["rdma-cnp-handled-packets"] == 10
-
-
 def test_a_saturated_counter_is_unknown(tmp_path: Path) -> None:
     folder = port(tmp_path, "mlx4_0")
     write(folder / "counters", {"symbol_error": 65535, "link_downed": 255, "port_rcv_errors": 254})

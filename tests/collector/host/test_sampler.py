@@ -100,11 +100,7 @@ def test_a_hanging_source_is_not_read_again_until_it_answers() -> None:
     hanging = Source("hanging", answer)
     rounds, lines, now_ns = Rounds(), list[str](), iter(range(100))
     sampler = Sampler(
-        [hanging, steady()],
-        rounds,
-        unix_ns=lambda: next(now_ns),
-        say=lines.append,
-        timeout_s=0.05,
+        [hanging, steady()], rounds, unix_ns=lambda: next(now_ns), say=lines.append, timeout_s=0.05
     )
 
     # WHEN

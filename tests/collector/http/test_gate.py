@@ -95,15 +95,6 @@ def test_a_valid_bearer_token_is_accepted(client: Client) -> None:
     assert client.get("/runs", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "value", ["Bearer wrong", "Bearer", "Bearer ", f"Basic {TOKEN}", TOKEN, "Bearer ünïcode", ""]
-)
-def test_a_malformed_or_invalid_bearer_token_is_refused(client: Client, value: str) -> None:
-    answer = client.get("/runs", headers={"authorization": value.encode("latin-1")})
-
-    assert answer.status_code == 401
-
-
 def basic(password: str, *, user: str = "anyone") -> str:
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
@@ -120,6 +111,13 @@ def test_a_clickhouse_client_sends_the_token_as_its_password(client: Client) -> 
 @pytest.mark.parametrize(
     "headers",
     [
+        *(
+            {"authorization": value.encode("latin-1")}
+            for value in ("Bearer wrong", "Bearer", "Bearer ", f"Basic {TOKEN}", TOKEN, "")
+        ),
+        {"authorization": "Bearer ünïcode".encode("latin-1")},
+        *({"cookie": cookie} for cookie in ("=", "a b;c", 'rankscope_session_8050="', "\x7f")),
+        {"cookie": f"rankscope_session_8050={TOKEN}"},
         {"authorization": basic("wrong")},
         {"authorization": basic("")},
         {"authorization": "Basic"},
@@ -130,7 +128,9 @@ def test_a_clickhouse_client_sends_the_token_as_its_password(client: Client) -> 
         {"x-clickhouse-user": TOKEN},
     ],
 )
-def test_an_invalid_password_is_refused(client: Client, headers: dict[str, str]) -> None:
+def test_malformed_or_invalid_credentials_are_refused(
+    client: Client, headers: dict[str, str | bytes]
+) -> None:
     assert client.get("/runs", headers=headers).status_code == 401
 
 
@@ -164,17 +164,6 @@ def test_an_invalid_token_in_the_url_is_refused(client: Client) -> None:
 
     assert answer.status_code == 401
     assert "set-cookie" not in answer.headers
-
-
-def test_an_invented_session_is_refused(client: Client) -> None:
-    answer = client.get("/", headers={"cookie": f"rankscope_session_8050={TOKEN}"})
-
-    assert answer.status_code == 401
-
-
-@pytest.mark.parametrize("cookie", ["=", "a b;c", 'rankscope_session_8050="', "\x7f"])
-def test_an_invalid_cookie_is_refused_without_an_error(client: Client, cookie: str) -> None:
-    assert client.get("/", headers={"cookie": cookie}).status_code == 401
 
 
 def post(client: Client, **headers: str) -> Response:

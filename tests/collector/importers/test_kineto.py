@@ -207,10 +207,7 @@ def test_sends_and_receives_have_the_global_ranks_of_their_ends(tmp_path: Path) 
             {"dp": 1, "tp": 1},
         ),
         (
-            {
-                "1": ("DATA_PARALLEL_GROUP", (2, 3)),
-                "2": ("PIPELINE_MODEL_PARALLEL_GROUP", (1, 3)),
-            },
+            {"1": ("DATA_PARALLEL_GROUP", (2, 3)), "2": ("PIPELINE_MODEL_PARALLEL_GROUP", (1, 3))},
             {"dp": 2, "pp": 2},
             {"dp": 1, "pp": 1},
         ),

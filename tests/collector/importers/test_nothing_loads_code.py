@@ -121,8 +121,7 @@ def test_the_walk_finds_calls_that_run_code(source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source",
-    ["torch.load(path, weights_only=True)", "yaml.safe_load(text)", "json.loads(text)"],
+    "source", ["torch.load(path, weights_only=True)", "yaml.safe_load(text)", "json.loads(text)"]
 )
 def test_the_walk_accepts_safe_calls(source: str) -> None:
     assert not list(offences(source))

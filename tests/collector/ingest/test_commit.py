@@ -9,12 +9,7 @@ import pytest
 
 from rankscope.collector.errors import StoreError, StoreQueryError, WireError
 from rankscope.collector.ingest.backoff import TOO_MANY_PARTS, BusyError, StoreBackoff
-from rankscope.collector.ingest.commit import (
-    BURST,
-    MAX_ROWS,
-    MIN_INTERVAL_S,
-    GroupCommit,
-)
+from rankscope.collector.ingest.commit import BURST, MAX_ROWS, MIN_INTERVAL_S, GroupCommit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

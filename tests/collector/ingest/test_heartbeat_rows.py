@@ -3,7 +3,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankscope.collector.host.heartbeat import heartbeat_row
-from rankscope.collector.retention.deletion import Deletions
 from tests.collector.host.test_heartbeat import BEAT
 from tests.support.collector.serving import serving
 
@@ -23,11 +22,3 @@ def test_a_repeated_heartbeat_is_stored_once(store: Store, run_id: str) -> None:
     assert seen == [row]
     (found,) = seen
     assert (found["host"], found["hardware"], found["step"]) == ("node\\x1b7", "NVIDIA H200", 42)
-
-
-def test_deleting_a_run_removes_its_heartbeats(store: Store, run_id: str) -> None:
-    store.insert_rows("heartbeats", [heartbeat_row(BEAT) | {"run_id": run_id}])
-
-    assert Deletions(store).delete(run_id).num_rows == {"heartbeats": 1}
-    left = store.rows("SELECT rank FROM heartbeats WHERE run_id = {r:String}", {"r": run_id})
-    assert left == []

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rankscope.collector.http.tokens import Role
-from rankscope.collector.ingest.commit import BURST, MIN_INTERVAL_S
-from rankscope.collector.ingest.service import ServiceLimits
 from tests.support.collector.serving import serving, tokens_for
 
 if TYPE_CHECKING:
@@ -24,16 +21,6 @@ if TYPE_CHECKING:
     from tests.support.collector.serving import Collector
 
 NUM_HOSTS = 96
-ROWS_A_BODY = 60
-ADMIN = "admin"
-
-
-def samples_of(host: str) -> list[Row]:
-    """Return the samples of one host in one second."""
-    return [
-        {"host": host, "device": 0, "at_ns": 1_000 + number, "name": "cpu", "value": 0.5}
-        for number in range(ROWS_A_BODY)
-    ]
 
 
 def beats_of(run_id: str, rank: int) -> list[Row]:
@@ -75,34 +62,6 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, str
     return tokens_for(
         folder, ours=(Role.INGEST, ""), theirs=(Role.INGEST, ""), narrow=(Role.INGEST, "other-")
     )
-
-
-@pytest.mark.slow
-def test_many_bodies_share_few_inserts_and_each_row_is_stored_once(
-    store: Store, run_id: str, tokens: tuple[Any, dict[str, str]]
-) -> None:
-    book, by_holder = tokens
-    asked = [
-        ("samples", samples_of(f"{run_id}-{number}"), by_holder["ours"])
-        for number in range(NUM_HOSTS)
-    ]
-    with serving(store, tokens=book, limits=ServiceLimits()) as collector:
-        began_s = time.monotonic()
-        answers = ask_at_once(collector, asked)
-        took_s = time.monotonic() - began_s
-        num_inserts = collector.service.commit.num_inserts["samples"]
-
-    assert [answer.json() for answer in answers] == [
-        {"schema": 1, "num_rows": ROWS_A_BODY}
-    ] * NUM_HOSTS
-    found = store.rows(
-        "SELECT count() AS num_rows, uniqExact(host, at_ns) AS num_distinct FROM samples"
-        " WHERE startsWith(host, {host:String})",
-        {"host": f"{run_id}-"},
-    )
-    assert found == [{"num_rows": NUM_HOSTS * ROWS_A_BODY, "num_distinct": NUM_HOSTS * ROWS_A_BODY}]
-    # THEN the burst of an idle table, and one insert per interval
-    assert num_inserts <= BURST + 1 + took_s / MIN_INTERVAL_S
 
 
 def test_each_sender_gets_the_answer_for_its_own_rows(

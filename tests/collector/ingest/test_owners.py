@@ -54,11 +54,7 @@ def store_own_spool(store: Store, folder: Path, run_id: str) -> None:
 
 
 def test_a_run_of_the_servers_own_spool_takes_nothing_of_a_token(
-    store: Store,
-    run_id: str,
-    tmp_path: Path,
-    collector: Collector,
-    by: dict[str, str],
+    store: Store, run_id: str, tmp_path: Path, collector: Collector, by: dict[str, str]
 ) -> None:
     store_own_spool(store, tmp_path / "spool", run_id)
     row = {"run_id": run_id, "epoch": 0, "state": "failed", "revision": 2**63 - 1}

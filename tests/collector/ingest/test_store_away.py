@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -11,9 +11,6 @@ from rankscope.collector.store.store import Store
 from tests.support.collector.cut_builder import span_cut
 from tests.support.collector.serving import serving
 from tests.support.collector.stored import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 
 class FailingStore(Store):
@@ -31,9 +28,6 @@ class FailingStore(Store):
                 super().insert_arrow(table, rows)
             raise error
         super().insert_arrow(table, rows)
-
-    def insert_rows(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        super().insert_rows(table, rows)
 
 
 class Clock:

@@ -89,9 +89,7 @@ def test_kept_steps_cover_short_findings_and_both_ends_of_long_ones() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=8))
-def test_every_onset_and_end_is_kept_in_disjoint_ranges(
-    ends: list[tuple[int, int]],
-) -> None:
+def test_every_onset_and_end_is_kept_in_disjoint_ranges(ends: list[tuple[int, int]]) -> None:
     findings = [(min(pair), max(pair)) for pair in ends]
     last_step = 250
     ranges = kept_steps(findings, last_step=last_step)

@@ -48,10 +48,7 @@ def test_produced_is_stored_plus_torn_plus_dropped(
         info.accounts[0, 0]
         == info.account
         == RecordAccount(
-            produced=8,
-            stored=3,
-            dropped={"invalid": 1, "spool-full": 3, "torn": 1},
-            buffered=0,
+            produced=8, stored=3, dropped={"invalid": 1, "spool-full": 3, "torn": 1}, buffered=0
         )
     )
     assert info.warnings == (

@@ -113,9 +113,7 @@ def test_the_open_table_of_another_layout_is_not_read(tmp_path: Path) -> None:
     assert read_open_spans(spool.segment) == []
 
 
-def test_a_downgraded_agent_deletes_nothing_that_it_can_not_read(
-    tmp_path: Path,
-) -> None:
+def test_a_downgraded_agent_deletes_nothing_that_it_can_not_read(tmp_path: Path) -> None:
     # GIVEN a process of a newer release, one of this, and one of this with a newer segment
     spool = tmp_path / "spool"
     newer = lay_out(spool, SPOOL_VERSION, as_version=SPOOL_VERSION + 1)

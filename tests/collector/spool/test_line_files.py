@@ -142,12 +142,3 @@ def test_skipped_lines_are_reported(store: Store, run_id: str, tmp_path: Path) -
 
     assert "1 lines are longer" in first
     assert ["3 lines are longer" in problem for problem in problems] == [True]
-
-
-def test_a_manifest_that_is_too_long_is_reported(store: Store, run_id: str, tmp_path: Path) -> None:
-    manifest = {"config": "x" * (1 << 20)}
-    SpoolBuilder(tmp_path, run_id=run_id, manifest=manifest)
-
-    (problem,) = SpoolTail(tmp_path, StoreWriter(store)).poll().problems
-
-    assert "longer than" in problem

@@ -8,11 +8,11 @@ import pytest
 from rankscope.analysis.analyze import analyze_run
 from rankscope.collector.read.runs import read_run
 from rankscope.collector.read.spans import read_spans
-from rankscope.collector.read.steps import read_microbatches, read_steps
+from rankscope.collector.read.steps import read_steps
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
-from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
+from rankscope.tracer.span import KIND_CODES, SpanKind
 from tests.support.collector.spool_builder import OFFSET_NS, SpoolBuilder
 from tests.support.collector.stored import names_of
 
@@ -20,52 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankscope.collector.store.store import Store
-
-
-@pytest.mark.slow
-def test_a_span_arrives_with_every_field_on_the_unix_clock(
-    store: Store, run_id: str, tmp_path: Path
-) -> None:
-    spool = SpoolBuilder(tmp_path, run_id=run_id, rank=1, epoch=3)
-    spool.span(
-        "all_reduce",
-        kind=SpanKind.DP_COMM,
-        start_ns=5_000,
-        duration_ns=700,
-        step=4,
-        microbatch=2,
-        chunk=1,
-        track="comm",
-        launch_ns=4_900,
-        comm=(0xFEED, 17, NONE, NONE, 4096, 9),
-    )
-    spool.end()
-
-    SpoolTail(tmp_path, StoreWriter(store)).poll()
-
-    assert read_spans(store, run_id).to_pylist() == [
-        {
-            "epoch": 3,
-            "step": 4,
-            "rank": 1,
-            "kind": "dp-comm",
-            "name": "all_reduce",
-            "track": "comm",
-            "start_ns": 5_000 + OFFSET_NS,
-            "duration_ns": 700,
-            "launch_ns": 4_900 + OFFSET_NS,
-            "group_id": 0xFEED,
-            "seq": 17,
-            "src_rank": -1,
-            "dst_rank": -1,
-            "microbatch": 2,
-            "chunk": 1,
-            "num_bytes": 4096,
-            "interval_id": 9,
-            "flags": 16,
-            "depth": 0,
-        }
-    ]
 
 
 def test_a_span_without_communication_has_unknown_communication_fields(
@@ -80,28 +34,6 @@ def test_a_span_without_communication_has_unknown_communication_fields(
     (row,) = read_spans(store, run_id).to_pylist()
     assert (row["group_id"], row["seq"], row["src_rank"], row["dst_rank"]) == (0, -1, -1, -1)
     assert (row["num_bytes"], row["interval_id"], row["launch_ns"]) == (-1, 0, -1)
-
-
-def test_steps_and_microbatches_arrive(store: Store, run_id: str, tmp_path: Path) -> None:
-    spool = SpoolBuilder(tmp_path, run_id=run_id)
-    spool.microbatch(1, step=7, num_tokens=64, sum_squared_lengths=4096)
-    spool.step(7, start_ns=100, duration_ns=50, num_tokens=512, loss=2.5)
-    spool.end()
-
-    SpoolTail(tmp_path, StoreWriter(store)).poll()
-
-    steps = StoreSource(store).steps(run_id)
-    assert (steps.step.tolist(), steps.num_tokens.tolist(), steps.loss.tolist()) == (
-        [7],
-        [512],
-        [2.5],
-    )
-    assert (steps.end_ns - steps.start_ns).tolist() == [50]
-    (microbatch,) = read_microbatches(store, run_id).to_pylist()
-    assert microbatch == {
-        "epoch": 0, "step": 7, "rank": 0, "microbatch": 1,
-        "num_tokens": 64, "sum_squared_lengths": 4096,
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

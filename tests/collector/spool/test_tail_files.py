@@ -27,26 +27,6 @@ def gone_host() -> dict[str, Any]:
     return this_host() | {"boot_id": bytes(15) + b"x"}
 
 
-def test_a_spool_of_a_newer_version_is_reported_and_left_unchanged(
-    store: Store, run_id: str, tmp_path: Path
-) -> None:
-    future = SpoolBuilder(tmp_path, run_id=run_id, rank=1, version=99)
-    future.span("unreadable")
-    future.end()
-    before = {path: path.read_bytes() for path in future.folder.iterdir()}
-    spool = SpoolBuilder(tmp_path, run_id=run_id, rank=0)
-    spool.span("fine")
-    spool.end()
-    tail = SpoolTail(tmp_path, StoreWriter(store), segment_policy=SegmentPolicy.DELETE)
-
-    (problem,) = tail.poll().problems
-    assert "spool version 99" in problem
-    assert "upgrade" in problem
-    assert tail.poll().problems == ()
-    assert names_of(store, run_id) == ["fine"]
-    assert {path: path.read_bytes() for path in future.folder.iterdir()} == before
-
-
 def test_a_folder_that_is_removed_while_it_is_read_is_reported(
     store: Store, run_id: str, tmp_path: Path, clock: FakeClock
 ) -> None:

@@ -189,9 +189,10 @@ def test_an_epoch_of_another_size_does_not(store: Store, run_id: str, tmp_path: 
 
 DEEP = b'{"model": ' + b"[" * 101 + b"]" * 101 + b"}"
 """JSON that can be parsed and is nested too deeply to be serialized everywhere."""
+TOO_LONG = b'{"config": "' + b"x" * (1 << 20) + b'"}'
 
 
-@pytest.mark.parametrize("content", [b"not json", b"[1, 2]", b"{" * 100_000, DEEP])
+@pytest.mark.parametrize("content", [b"not json", b"[1, 2]", b"{" * 100_000, DEEP, TOO_LONG])
 def test_a_broken_manifest_is_reported_and_left_unchanged(
     store: Store, run_id: str, tmp_path: Path, content: bytes
 ) -> None:

@@ -7,7 +7,6 @@ import pytest
 from rankscope.collector.errors import StoreError
 from rankscope.collector.read.runs import read_events, read_run
 from rankscope.collector.spool.tail import SpoolTail
-from rankscope.collector.store.ledger import has_repeated_cuts
 from rankscope.collector.store.store import Store
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
@@ -22,20 +21,6 @@ if TYPE_CHECKING:
     from tests.collector.conftest import FakeClock
 
 pytestmark = pytest.mark.slow
-
-
-def test_a_segment_read_twice_is_stored_once(store: Store, run_id: str, tmp_path: Path) -> None:
-    spool = SpoolBuilder(tmp_path, run_id=run_id)
-    for name in ("a", "b", "c"):
-        spool.span(name)
-    spool.end()
-
-    first = SpoolTail(tmp_path, StoreWriter(store)).poll()
-    again = SpoolTail(tmp_path, StoreWriter(store)).poll()
-
-    assert (first.num_spans, again.num_spans) == (3, 0)
-    assert names_of(store, run_id) == ["a", "b", "c"]
-    assert not has_repeated_cuts(store, run_id)
 
 
 def test_a_restarted_tail_continues_in_the_middle_of_a_segment(

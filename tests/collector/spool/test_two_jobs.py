@@ -76,6 +76,12 @@ class Hosts:
         self._tails: dict[str, SpoolTail] = {}
         self.problems: list[str] = []
 
+    def complete(self, job: Job, first: int, last: int, *, at_s: int = 7) -> None:
+        """Record the steps of a job that then ends, and read them."""
+        job.record_steps(first, last)
+        job.end(at_s=at_s)
+        self.poll()
+
     def poll(self) -> None:
         for folder in sorted(self._spool.iterdir()):
             tail = self._tails.setdefault(folder.name, SpoolTail(folder, self._writer))
@@ -102,13 +108,9 @@ def test_a_second_job_of_the_same_name_is_a_run_of_its_own(
     store: Store, run_id: str, tmp_path: Path, hosts: Hosts, keys: tuple[str | None, str | None]
 ) -> None:
     first = Job(tmp_path, run_id, name="old", job=keys[0])
-    first.record_steps(0, 5)
-    first.end(at_s=7)
-    hosts.poll()
+    hosts.complete(first, 0, 5)
     second = Job(tmp_path, run_id, name="new", job=keys[1], began_s=60)
-    second.record_steps(0, 3)
-    second.end(at_s=7)
-    hosts.poll()
+    hosts.complete(second, 0, 3)
 
     assert set(names_of(store, run_id)) == {"old"}
     assert set(names_of(store, f"{run_id}-2")) == {"new"}
@@ -116,20 +118,6 @@ def test_a_second_job_of_the_same_name_is_a_run_of_its_own(
     (said,) = {line for line in hosts.problems if line.startswith(f"{run_id}-2: another job")}
     (listed,) = (run for run in StoreSource(store).runs() if run.run_id == f"{run_id}-2")
     assert listed.warnings == (said,)
-
-
-def test_two_jobs_that_ended_before_the_server_began_are_two_runs(
-    store: Store, run_id: str, tmp_path: Path, hosts: Hosts
-) -> None:
-    for name, began_s in (("old", 0), ("new", 60)):
-        job = Job(tmp_path, run_id, name=name, began_s=began_s)
-        job.record_steps(0, 5)
-        job.end(at_s=7)
-
-    hosts.poll()
-
-    assert set(names_of(store, run_id)) == {"old"}
-    assert set(names_of(store, f"{run_id}-2")) == {"new"}
 
 
 def test_two_jobs_at_once_are_two_runs(
@@ -157,15 +145,11 @@ def test_a_job_that_goes_on_from_a_checkpoint_is_the_next_epoch(
     store: Store, run_id: str, tmp_path: Path, hosts: Hosts, keys: tuple[str | None, str | None]
 ) -> None:
     first = Job(tmp_path, run_id, name="before", job=keys[0])
-    first.record_steps(0, 5)
-    first.end(at_s=7)
-    hosts.poll()
+    hosts.complete(first, 0, 5)
     second = Job(tmp_path, run_id, name="after", job=keys[1], began_s=60)
     hosts.poll()
     assert epochs_of(store, run_id) == {0: [0, 1]}  # undecided before its first step
-    second.record_steps(4, 8)
-    second.end(at_s=7)
-    hosts.poll()
+    hosts.complete(second, 4, 8)
 
     assert epochs_of(store, run_id) == {0: [0, 1], 1: [0, 1]}
     assert runs_of(store, run_id) == [run_id]
@@ -175,13 +159,9 @@ def test_a_larger_job_does_not_continue_a_smaller_one(
     store: Store, run_id: str, tmp_path: Path, hosts: Hosts
 ) -> None:
     first = Job(tmp_path, run_id, name="two", job="a")
-    first.record_steps(0, 5)
-    first.end(at_s=7)
-    hosts.poll()
+    hosts.complete(first, 0, 5)
     second = Job(tmp_path, run_id, name="four", job="b", began_s=60, world_size=4)
-    second.record_steps(6, 8)
-    second.end(at_s=7)
-    hosts.poll()
+    hosts.complete(second, 6, 8)
 
     assert runs_of(store, run_id) == [run_id, f"{run_id}-2"]
 
@@ -232,9 +212,7 @@ def test_one_restarted_rank_stays_in_its_epoch(
     job.ranks[1].end(at_ns=ANCHOR_UNIX_NS + 6 * SECOND_NS)
     hosts.poll()
     again = Job(tmp_path, run_id, name="op", ranks=(1,), began_s=10)
-    again.record_steps(6, 7)
-    again.end(at_s=4)
-    hosts.poll()
+    hosts.complete(again, 6, 7, at_s=4)
 
     processes = store.rows(
         "SELECT run_id, epoch, rank FROM ranks FINAL WHERE run_id = {run:String} ORDER BY rank",
@@ -252,9 +230,7 @@ def test_restarts_of_a_launch_are_epochs_of_its_run(
         job = Job(
             tmp_path, run_id, name=f"job {number}", job=launch, epoch=epoch, began_s=60 * number
         )
-        job.record_steps(0, 2)
-        job.end(at_s=4)
-        hosts.poll()
+        hosts.complete(job, 0, 2, at_s=4)
 
     assert epochs_of(store, run_id) == {0: [0, 1]}
     assert epochs_of(store, f"{run_id}-2") == {0: [0, 1], 1: [0, 1], 2: [0, 1]}
@@ -265,9 +241,7 @@ def test_a_declared_restart_needs_no_evidence(
 ) -> None:
     for epoch in (0, 1):
         job = Job(tmp_path, run_id, name="op", job=f"launch {epoch}", epoch=epoch)
-        job.record_steps(0, 2)
-        job.end(at_s=4)
-        hosts.poll()
+        hosts.complete(job, 0, 2, at_s=4)
 
     assert epochs_of(store, run_id) == {0: [0, 1], 1: [0, 1]}
 
@@ -281,6 +255,7 @@ def test_a_restarted_reader_finds_the_same_place(
         job.end(at_s=7)
     hosts.poll()
 
+    assert set(names_of(store, run_id)) == {"old"}
     Hosts(store, tmp_path).poll()
 
     assert runs_of(store, run_id) == [run_id, f"{run_id}-2"]
@@ -291,9 +266,7 @@ def test_a_hanging_second_job_is_shown_when_it_waited_long_enough(
     store: Store, run_id: str, tmp_path: Path, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Job(tmp_path, run_id, name="old", job="a")
-    first.record_steps(0, 5)
-    first.end(at_s=7)
-    hosts.poll()
+    hosts.complete(first, 0, 5)
     Job(tmp_path, run_id, name="new", job="b", began_s=60, **this_host())
     hosts.poll()
     assert runs_of(store, run_id) == [run_id]

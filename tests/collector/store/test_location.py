@@ -31,12 +31,7 @@ def test_an_embedded_url_names_a_folder() -> None:
 def test_a_server_url_names_account_host_and_database() -> None:
     assert parse_store_url("clickhouse://ann:p%40ss@db.example:9123/spans?secure=1") == (
         ServerLocation(
-            host="db.example",
-            port=9123,
-            user="ann",
-            password="p@ss",
-            database="spans",
-            secure=True,
+            host="db.example", port=9123, user="ann", password="p@ss", database="spans", secure=True
         )
     )
 

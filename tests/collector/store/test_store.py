@@ -23,7 +23,6 @@ from rankscope.collector.errors import (
     StoreError,
     StoreHeldError,
     StoreQueryError,
-    StoreVersionError,
 )
 from rankscope.collector.store.location import write_server_file
 from rankscope.collector.store.migrations import known_migrations
@@ -79,18 +78,6 @@ def test_migration_numbers_have_no_gap() -> None:
     assert versions == list(range(1, len(versions) + 1))
 
 
-@pytest.mark.slow
-def test_a_store_of_a_newer_version_is_refused(folder: Path) -> None:
-    with open_store(url_of(folder)) as store:
-        store.insert_rows("schema_version", [{"version": 9000, "name": "from the future"}])
-
-    with pytest.raises(StoreVersionError, match="upgrade rankscope") as caught:
-        open_store(url_of(folder))
-    assert caught.value.found == 9000
-    with open_store(url_of(folder.with_name("other"))):
-        pass  # the refused store was closed, so this process may open another
-
-
 HOLDER = """
 import sys
 from pathlib import Path
@@ -130,10 +117,7 @@ def test_the_error_for_a_store_in_use_names_its_process(
 
 
 def test_a_process_cannot_open_two_embedded_stores(folder: Path) -> None:
-    with (
-        open_store(url_of(folder)),
-        pytest.raises(StoreError, match="close that one first"),
-    ):
+    with open_store(url_of(folder)), pytest.raises(StoreError, match="close that one first"):
         open_store(url_of(folder.with_name("second")))
 
 
@@ -145,9 +129,7 @@ def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_each_thread_has_its_own_client_until_it_ends(
-    folder: Path,
-) -> None:
+def test_each_thread_has_its_own_client_until_it_ends(folder: Path) -> None:
     with open_store(url_of(folder)) as store:
         barrier = threading.Barrier(4)
 

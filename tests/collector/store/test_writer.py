@@ -6,7 +6,8 @@ import pytest
 
 from rankscope.collector.read.steps import read_steps
 from rankscope.collector.spool.tail import SpoolTail
-from rankscope.collector.store.ledger import Ledger, Range, has_repeated_cuts, missing_ranges
+from rankscope.collector.store.ledger import Ledger, Range, missing_ranges
+from rankscope.collector.store.repeated_rows import has_repeated_cuts
 from rankscope.collector.store.writer import StoreWriter
 from tests.support.collector.cut_builder import SEGMENT, span_cut
 from tests.support.collector.spool_builder import SpoolBuilder
@@ -88,17 +89,6 @@ def test_only_the_missing_rows_of_a_cut_are_stored(store: Store, run_id: str) ->
     assert shown(store, run_id) == names(5, 40)
     assert counted(store, run_id) == 35
     assert not has_repeated_cuts(store, run_id)
-
-
-def test_a_longer_cut_from_the_same_row_adds_its_new_rows_to_the_account(
-    store: Store, run_id: str
-) -> None:
-    writer = StoreWriter(store)
-    put(writer, span_cut(run_id, 0, 10))
-    put(writer, span_cut(run_id, 0, 15))
-
-    assert counted(store, run_id) == 15
-    assert in_engine(store, run_id) == 15
 
 
 def test_cuts_out_of_order_are_stored_and_resume_stops_at_the_first_gap(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rankscope.collector.arrow_columns import to_numpy
 from rankscope.collector.read.rollups import read_open_steps
 from rankscope.collector.read.spans import read_spans
-from rankscope.collector.store.ledger import CutState, has_repeated_cuts
+from rankscope.collector.store.repeated_rows import has_repeated_cuts
 from rankscope.collector.store.writer import StoreWriter
 from tests.support.collector.cut_builder import span_cut
 from tests.support.collector.interrupted_store import (
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankscope.collector.spool.cut import Cut
+    from rankscope.collector.store.ledger import CutState
     from rankscope.collector.store.store import Store
 
 
@@ -128,17 +129,6 @@ def test_a_cut_repeated_while_steps_are_counted_counts_once(
     found = read_open_steps(cast("Store", between), run_id, state="ended")
 
     assert sum(step.num_spans for step in found) == 5
-
-
-def test_two_crashes_in_a_row_show_no_row_twice(store: Store, run_id: str) -> None:
-    """Both after the rows were stored and before the ledger said so."""
-    cut = span_cut(run_id, 0, 5)
-    for is_second in (False, True):
-        dying = Interrupted(store, power_cut, at=4)
-        with pytest.raises(PowerCutError):
-            put(interrupted_writer(dying, is_shared=False), cut)
-        assert shown(store, run_id) == names(0, 5)
-        assert has_repeated_cuts(store, run_id) == is_second
 
 
 def test_the_attempt_of_a_crashed_collector_counts(store: Store, run_id: str) -> None:

@@ -42,13 +42,7 @@ def test_the_first_layout_is_read_as_it_was_written() -> None:
     first, second = batch.cut(0), batch.cut(1)
     assert first.rows.spans.select(["step", "name", "kind", "start_ns", "row"]).to_pylist() == [
         {"step": 4, "name": "forward", "kind": "forward", "start_ns": began_ns, "row": 0},
-        {
-            "step": 4,
-            "name": "all-reduce",
-            "kind": "forward",
-            "start_ns": began_ns + 10,
-            "row": 1,
-        },
+        {"step": 4, "name": "all-reduce", "kind": "forward", "start_ns": began_ns + 10, "row": 1},
         {"step": 5, "name": "ünïcödé", "kind": "forward", "start_ns": began_ns + 20, "row": 2},
     ]
     assert first.rows.steps.to_pylist() == [

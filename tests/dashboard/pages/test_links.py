@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rankscope.analysis.causes.link_summary import MAX_TOTALS
+from rankscope.analysis.breakdown.link_summary import MAX_TOTALS
 from rankscope.analysis.report.network import (
     LinkGroup,
     LinkMatrix,
@@ -15,8 +15,14 @@ from rankscope.analysis.report.network import (
     LinkTransfers,
 )
 from rankscope.dashboard.address import LINKS, View
-from rankscope.dashboard.figures.link_matrix import least_width, link_matrix_figure
-from rankscope.dashboard.pages.links import ALL, MAX_EVEN_ROWS, MAX_ROWS, show_links
+from rankscope.dashboard.pages.links import (
+    ALL,
+    MAX_EVEN_ROWS,
+    MAX_ROWS,
+    least_width,
+    link_matrix_figure,
+    show_links,
+)
 from tests.support.dashboard.analysed import analysed_report
 from tests.support.dashboard.builders import FakeProvider, traces
 from tests.support.dashboard.page_text import words

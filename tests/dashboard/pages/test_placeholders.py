@@ -8,7 +8,7 @@ from rankscope.analysis.report.report import Mfu
 from rankscope.analysis.trace.tables import RunSummary
 from rankscope.dashboard.address import TIMELINE, View
 from rankscope.dashboard.pages import overview
-from rankscope.dashboard.pages.timeline import timeline_page
+from rankscope.dashboard.pages import timeline as timeline_page
 from rankscope.dashboard.records.progress import (
     Activity,
     AnalysisFailed,
@@ -99,7 +99,7 @@ def test_a_step_is_shown_during_the_analysis() -> None:
     provider = training_provider()
     provider.unfinished = {"demo-42": under_way(Activity.READING, steps=SEEN)}
 
-    shown = words(timeline_page(provider, View(page=TIMELINE), base_path="/"))
+    shown = words(rendered(timeline_page.PAGE, provider, View(page=TIMELINE)))
 
     assert "Step 3 | 410 ms, ideal n/a; 336 spans of 8 ranks, epoch 0; analysis in progress" in (
         shown
@@ -110,7 +110,7 @@ def test_a_step_that_is_being_drawn_has_a_placeholder() -> None:
     provider = training_provider()
     provider.is_drawing = True
 
-    shown = words(timeline_page(provider, View(page=TIMELINE, step=3), base_path="/"))
+    shown = words(rendered(timeline_page.PAGE, provider, View(page=TIMELINE, step=3)))
 
     assert "Drawing step 3 of run 'demo-42'" in shown
 
@@ -128,7 +128,7 @@ def test_a_run_without_a_step_says_whether_one_may_follow(state: str, said: str)
     provider = FakeProvider(reports={"demo-42": None}, state=state)
 
     verdict = words(rendered(overview.PAGE, provider, View(run="demo-42")))
-    timeline = words(timeline_page(provider, View(page=TIMELINE), base_path="/"))
+    timeline = words(rendered(timeline_page.PAGE, provider, View(page=TIMELINE)))
 
     for shown in (verdict, timeline):
         assert f"No data because {said}" in shown

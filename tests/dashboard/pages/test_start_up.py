@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankscope.dashboard.address import View
-from rankscope.dashboard.figures.start_up import start_up_figure
 from rankscope.dashboard.pages import start_up
+from rankscope.dashboard.pages.start_up import start_up_figure
 from rankscope.dashboard.records.page_results import RankStartup, Startup, StartupPart, StartupSpan
 from rankscope.dashboard.theme import KIND_COLORS
 from rankscope.tracer.span import SpanKind

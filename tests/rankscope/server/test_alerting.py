@@ -46,6 +46,19 @@ def page_url(run_id: str, step: int | None, ranks: Sequence[int]) -> str:
     return f"http://127.0.0.1:8050/run/{run_id}/{step}/{','.join(map(str, ranks))}"
 
 
+MINUTE_NS = 60_000_000_000
+
+
+class Clock:
+    """Unix time that a test sets."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1_790_000_000_000_000_000
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
     running = Receiver()
@@ -53,13 +66,35 @@ def receiver() -> Iterator[Receiver]:
     running.close()
 
 
+@pytest.fixture
+def webhook(receiver: Receiver) -> Iterator[Webhook]:
+    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
+    yield webhook
+    webhook.close(timeout_s=TIMEOUT_S)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def alerting(empty_store: Store, clock: Clock) -> Alerting:
+    """Return alerts that are stored and sent to no receiver."""
+    return Alerting(empty_store, page_url=page_url, unix_ns=clock)
+
+
+@pytest.fixture
+def sending(empty_store: Store, webhook: Webhook, clock: Clock) -> Alerting:
+    """Return alerts that are sent to `receiver`."""
+    return Alerting(empty_store, receivers=[webhook], page_url=page_url, unix_ns=clock)
+
+
 def first_steps(store: Store) -> list[int | None]:
     return [alert.first_step for alert in read_alerts(store)]
 
 
-def test_each_drop_raises_one_alert(empty_store: Store) -> None:
-    alerting = Alerting(empty_store, page_url=page_url)
-
+def test_each_drop_raises_one_alert(empty_store: Store, alerting: Alerting) -> None:
     for seen in range(1, len(DROPS_TWICE) + 1):
         alerting.evaluate(report_with(DROPS_TWICE[:seen]))
 
@@ -75,9 +110,7 @@ def test_an_alert_is_not_raised_again_after_a_restart(empty_store: Store) -> Non
     assert first_steps(empty_store) == [10]
 
 
-def test_without_a_reason_there_is_no_alert(empty_store: Store) -> None:
-    alerting = Alerting(empty_store, page_url=page_url)
-
+def test_without_a_reason_there_is_no_alert(empty_store: Store, alerting: Alerting) -> None:
     assert alerting.evaluate(steady()) == ()
     assert alerting.evaluate(report_with([0.5] * 30)) == ()
     assert alerting.evaluate(steady(), tracked(severity=Severity.MINOR).findings) == ()
@@ -85,11 +118,10 @@ def test_without_a_reason_there_is_no_alert(empty_store: Store) -> None:
 
 
 def test_the_webhook_gets_run_steps_finding_and_page(
-    empty_store: Store, receiver: Receiver
+    empty_store: Store, receiver: Receiver, webhook: Webhook, sending: Alerting
 ) -> None:
-    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
-    Alerting(empty_store, receivers=[webhook], page_url=page_url).evaluate(report_with(DROPS_AT_10))
-    posted = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
+    sending.evaluate(report_with(DROPS_AT_10))
+    posted = receiver.next()
     webhook.close(timeout_s=TIMEOUT_S)
 
     assert posted["run"] == "job"
@@ -105,29 +137,29 @@ def test_the_webhook_gets_run_steps_finding_and_page(
     assert alert.delivery is Delivery.DELIVERED
 
 
-def test_an_undelivered_alert_is_stored_and_counted(empty_store: Store, receiver: Receiver) -> None:
+def test_an_undelivered_alert_is_stored_and_counted(
+    empty_store: Store, receiver: Receiver, webhook: Webhook, sending: Alerting
+) -> None:
     receiver.statuses = [404]
-    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
-    alerting = Alerting(empty_store, receivers=[webhook], page_url=page_url)
 
-    alerting.evaluate(report_with(DROPS_AT_10))
+    sending.evaluate(report_with(DROPS_AT_10))
     receiver.bodies.get(timeout=TIMEOUT_S)
     webhook.close(timeout_s=TIMEOUT_S)
 
     (alert,) = read_alerts(empty_store)
     assert alert.delivery is Delivery.UNDELIVERED
-    assert alerting.num_undelivered == 1
+    assert sending.num_undelivered == 1
 
 
-def test_an_alert_is_stored_before_it_is_sent(empty_store: Store, receiver: Receiver) -> None:
+def test_an_alert_is_stored_before_it_is_sent(
+    empty_store: Store, receiver: Receiver, sending: Alerting
+) -> None:
     receiver.hold.clear()
-    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
 
-    Alerting(empty_store, receivers=[webhook], page_url=page_url).evaluate(report_with(DROPS_AT_10))
+    sending.evaluate(report_with(DROPS_AT_10))
     receiver.bodies.get(timeout=TIMEOUT_S)
     (alert,) = read_alerts(empty_store)
     receiver.hold.set()
-    webhook.close(timeout_s=TIMEOUT_S)
 
     assert alert.delivery is Delivery.PENDING
 
@@ -176,21 +208,8 @@ def test_a_failing_store_does_not_stop_further_alerts(tmp_path: Path, receiver: 
     webhook.post({"rule": "next"}, on_done=lambda _outcome: None)
 
     # THEN it is sent
-    assert json.loads(receiver.bodies.get(timeout=TIMEOUT_S)) == {"rule": "next"}
+    assert receiver.next() == {"rule": "next"}
     webhook.close(timeout_s=TIMEOUT_S)
-
-
-MINUTE_NS = 60_000_000_000
-
-
-class Clock:
-    """Unix time that a test sets."""
-
-    def __init__(self) -> None:
-        self.now_ns = 1_790_000_000_000_000_000
-
-    def __call__(self) -> int:
-        return self.now_ns
 
 
 def tracked(cause: str = "slow-compute", severity: Severity = Severity.WARNING) -> FindingTracker:
@@ -219,17 +238,15 @@ def steady() -> RunReport:
 
 
 def test_a_finding_that_matters_alerts_once_and_resolves(
-    empty_store: Store, receiver: Receiver
+    empty_store: Store, receiver: Receiver, webhook: Webhook, sending: Alerting
 ) -> None:
-    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
-    alerting = Alerting(empty_store, receivers=[webhook], page_url=page_url)
     tracker = tracked()
 
-    alerting.evaluate(steady(), tracker.findings)
-    alerting.evaluate(steady(), tracker.findings)
+    sending.evaluate(steady(), tracker.findings)
+    sending.evaluate(steady(), tracker.findings)
     tracker.update(healthy_with(last=20), at_ns=2)
-    alerting.evaluate(steady(), tracker.findings)
-    fired, resolved = (json.loads(receiver.bodies.get(timeout=TIMEOUT_S)) for _ in range(2))
+    sending.evaluate(steady(), tracker.findings)
+    fired, resolved = (receiver.next() for _ in range(2))
     webhook.close(timeout_s=TIMEOUT_S)
 
     assert (fired["state"], fired["rule"], fired["severity"]) == ("firing", "finding", "warning")
@@ -245,9 +262,8 @@ def test_a_finding_that_matters_alerts_once_and_resolves(
 
 @pytest.mark.parametrize(("cause", "is_active"), [("slow-compute", False), ("hang", True)])
 def test_the_end_of_a_run_resolves_all_but_what_ended_it(
-    empty_store: Store, cause: str, *, is_active: bool
+    empty_store: Store, cause: str, alerting: Alerting, *, is_active: bool
 ) -> None:
-    alerting = Alerting(empty_store, page_url=page_url)
     tracker = tracked(cause, Severity.CRITICAL)
     alerting.evaluate(steady(), tracker.findings)
 
@@ -257,8 +273,7 @@ def test_the_end_of_a_run_resolves_all_but_what_ended_it(
     assert (alert.resolved_ns is None) is is_active
 
 
-def test_a_rise_of_the_step_time_alerts_where_the_mfu_is_unknown(empty_store: Store) -> None:
-    alerting = Alerting(empty_store, page_url=page_url)
+def test_a_rise_of_the_step_time_alerts_where_the_mfu_is_unknown(alerting: Alerting) -> None:
     seconds = dict(enumerate([1.0] * 10 + [1.5] * 4))
 
     (alert,) = alerting.evaluate(replace(steady(), actual_s_by_step=seconds))
@@ -322,17 +337,14 @@ def test_a_drop_and_its_finding_are_one_alert(empty_store: Store) -> None:
 
 
 def test_a_drop_that_gets_its_cause_later_is_sent_again_with_another_id(
-    empty_store: Store, receiver: Receiver
+    empty_store: Store, receiver: Receiver, webhook: Webhook, sending: Alerting
 ) -> None:
-    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
-    alerting = Alerting(empty_store, receivers=[webhook], page_url=page_url)
-
-    alerting.evaluate(rise(15))
-    first = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
-    wait_until(lambda: alerting.alerts[0].is_delivered("webhook", "firing"))
-    alerting.evaluate(rise(18), risen(18).findings)
-    second = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
-    alerting.evaluate(rise(18), risen(18).findings)
+    sending.evaluate(rise(15))
+    first = receiver.next()
+    wait_until(lambda: sending.alerts[0].is_delivered("webhook", "firing"))
+    sending.evaluate(rise(18), risen(18).findings)
+    second = receiver.next()
+    sending.evaluate(rise(18), risen(18).findings)
     webhook.close(timeout_s=TIMEOUT_S)
 
     assert first["text"].endswith("no finding explains it")
@@ -344,10 +356,7 @@ def test_a_drop_that_gets_its_cause_later_is_sent_again_with_another_id(
     assert (stored.cause, stored.delivery) == ("slow-compute", Delivery.DELIVERED)
 
 
-def test_what_is_over_when_it_is_seen_or_as_the_job_ends_raises_nothing(
-    empty_store: Store,
-) -> None:
-    alerting = Alerting(empty_store, page_url=page_url)
+def test_what_is_over_when_it_is_seen_or_as_the_job_ends_raises_nothing(alerting: Alerting) -> None:
     over = {step: 1.5 if 10 <= step < 16 else 1.0 for step in range(30)}
 
     alerting.evaluate(replace(steady(), actual_s_by_step=over))
@@ -356,8 +365,7 @@ def test_what_is_over_when_it_is_seen_or_as_the_job_ends_raises_nothing(
     assert alerting.alerts == ()
 
 
-def test_an_alert_outlives_the_moment_in_which_noise_hides_its_finding(empty_store: Store) -> None:
-    alerting = Alerting(empty_store, page_url=page_url)
+def test_an_alert_outlives_the_moment_in_which_noise_hides_its_finding(alerting: Alerting) -> None:
     tracker = tracked()
     alerting.evaluate(steady(), tracker.findings)
     healthy = replace(steady(), actual_s_by_step=dict.fromkeys(range(19), 1.0))
@@ -369,8 +377,7 @@ def test_an_alert_outlives_the_moment_in_which_noise_hides_its_finding(empty_sto
     assert [each.resolved_ns is None for each in alerting.alerts] == [False]
 
 
-def test_lost_records_alert(empty_store: Store) -> None:
-    alerting = Alerting(empty_store, page_url=page_url)
+def test_lost_records_alert(alerting: Alerting) -> None:
     account = RecordAccount(produced=1000, dropped={"lane-full": 30, "torn": 1})
     lossy = replace(steady(), quality=replace(steady().quality, account=account))
 
@@ -380,21 +387,18 @@ def test_lost_records_alert(empty_store: Store) -> None:
 
 
 def test_what_a_receiver_did_not_get_is_sent_again_after_a_minute(
-    empty_store: Store, receiver: Receiver
+    empty_store: Store, receiver: Receiver, webhook: Webhook, clock: Clock, sending: Alerting
 ) -> None:
     # GIVEN a receiver that was away when the alert fired
     receiver.statuses = [404]
-    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
-    clock = Clock()
-    alerting = Alerting(empty_store, receivers=[webhook], page_url=page_url, unix_ns=clock)
-    alerting.evaluate(steady(), tracked().findings)
+    sending.evaluate(steady(), tracked().findings)
     first = receiver.bodies.get(timeout=TIMEOUT_S)
-    wait_until(lambda: alerting.num_undelivered == 1)
+    wait_until(lambda: sending.num_undelivered == 1)
 
     # WHEN less than a minute passes, and then the rest
-    alerting.turn()
+    sending.turn()
     clock.now_ns += MINUTE_NS
-    alerting.turn()
+    sending.turn()
     second = receiver.bodies.get(timeout=TIMEOUT_S)
     webhook.close(timeout_s=TIMEOUT_S)
 
@@ -406,10 +410,9 @@ def test_what_a_receiver_did_not_get_is_sent_again_after_a_minute(
 
 
 def test_an_alertmanager_gets_an_active_alert_every_minute_until_it_is_resolved(
-    empty_store: Store, receiver: Receiver
+    empty_store: Store, receiver: Receiver, clock: Clock
 ) -> None:
     webhook = Webhook(f"{receiver.url}/api/v2/alerts", timeout_s=TIMEOUT_S)
-    clock = Clock()
     alerting = Alerting(empty_store, receivers=[webhook], page_url=page_url, unix_ns=clock)
     tracker = tracked()
 
@@ -419,7 +422,7 @@ def test_an_alertmanager_gets_an_active_alert_every_minute_until_it_is_resolved(
         clock.now_ns += MINUTE_NS // 2
     tracker.update(healthy_with(last=20), at_ns=2)
     alerting.evaluate(steady(), tracker.findings)
-    sent = [json.loads(receiver.bodies.get(timeout=TIMEOUT_S))[0] for _ in range(3)]
+    sent = [receiver.next()[0] for _ in range(3)]
     webhook.close(timeout_s=TIMEOUT_S)
 
     assert receiver.bodies.empty()
@@ -447,9 +450,8 @@ def two_findings() -> FindingTracker:
 
 
 def test_alerts_of_one_run_and_cause_are_one_message(
-    empty_store: Store, receiver: Receiver
+    empty_store: Store, receiver: Receiver, webhook: Webhook
 ) -> None:
-    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
     alerting = Alerting(
         empty_store,
         receivers=[webhook],
@@ -458,7 +460,7 @@ def test_alerts_of_one_run_and_cause_are_one_message(
     )
 
     alerting.evaluate(steady(), two_findings().findings)
-    message = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
+    message = receiver.next()
     wait_until(lambda: all(each.is_delivered("webhook", "firing") for each in alerting.alerts))
     webhook.close(timeout_s=TIMEOUT_S)
 
@@ -470,12 +472,11 @@ def test_alerts_of_one_run_and_cause_are_one_message(
 
 
 def test_one_receiver_that_is_down_keeps_no_other_from_its_alerts_and_gets_them_later(
-    empty_store: Store, receiver: Receiver
+    empty_store: Store, receiver: Receiver, clock: Clock
 ) -> None:
     # GIVEN two receivers, one of which is down, and a server that ends meanwhile
     down = Receiver()
     down.close()
-    clock = Clock()
 
     def webhooks() -> list[Webhook]:
         urls = {"up": receiver.url, "down": down.url}
@@ -509,11 +510,8 @@ def test_one_receiver_that_is_down_keeps_no_other_from_its_alerts_and_gets_them_
 
 
 def test_a_silenced_alert_is_sent_when_the_silence_ends(
-    empty_store: Store, receiver: Receiver
+    empty_store: Store, receiver: Receiver, webhook: Webhook, clock: Clock
 ) -> None:
-    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
-    clock = Clock()
-
     def start() -> Alerting:
         return Alerting(empty_store, receivers=[webhook], page_url=page_url, unix_ns=clock)
 
@@ -525,19 +523,16 @@ def test_a_silenced_alert_is_sent_when_the_silence_ends(
     is_silent = receiver.bodies.empty() and alerting.is_silenced(alerting.alerts[0])
     clock.now_ns += 11 * MINUTE_NS
     alerting.turn()
-    sent = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
-    webhook.close(timeout_s=TIMEOUT_S)
+    sent = receiver.next()
 
     assert is_silent
     assert sent["ranks"] == [5]
 
 
 def test_an_acknowledged_alert_is_known_after_a_restart_and_its_end_is_sent(
-    empty_store: Store, receiver: Receiver
+    empty_store: Store, receiver: Receiver, webhook: Webhook, clock: Clock
 ) -> None:
     receiver.statuses = [404]
-    webhook = Webhook(receiver.url, timeout_s=TIMEOUT_S)
-    clock = Clock()
     alerting = Alerting(empty_store, receivers=[webhook], page_url=page_url, unix_ns=clock)
     tracker = tracked()
     alerting.evaluate(steady(), tracker.findings)
@@ -552,8 +547,7 @@ def test_an_acknowledged_alert_is_known_after_a_restart_and_its_end_is_sent(
     is_quiet = receiver.bodies.empty()
     tracker.update(healthy_with(last=20), at_ns=2)
     alerting.evaluate(steady(), tracker.findings)
-    end = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
-    webhook.close(timeout_s=TIMEOUT_S)
+    end = receiver.next()
 
     assert is_quiet
     assert alerting.alerts[0].acknowledged_by == "me"
@@ -561,10 +555,8 @@ def test_an_acknowledged_alert_is_known_after_a_restart_and_its_end_is_sent(
 
 
 def test_a_state_that_flaps_is_one_alert_and_one_that_comes_back_is_another(
-    empty_store: Store,
+    clock: Clock, alerting: Alerting
 ) -> None:
-    clock = Clock()
-    alerting = Alerting(empty_store, page_url=page_url, unix_ns=clock)
     behind = RunSignals(run="job", collector_lag_s=90.0)
 
     for signals in (behind, RunSignals(run="job"), behind):  # gone for half a minute
@@ -581,10 +573,11 @@ def test_a_state_that_flaps_is_one_alert_and_one_that_comes_back_is_another(
     assert [alert.key for alert in alerting.alerts] == ["0#2", "0"]
 
 
-def test_a_heartbeat_is_sent_at_its_interval(empty_store: Store, receiver: Receiver) -> None:
+def test_a_heartbeat_is_sent_at_its_interval(
+    empty_store: Store, receiver: Receiver, clock: Clock
+) -> None:
     wish = ReceiverConfig(name="watchdog", url=receiver.url, heartbeat_s=60.0)
     webhook = Webhook(receiver.url, name="watchdog", timeout_s=TIMEOUT_S)
-    clock = Clock()
     alerting = Alerting(
         empty_store,
         receivers=[webhook],
@@ -597,7 +590,7 @@ def test_a_heartbeat_is_sent_at_its_interval(empty_store: Store, receiver: Recei
         alerting.beat()
         wait_until(lambda: alerting.num_in_flight == 0)
         clock.now_ns += MINUTE_NS // 2
-    beats = [json.loads(receiver.bodies.get(timeout=TIMEOUT_S)) for _ in range(3)]
+    beats = [receiver.next() for _ in range(3)]
     webhook.close(timeout_s=TIMEOUT_S)
 
     assert {beat["rule"] for beat in beats} == {"heartbeat"}
@@ -624,13 +617,13 @@ def test_a_cause_that_is_found_before_the_answer_is_sent_even_after_a_crash(
     alerting.turn()
 
     # THEN the next server sends the cause
-    assert json.loads(receiver.bodies.get(timeout=TIMEOUT_S))["cause"] == "slow-compute"
+    assert receiver.next()["cause"] == "slow-compute"
     webhook.close(timeout_s=TIMEOUT_S)
 
 
-def test_the_alerts_of_a_deleted_run_are_forgotten(empty_store: Store) -> None:
-    clock = Clock()
-    alerting = Alerting(empty_store, page_url=page_url, unix_ns=clock)
+def test_the_alerts_of_a_deleted_run_are_forgotten(
+    empty_store: Store, clock: Clock, alerting: Alerting
+) -> None:
     alerting.evaluate(steady(), tracked().findings)
     clock.now_ns += MINUTE_NS
     empty_store.command("ALTER TABLE events DELETE WHERE 1 SETTINGS mutations_sync = 2")
@@ -641,11 +634,8 @@ def test_the_alerts_of_a_deleted_run_are_forgotten(empty_store: Store) -> None:
 
 
 def test_an_alert_that_is_raised_while_alerts_are_read_is_raised_once(
-    empty_store: Store, monkeypatch: pytest.MonkeyPatch
+    empty_store: Store, monkeypatch: pytest.MonkeyPatch, clock: Clock, alerting: Alerting
 ) -> None:
-    clock = Clock()
-    alerting = Alerting(empty_store, page_url=page_url, unix_ns=clock)
-
     def read_then_raise(store: Store) -> tuple[StoredAlert, ...]:
         found = read_alerts(store)
         clock.now_ns -= 1  # its time was taken before the read; storing it took longer
@@ -661,9 +651,9 @@ def test_an_alert_that_is_raised_while_alerts_are_read_is_raised_once(
     assert first_steps(empty_store) == [10]
 
 
-def test_alerts_are_settled_of_runs_that_ended_a_day_ago_and_have_none(empty_store: Store) -> None:
-    clock = Clock()
-    alerting = Alerting(empty_store, page_url=page_url, unix_ns=clock)
+def test_alerts_are_settled_of_runs_that_ended_a_day_ago_and_have_none(
+    empty_store: Store, clock: Clock, alerting: Alerting
+) -> None:
     alerting.evaluate(steady(), tracked().findings)  # the alert of run "job" is active
     day_ns = 24 * 60 * MINUTE_NS
     ended = {"old": day_ns + 1, "new": day_ns - 1, "imported": 0, "job": 9 * day_ns}

@@ -15,7 +15,7 @@ from rankscope.commands.runs import delete_stored
 from rankscope.commands.simulate import simulate_run
 from rankscope.dashboard.address import TIMELINE, View
 from rankscope.dashboard.pages import overview
-from rankscope.dashboard.pages.timeline import timeline_page
+from rankscope.dashboard.pages import timeline as timeline_page
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
 from rankscope.simulation import SimulateOptions
@@ -98,7 +98,7 @@ def test_pages_of_a_run_that_is_deleted_say_so(tmp_path: Path) -> None:
         provider = StoreProvider(source, reports, timeout_s=TIMEOUT_S)
         view = View(page=TIMELINE, run="job", epoch=0, step=1)
         assert "deleted" not in words(rendered(overview.PAGE, provider, View(run="job")))
-        assert "deleted" not in words(timeline_page(provider, view, base_path="/"))
+        assert "deleted" not in words(rendered(timeline_page.PAGE, provider, view))
         seen = provider.revision("job")
 
         # WHEN it is deleted and the next analysis has run
@@ -110,7 +110,7 @@ def test_pages_of_a_run_that_is_deleted_say_so(tmp_path: Path) -> None:
         assert gone != seen
         for page in (
             rendered(overview.PAGE, provider, View(run="job")),
-            timeline_page(provider, view, base_path="/"),
+            rendered(timeline_page.PAGE, provider, view),
         ):
             assert "No data because run 'job' was deleted" in words(page)
         assert provider.revision("job") == gone

@@ -19,7 +19,7 @@ from rankscope.analysis.trace.rows import select_rows
 from rankscope.analysis.trace.tables import RunSummary
 from rankscope.dashboard.address import TIMELINE, View
 from rankscope.dashboard.pages import overview
-from rankscope.dashboard.pages.timeline import timeline_page
+from rankscope.dashboard.pages import timeline as timeline_page
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
 from rankscope.tracer.topology import Layout
@@ -166,7 +166,7 @@ def dataset(request: pytest.FixtureRequest) -> tuple[StoreProvider, str, str]:
 
 def make_page(provider: StoreProvider, view: View) -> Component:
     if view.page == TIMELINE:
-        return timeline_page(provider, view, base_path="/")
+        return rendered(timeline_page.PAGE, provider, view)
     return rendered(overview.PAGE, provider, view)
 
 

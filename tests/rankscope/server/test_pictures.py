@@ -32,7 +32,7 @@ from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.retention.retention import DAY_NS, Retention
 from rankscope.dashboard.address import TIMELINE, View
 from rankscope.dashboard.figures.timeline_raster import raster_figure, raster_rows
-from rankscope.dashboard.pages.timeline import timeline_page
+from rankscope.dashboard.pages import timeline as timeline_page
 from rankscope.server import step_view
 from rankscope.server.background_jobs import BackgroundJobs
 from rankscope.server.pictures import LargeSteps, StepPictures, draw_in_portions
@@ -44,7 +44,7 @@ from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import KIND_CODES, SpanKind
 from rankscope.trainer.simulator.scenario import Scenario
 from rankscope.trainer.simulator.simulation import simulate
-from tests.support.dashboard.page_text import words
+from tests.support.dashboard.page_text import rendered, words
 from tests.support.receiver import TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ def test_the_page_shows_a_stored_picture_without_reading_spans(store: Store) -> 
     source.spans = None  # type: ignore[assignment,method-assign]  # reading spans fails
     provider = StoreProvider(source, reports, store=store, timeout_s=TIMEOUT_S)
 
-    page = timeline_page(provider, View(page=TIMELINE, run=FEW, step=0), base_path="/")
+    page = rendered(timeline_page.PAGE, provider, View(page=TIMELINE, run=FEW, step=0))
 
     assert "spans of 256 ranks, epoch 0" in words(page)
     assert "spans as a density picture" in words(page)
@@ -250,7 +250,7 @@ def test_a_viewport_of_few_spans_shows_each_span_and_its_wait(store: Store) -> N
     viewport = Viewport(begin_ns=0, end_ns=10**15, first_row=0, end_row=8)
     view = View(page=TIMELINE, run=FEW, step=0, viewport=viewport)
 
-    page = timeline_page(provider, view, base_path="/")
+    page = rendered(timeline_page.PAGE, provider, view)
 
     assert "Part of the step" in words(page)
     assert "8 ranks" in words(page)
@@ -410,10 +410,10 @@ def test_the_page_of_a_large_step_is_drawn_in_the_background_in_portions(
 
     # WHEN a page requests it, THEN it first says that it is being drawn, and later shows it
     assert f"Drawing step 0 of run {run_id!r}" in words(
-        timeline_page(provider, view, base_path="/")
+        rendered(timeline_page.PAGE, provider, view)
     )
     give_up_s = time.monotonic() + TIMEOUT_S
-    while "density picture" not in (shown := words(timeline_page(provider, view, base_path="/"))):
+    while "density picture" not in (shown := words(rendered(timeline_page.PAGE, provider, view))):
         assert time.monotonic() < give_up_s, "not drawn before the timeout"
     assert "spans of 1,025 ranks, epoch 0" in shown
 

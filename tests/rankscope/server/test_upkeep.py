@@ -25,7 +25,7 @@ from rankscope.server.upkeep import (
 )
 from rankscope.simulation import store_simulation
 from rankscope.sources.store_source import StoreSource
-from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.faults.spec import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Scenario
 from rankscope.trainer.simulator.simulation import simulate
 from tests.collector.retention.test_retention import NOW_NS, steps_with_spans, store_run

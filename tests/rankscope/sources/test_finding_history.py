@@ -16,7 +16,7 @@ from rankscope.server.finding_tracker import LiveFindings
 from rankscope.simulation import store_simulation
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import NONE
-from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.faults.spec import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Scenario
 from rankscope.trainer.simulator.simulation import simulate
 

@@ -13,7 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
+
+    ComputeTime = Callable[[int, int, int, int, bool], float]
+    """By dp, stage, step, micro-batch, and whether it is a forward."""
 
     Row = dict[str, Any]
     Task = Generator[object, None, None]
@@ -44,7 +47,16 @@ class Job:
     """Whether gradients of a chunk are reduced while other chunks compute."""
 
     forward_ns: float = 10 * MS
+    compute_ns: ComputeTime | None = None
+    """Times of computes, instead of those that follow from ``forward_ns``."""
+
     latency_ns: float = 0.3 * MS
+    host_factor: float = 1.0
+    """Factor of the host's time between operations."""
+
+    dp_factor: float = 4.0
+    """Time of data-parallel collectives over that of others."""
+
     jitter: float = 0.02
     worker_factor: dict[tuple[int, int], float] = field(default_factory=dict)
     stage_factor: dict[int, float] = field(default_factory=dict)
@@ -69,7 +81,7 @@ class Job:
         rng = random.Random(self.seed)
         for index, num in enumerate(self.microbatches):
             number = self.steps[index] if self.steps else index
-            step = _Step(self, num, rng, faulty=index >= self.faults_from)
+            step = _Step(self, number, num, rng, faulty=index >= self.faults_from)
             rows += [{**row, "step": number} for row in step.run()]
         return rows
 
@@ -78,8 +90,10 @@ class Job:
 
 
 class _Step:
-    def __init__(self, job: Job, num: int, rng: random.Random, *, faulty: bool) -> None:
-        self.job, self.num, self.rng, self.faulty = job, num, rng, faulty
+    def __init__(
+        self, job: Job, number: int, num: int, rng: random.Random, *, faulty: bool
+    ) -> None:
+        self.job, self.number, self.num, self.rng, self.faulty = job, number, num, rng, faulty
         self.posted: dict[tuple[Transfer, str], float] = {}
         self.ended: dict[Transfer, float] = {}
         self.entered: dict[Any, dict[Any, float]] = defaultdict(dict)
@@ -128,7 +142,7 @@ class _Worker:
 
     def __init__(self, step: _Step, dp: int, stage: int) -> None:
         self.step, self.job, self.dp, self.stage = step, step.job, dp, stage
-        self.now = step.rng.uniform(0, 0.2 * MS)
+        self.now = step.rng.uniform(0, 0.2 * MS) * step.job.host_factor
         self.scatters: list[int] = []
         total = step.num * self.job.vpp
         self.total = total
@@ -267,11 +281,14 @@ class _Worker:
             self.record(_name("recv", forward=forward), posted, end)
             self.now = max(self.now, end)
         yield from self.sent(wait=False)
-        self.now += 20_000 * step.noise()
+        self.now += 20_000 * job.host_factor * step.noise()
         if forward and step.rng.random() < job.stall_chance:
             self.now += job.stall_ns
         duration = job.forward_ns * (1 if forward else 2) * step.noise() / job.vpp
         duration *= step.lengths[self.dp, self.microbatch(number)]
+        if job.compute_ns is not None:
+            at = self.dp, self.stage, step.number, self.microbatch(number), forward
+            duration = job.compute_ns(*at)
         if step.faulty:
             duration *= job.worker_factor.get((self.dp, self.stage), 1.0)
             duration *= job.stage_factor.get(self.stage, 1.0)
@@ -281,7 +298,7 @@ class _Worker:
         self.record(
             f"{direction}-compute", start, self.now, chunk=chunk, mb=self.microbatch(number)
         )
-        self.now += 8_000
+        self.now += 8_000 * job.host_factor
         numbers = (n for n in range(self.total) if self.chunk(n, forward=False) == chunk)
         if job.overlapped and not forward and number == max(numbers):
             self.enter("grads-reduce-scatter", ("stage", self.stage), chunk)
@@ -317,7 +334,7 @@ class _Worker:
                     place = ("stage", self.stage)
                     yield from self.collect("grads-reduce-scatter", place, chunk=chunk)
         yield from self.collect("optimizer-clip-main-grad", ())
-        start = self.now + 10_000
+        start = self.now + 10_000 * job.host_factor
         self.now = start + 2 * MS * self.step.noise()
         self.record("optimizer", start, self.now)
 
@@ -326,7 +343,7 @@ class _Worker:
     def collect(self, name: str, place: tuple[Any, ...], *, chunk: int = -1) -> Task:
         self.enter(name, place, chunk)
         self.now = yield from self.leave(name, place, chunk)
-        self.now += 4_000
+        self.now += 4_000 * self.job.host_factor
 
     def enter(self, name: str, place: tuple[Any, ...], chunk: int) -> None:
         self.step.entered[name, place, chunk][self.dp, self.stage] = self.now
@@ -338,7 +355,7 @@ class _Worker:
         num = {"stage": job.dp, "dp": 2, "": job.dp * job.pp}[place[0] if place else ""]
         while len(members) < num:
             yield "waiting"
-        duration = job.latency_ns * (4 if place[:1] == ("stage",) else 1)
+        duration = job.latency_ns * (job.dp_factor if place[:1] == ("stage",) else 1)
         end = max(members.values()) + duration * self.step.noise()
         self.record(name, members[self.dp, self.stage], end, chunk=chunk)
         return end

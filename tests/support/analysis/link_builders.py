@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.analysis.causes.link_profile import profile_links
 from rankscope.analysis.replay.model import Link, Transfers
+from rankscope.analysis.statistics.link_profile import profile_links
 from rankscope.analysis.trace.tables import RankInfo
 from rankscope.tracer.topology import Coords
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rankscope.analysis.causes.link_profile import LinkProfile
+    from rankscope.analysis.statistics.link_profile import LinkProfile
 
 MS = 1_000_000
 

@@ -1,327 +1,23 @@
-"""The functions of `analysis.replay.loop` in Python: what the compiled ones must compute."""
+"""The long functions of `analysis.replay.loop` in Python: what the compiled ones must compute."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-
-from rankscope.analysis.arrays.grouping import NO_GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from rankscope.analysis.replay.loop import Graph, Intervals
+    from rankscope.analysis.replay.loop import Intervals
 
     Int32s = NDArray[np.int32]
     Int64s = NDArray[np.int64]
     UInt8s = NDArray[np.uint8]
     Float64s = NDArray[np.float64]
-
-
-def sort(graph: Graph, num_groups: int, src: Int32s, dst: Int32s, group: Int32s, /) -> int:
-    """Sort rows topologically, and fill in the arrays of a `Graph`.
-
-    A row and all that it makes ready come before the next row that waits for nothing, so the rows
-    of a step stay together.
-
-    Args:
-        graph: Its arrays are filled in; ``first`` and ``pred``, of zeros, if all rows were sorted.
-        num_groups: Number of groups.
-        src: Shape (edges,): the row waited for.
-        dst: Shape (edges,): the row that waits.
-        group: Shape (rows,): its group, or `NO_GROUP`.
-
-    Returns:
-        The number of rows sorted; fewer than all if some wait for each other.
-
-    Source:
-        Kahn, "Topological sorting of large networks" (1962).
-    """
-    num_rows, num_edges, order, last, first, pred = graph
-    items = _items(group.tolist(), num_groups)
-    successors: list[list[int]] = [[] for _ in range(num_rows)]
-    missing = [0] * num_rows  # of an item, at its first row
-    for source, target in zip(src.tolist(), dst.tolist(), strict=True):
-        successors[source].append(items[target][0])
-        missing[items[target][0]] += 1
-    position = [0] * num_rows
-    num_done = 0
-    for root in [row for row in range(num_rows) if not missing[row] and items[row][0] == row]:
-        queue = [root]
-        for item in queue:  # the loop also visits what it appends
-            for row in items[item]:
-                position[row], order[num_done], last[num_done] = num_done, row, 0
-                num_done += 1
-            last[num_done - 1] = 1
-            for row in items[item]:
-                for target in successors[row]:
-                    missing[target] -= 1
-                    if not missing[target]:
-                        queue.append(target)
-    if num_done == num_rows and num_edges:
-        at = np.array(position, dtype=np.int32)
-        by_target = np.argsort(at[dst], kind="stable")
-        pred[:] = at[src[by_target]]
-        first[1:] = np.cumsum(np.bincount(at[dst], minlength=num_rows))
-    return num_done
-
-
-def _items(group: list[int], num_groups: int) -> list[list[int]]:
-    """Return the rows of each row's item."""
-    members: list[list[int]] = [[] for _ in range(num_groups)]
-    for row, own in enumerate(group):
-        if own != NO_GROUP:
-            members[own].append(row)
-    return [[row] if own == NO_GROUP else members[own] for row, own in enumerate(group)]
-
-
-def replay(
-    graph: Graph,
-    low: int,
-    high: int,
-    duration: Float64s,
-    gap: Float64s | None,
-    arrivals: Float64s | None,
-    ends: Float64s,
-    /,
-) -> None:
-    """Compute the end of each row if its item begins as soon as all that it waits for has ended.
-
-    That is, for an item and its rows::
-
-        arrival[row] = max(end[p] for p in predecessors(row), default=0) + gap[row]
-        end[row] = max(arrival[member] for member in item) + duration[row]
-
-    Args:
-        graph: The rows.
-        low: First position, of a step's first row.
-        high: The position after the last, of a step's last row.
-        duration: Shape (rows,), by row, in any unit.
-        gap: Likewise; None for none.
-        arrivals: Shape (high - low,), by position; filled in if it is given.
-        ends: Shape (high - low,), by position; filled in.
-    """
-    order, first, pred = graph.order.tolist(), graph.first.tolist(), graph.pred.tolist()
-    at = low
-    while at < high:
-        stop = at + 1
-        while not graph.last[stop - 1]:
-            stop += 1
-        gate = -np.inf
-        for k in range(at, stop):
-            arrival = _latest(ends, low, pred[first[k] : first[k + 1]])
-            arrival += 0.0 if gap is None else gap[order[k]]
-            if arrivals is not None:
-                arrivals[k - low] = arrival
-            gate = max(gate, arrival)
-        for k in range(at, stop):
-            ends[k - low] = gate + duration[order[k]]
-        at = stop
-
-
-def replay_parts(
-    graph: Graph,
-    low: int,
-    high: int,
-    recorded: Float64s,
-    ideal: Float64s,
-    parts: NDArray[np.uint32],
-    closes: NDArray[np.bool_],
-    replica: Int32s | None,
-    num_replicas: int,
-    width: int,
-    latest: Float64s,
-    /,
-) -> None:
-    """Replay one step in several scenarios, each with the recorded times of some rows.
-
-    With ``replica`` each scenario is replayed once per replica, whose rows alone have recorded
-    times, all at once: the replicas must have equal structure. Then the ideal ones of a step are
-    equal, and are held at the rows of the recorded one: each row has two ends, and an item of
-    several replicas takes the later arrival of both.
-
-    Args:
-        graph: The rows.
-        low: Position of the step's first row.
-        high: The position after its last row.
-        recorded: Shape (rows,), by row, in any unit.
-        ideal: Likewise: the times of all other rows; with replicas equal for equal work.
-        parts: Shape (rows,), by row: bit ``w`` is set if scenario ``w`` has the recorded time.
-        closes: Shape (rows,), by row: the step ends when the last of these has ended.
-        replica: Shape (rows,), by row: number of the replica, below ``num_replicas``; or None.
-        num_replicas: Number of replicas; 1 without any.
-        width: Number of scenarios, at most `loop.MAX_WIDTH`.
-        latest: Shape (width, replicas): the step's time in each scenario; filled in.
-    """
-    own, others = np.empty((2, high - low))
-    rows = graph.order[low:high]
-    is_closing = closes[rows].astype(np.bool_)
-    for number in range(width):
-        durations = np.where(parts >> number & 1, recorded, ideal)
-        if replica is None:
-            replay(graph, low, high, durations, None, None, own)
-            latest[number] = own[is_closing].max(initial=0.0)
-            continue
-        _replay_alone(graph, low, durations, ideal, replica, own, others)
-        latest[number] = 0.0
-        ends = np.maximum(own, others)[is_closing]
-        np.maximum.at(latest[number], replica[rows][is_closing], ends)
-
-
-def _replay_alone(
-    graph: Graph,
-    low: int,
-    duration: Float64s,
-    ideal: Float64s,
-    replica: Int32s,
-    own: Float64s,
-    others: Float64s,
-) -> None:
-    """Fill in the ends of the replica that is recorded, and of the ideal ones, by position."""
-    order, first, pred = graph.order.tolist(), graph.first.tolist(), graph.pred.tolist()
-    at, high = low, low + len(own)
-    while at < high:
-        stop = at + 1
-        while not graph.last[stop - 1]:
-            stop += 1
-        rows = order[at:stop]
-        numbers = replica[rows].tolist()
-        for ends in (own, others):
-            for k in range(at, stop):
-                ends[k - low] = _latest(ends, low, pred[first[k] : first[k + 1]])
-        gates = dict.fromkeys(numbers, -np.inf)
-        for k, number in zip(range(at, stop), numbers, strict=True):
-            gates[number] = max(gates[number], own[k - low], others[k - low])
-        gate, others_gate = (ends[at - low : stop - low].max() for ends in (own, others))
-        for k, row, number in zip(range(at, stop), rows, numbers, strict=True):
-            own[k - low] = (gates[number] if len(gates) > 1 else gate) + duration[row]
-            others[k - low] = (gates[number] if len(gates) > 1 else others_gate) + ideal[row]
-        at = stop
-
-
-def replay_variants(
-    graph: Graph,
-    low: int,
-    high: int,
-    duration: Float64s,
-    gap: Float64s | None,
-    ends: Float64s,
-    closes: NDArray[np.bool_],
-    first: Int32s,
-    num_changes: int,
-    variant: Int32s,
-    new_duration: Float64s,
-    new_gap: Float64s | None,
-    width: int,
-    latest: Float64s,
-    /,
-) -> None:
-    """Replay one step in several variants, each of which has other times of some rows.
-
-    The compiled one replays only the items that end at another time in some variant.
-
-    Args:
-        graph: The rows.
-        low: Position of the step's first row.
-        high: The position after its last row.
-        duration: Shape (rows,), by row, in any unit.
-        gap: Likewise; None for none.
-        ends: Shape (high - low,), by position: ends of the replay without any change.
-        closes: Shape (rows,), by row: the step ends when the last of these has ended.
-        first: Shape (high - low + 1,): index of the first change of each row from ``low`` on: a
-            step's rows are its positions.
-        num_changes: Number of changes of these rows.
-        variant: Shape (changes,): the variant, below ``width``.
-        new_duration: Shape (changes,).
-        new_gap: Likewise; None: gaps do not change.
-        width: Number of variants.
-        latest: Shape (width,): the step's time in each variant; filled in.
-    """
-    row = np.repeat(np.arange(low, high), np.diff(first))[:num_changes]
-    closing = np.flatnonzero(closes[graph.order[low:high]])
-    for number in range(width):
-        mine = variant == number
-        durations, gaps, by_position = duration.copy(), gap, ends.copy()
-        durations[row[mine]] = new_duration[mine]
-        if gap is not None and new_gap is not None:
-            gaps = gap.copy()
-            gaps[row[mine]] = new_gap[mine]
-        replay(graph, low, high, durations, gaps, None, by_position)
-        latest[number] = by_position[closing].max(initial=0.0)
-
-
-def compare_replicas(
-    graph: Graph,
-    num_steps: int,
-    num_replicas: int,
-    first: Int32s,
-    label: Int32s,
-    group: Int32s,
-    _num_groups: int,
-    closes: NDArray[np.bool_],
-    equal: NDArray[np.bool_],
-    /,
-) -> None:
-    """Find the steps of which each replica has the same operations and dependencies.
-
-    No edge leads from one of them into another, and each group that spans replicas joins the same
-    operation of all.
-
-    Args:
-        graph: The rows, in the order of (step, replica).
-        num_steps: Number of steps.
-        num_replicas: Replicas of each step.
-        first: Shape (steps x replicas + 1,): first row of each, and the number of rows.
-        label: Shape (rows,).
-        group: Shape (rows,): the row's group, or `NO_GROUP`.
-        closes: Shape (rows,).
-        equal: Shape (steps,): whether the replicas have equally many rows; made false for steps
-            whose replicas differ.
-    """
-    position, groups = np.argsort(graph.order), group.tolist()
-    for step in np.flatnonzero(equal).tolist():
-        borders = first[step * num_replicas : (step + 1) * num_replicas + 1].tolist()
-        leads: dict[int, dict[int, int]] = defaultdict(dict)
-        for number, (begin, end) in enumerate(pairwise(borders)):
-            for row in range(begin, end):
-                leads[groups[row]].setdefault(number, row - begin)
-        shapes: list[list[Any]] = []
-        for number, (begin, end) in enumerate(pairwise(borders)):
-            shapes.append([])
-            for row in range(begin, end):
-                at, found = position[row], leads[groups[row]]
-                shape = None if groups[row] == NO_GROUP else (found[number], len(found) > 1)
-                sources = graph.order[graph.pred[graph.first[at] : graph.first[at + 1]]]
-                equal[step] &= bool(((sources >= begin) & (sources < end)).all())
-                equal[step] &= shape is None or len(found) in {1, num_replicas}
-                own = sorted((sources - begin).tolist())
-                shapes[-1].append((label[row], closes[row], shape, own))
-        equal[step] &= all(each == shapes[0] for each in shapes)
-
-
-def last_members(  # as the compiled one
-    num: int, num_groups: int, group: Int32s, start: Int64s, rank: Int32s, last: Int32s, /
-) -> None:
-    """Find the member of each row's group that began last; of several the lowest rank's.
-
-    Args:
-        num: Number of rows.
-        num_groups: A bound above all groups.
-        group: Shape (rows,): the row's group, or `NO_GROUP`.
-        start: Shape (rows,).
-        rank: Shape (rows,).
-        last: Shape (rows,): the member, the row itself outside any group; filled in.
-    """
-    best: dict[int, tuple[int, int, int]] = {}
-    keys = zip(start.tolist(), (-rank.astype(np.int64)).tolist(), range(num), strict=True)
-    for own, key in zip(group.tolist(), keys, strict=True):
-        best[own] = max(best.get(own, key), key)
-    last[:] = [row if own < 0 else best[own][2] for row, own in enumerate(group.tolist())]
 
 
 def attribute(
@@ -354,7 +50,7 @@ def attribute(
     Args:
         num: Number of operations.
         before: Shape (operations,): the one that each followed, or -1.
-        last: Shape (operations,): `last_members`.
+        last: Shape (operations,): the member of its group that began last.
         rank: Shape (operations,), as are all columns up to ``ideal_gap``.
         start: As recorded.
         end: As recorded.
@@ -583,7 +279,3 @@ def _by_rank(intervals: Intervals) -> defaultdict[int, list[tuple[int, int, int]
         times = int(intervals.start[row]), int(intervals.end[row]), row
         found[int(intervals.rank[row])].append(times)
     return found
-
-
-def _latest(ends: Float64s, low: int, predecessors: list[int]) -> float:
-    return max((float(ends[k - low]) for k in predecessors), default=0.0)

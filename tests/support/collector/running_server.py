@@ -57,10 +57,7 @@ class Running:
 
 @contextmanager
 def running(
-    app: AsgiApp = echo,
-    *,
-    limits: ServerLimits = DEFAULT_LIMITS,
-    tls: ssl.SSLContext | None = None,
+    app: AsgiApp = echo, *, limits: ServerLimits = DEFAULT_LIMITS, tls: ssl.SSLContext | None = None
 ) -> Iterator[Running]:
     """Serve ``app`` until the block ends."""
     problems: list[Exception] = []

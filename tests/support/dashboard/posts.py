@@ -53,7 +53,6 @@ def ask_page(address: str, shown: dict[str, Any] | None = None) -> dict[str, Any
         address: Path and query.
         shown: The shown state that the last answer gave; None: the page has just been opened.
     """
-    path, mark, query = address.partition("?")
     outputs = ("page-content.children", "page-changes.data", "page-shown.data",
                "page-timer.interval", "page-timer.max_intervals")  # fmt: skip
     inputs = {
@@ -62,12 +61,11 @@ def ask_page(address: str, shown: dict[str, Any] | None = None) -> dict[str, Any
         "page-timer.n_intervals": 1,
         "fallback-timer.n_intervals": 0,
     }
-    states = {"url.pathname": path, "url.search": mark + query, "page-shown.data": shown}
     return {
         "output": f"..{'...'.join(outputs)}..",
         "outputs": [_property(name) for name in outputs],
         "inputs": [_property(name) | {"value": value} for name, value in inputs.items()],
-        "state": [_property(name) | {"value": value} for name, value in states.items()],
+        "state": [_property("page-shown.data") | {"value": shown}],
         "changedPropIds": ["page-asked.data"],
     }
 

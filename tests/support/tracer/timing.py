@@ -32,6 +32,7 @@ class TimedRecorder:
             self.cuda.now_ns += TURN_NS
             self.timing.turn()
 
-    def shutdown(self) -> None:
+    def shutdown(self, *, turns: int = 0) -> None:
+        self.turns(turns)
         self.timing.close()
         self.recorder.shutdown()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.faults.spec import parse_simulated_faults
 from rankscope.trainer.simulator.presets import preset_faults, preset_settings
 from rankscope.trainer.simulator.scenario import Network, Noise, Scenario
 from rankscope.trainer.simulator.simulation import Simulation, simulate

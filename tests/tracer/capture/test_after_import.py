@@ -68,9 +68,7 @@ def load_nothing(module: object) -> None:
     """Load nothing."""
 
 
-def test_each_call_is_made_once_after_the_import(
-    not_imported: pytest.MonkeyPatch,
-) -> None:
+def test_each_call_is_made_once_after_the_import(not_imported: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     stub = Stub(lambda module: calls.append("loading"))
     sys.meta_path.insert(0, stub)

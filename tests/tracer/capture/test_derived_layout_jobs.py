@@ -12,7 +12,7 @@ from rankscope.tracer.topology import Coords, Layout
 from tests.support.tracer.ranks import run_ranks
 from tests.support.tracer.reading import dropped, process_folders, read_spans
 from tests.support.tracer.recipes import each_recipe, selected_recipes
-from tests.tracer.jobs import gloo_job, matrix_recipes
+from tests.tracer.jobs import matrix_recipes
 from tests.tracer.jobs.undeclared_layout_job import RECIPES, STEPS
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ NOT_DERIVED = {
 }
 
 LAYOUTS = {
-    **{name: layout for name, (_, layout) in gloo_job.RECIPES.items()},
     **{name: layout for name, (_, layout) in matrix_recipes.RECIPES.items()},
     "tensor_parallel_over_all": Layout(tp=4),
     "pipeline_over_all": Layout(pp=4),

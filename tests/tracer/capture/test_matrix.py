@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections import Counter, defaultdict
@@ -11,20 +12,9 @@ import pytest
 
 from rankscope.tracer.span import SpanFlag
 from tests.support.tracer.ranks import run_ranks
-from tests.support.tracer.reading import dropped, process_folders
+from tests.support.tracer.reading import Row, dropped, process_folders, read_spans
 from tests.support.tracer.recipes import each_recipe, selected_recipes
-from tests.support.tracer.torch_here import FIRST, TORCH, since
-from tests.tracer.capture.test_gloo import (
-    CALLED,
-    LAUNCHES_NOTHING,
-    ROOTED,
-    communications,
-    groups_of,
-    instance,
-    read_document,
-    spans_of,
-    waits,
-)
+from tests.support.tracer.torch_here import FIRST, TORCH, of_this_torch, since
 from tests.tracer.jobs.matrix_recipes import COMPILED, NUM_RANKS, RECIPES
 
 if TYPE_CHECKING:
@@ -33,9 +23,12 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.multiproc, pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 2
-QUICK = {"calls", "context_parallel", "zero_bubble"}
+QUICK = {"calls", "context_parallel", "pipeline", "replicated", "sharded", "zero_bubble"}
 
 KINDS = {
+    "pipeline": {"tp-comm", "pp-send", "pp-recv", "other"},
+    "sharded": {"tp-comm", "dp-comm", "pp-send", "pp-recv", "other"},
+    "replicated": {"dp-comm"},
     "calls": {"other", "pp-send", "pp-recv"},
     "hybrid_sharded": {"dp-comm"},
     "static_graph": {"dp-comm"},
@@ -50,7 +43,20 @@ KINDS = {
     "three_axes": {"tp-comm", "dp-comm", "pp-send", "pp-recv", "other"},
 }
 
-MATRIX_CALLED = CALLED | {
+CALLED = {
+    "c10d.allreduce_": "all_reduce",
+    "_c10d_functional.all_reduce": "all_reduce",
+    "c10d._allgather_base_": "all_gather_into_tensor",
+    "c10d._reduce_scatter_base_": "reduce_scatter_tensor",
+    "c10d.allgather_": "all_gather",
+    "c10d.broadcast_": "broadcast",
+    "c10d.reduce_": "reduce",
+    "c10d.barrier": "barrier",
+    "c10d.scatter_": "scatter",
+    "c10d.gather_": "gather",
+    "c10d.alltoall_base_": "all_to_all_single",
+    "c10d.send": "send",
+    "c10d.recv_": "recv",
     "c10d.allreduce_coalesced_": "all_reduce_coalesced",
     "c10d.alltoall_": "all_to_all",
     "c10d.monitored_barrier_": "monitored_barrier",
@@ -60,6 +66,12 @@ MATRIX_CALLED = CALLED | {
     "_c10d_functional.all_reduce_coalesced": "all_reduce_coalesced",
     "_c10d_functional.all_to_all_single": "all_to_all_single",
 }
+"""Name of the span of each operator of torch."""
+
+LAUNCHES_NOTHING = {"_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd"}
+
+ROOTED = {"broadcast", "reduce", "scatter", "gather", "send"}
+"""Operations whose members may leave before the last one has entered."""
 
 P2P = {"send", "recv", "recv_any_source"}
 
@@ -86,6 +98,38 @@ def matrix(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder
 
 
+def read_document(job: Path, recipe: str, rank: int) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((job / f"{recipe}-{rank}.json").read_text())
+    return document
+
+
+@functools.cache
+def spans_of(job: Path, recipe: str) -> dict[int, list[Row]]:
+    folders = process_folders(job / "spool" / recipe)
+    return {rank: read_spans(folder) for rank, folder in folders.items()}
+
+
+def groups_of(job: Path, recipe: str) -> dict[int, dict[str, Any]]:
+    groups = {}
+    for folder in process_folders(job / "spool" / recipe).values():
+        for line in (folder / "groups.jsonl").read_text().splitlines():
+            group = json.loads(line)
+            groups[int(group["group_id"], 16)] = group
+    return groups
+
+
+def communications(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row.group_id and row.kind != "wait"]
+
+
+def waits(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row.kind == "wait"]
+
+
+def instance(row: Row) -> tuple[int, int, int, int]:
+    return row.group_id, row.src_rank, row.dst_rank, row.seq
+
+
 def seen_by_torch(document: dict[str, Any], recipe: str) -> Counter[str]:
     if recipe in COMPILED:
         return Counter(name.removeprefix("gloo:") for name in document["flight"])
@@ -94,7 +138,7 @@ def seen_by_torch(document: dict[str, Any], recipe: str) -> Counter[str]:
         expected += OUT_OF_SIGHT.get(recipe, Counter())
     for op, count in document["seen"].items():
         if op not in LAUNCHES_NOTHING:
-            expected[MATRIX_CALLED[op]] += count
+            expected[CALLED[op]] += count
     return expected
 
 
@@ -249,3 +293,72 @@ def test_nothing_was_dropped_and_no_capture_turned_itself_off(matrix: Path, reci
         events = folder / "events.jsonl"
         lines = events.read_text().splitlines() if events.exists() else []
         assert [line for line in map(json.loads, lines) if line["kind"] == "tracer"] == []
+
+
+@pytest.mark.parametrize(
+    "recipe", of_this_torch(dict.fromkeys(("pipeline", "sharded", "replicated")))
+)
+def test_no_communication_ends_after_its_wait(matrix: Path, recipe: str) -> None:
+    for rows in spans_of(matrix, recipe).values():
+        # DDP broadcasts the layout of its first buckets in C++ and waits there, outside of any
+        # step.
+        launched = {instance(row): row for row in communications(rows) if row.name != "broadcast"}
+        for wait in waits(rows):
+            if wait.name != "wait broadcast":
+                communication = launched[instance(wait)]
+                assert wait.name == f"wait {communication.name}"
+                assert communication.start_ns <= wait.end_ns
+                assert communication.end_ns <= wait.end_ns
+
+
+def test_pipeline_stages_run_each_microbatch_once_a_step(matrix: Path) -> None:
+    for rows in spans_of(matrix, "pipeline").values():
+        for kind in ("forward", "backward"):
+            found = sorted(
+                (row.step, row.microbatch, row.chunk) for row in rows if row.kind == kind
+            )
+            assert found == [(step, index, 0) for step in range(STEPS) for index in range(2)]
+        assert [row.step for row in rows if row.kind == "optimizer"] == list(range(STEPS))
+
+
+def test_without_a_pipeline_forwards_and_backwards_count_as_microbatches(matrix: Path) -> None:
+    for rows in spans_of(matrix, "sharded").values():
+        for kind in ("forward", "backward"):
+            found = sorted((row.step, row.microbatch) for row in rows if row.kind == kind)
+            assert found == [(step, index) for step in range(STEPS) for index in range(2)]
+
+
+def test_spans_inside_a_forward_belong_to_its_microbatch(matrix: Path) -> None:
+    for rows in spans_of(matrix, "sharded").values():
+        forwards = [row for row in rows if row.kind == "forward"]
+        inside = 0
+        for row in rows:
+            for forward in forwards:
+                if row.group_id and forward.start_ns <= row.start_ns < forward.end_ns:
+                    assert (row.step, row.microbatch) == (forward.step, forward.microbatch)
+                    inside += 1
+        assert inside > 0
+
+
+def test_a_send_and_a_receive_of_a_pipeline_share_an_interval(matrix: Path) -> None:
+    # A send with a receive is batched; later versions of torch issue single ones separately.
+    for rows in spans_of(matrix, "pipeline").values():
+        p2p = [row for row in rows if row.kind in ("pp-send", "pp-recv")]
+        kinds = defaultdict(list)
+        for row in p2p:
+            assert (SpanFlag.COALESCED in row.flags) == bool(row.interval_id)
+            kinds[row.interval_id].append(row.kind)
+        assert (0 in kinds) == (TORCH >= "2.13")
+        batches = [kinds[interval] for interval in kinds if interval]
+        pairs = [batch for batch in batches if len(batch) > 1 or TORCH >= "2.13"]
+        assert pairs
+        assert all(sorted(pair) == ["pp-recv", "pp-send"] for pair in pairs)
+
+
+def test_ddp_waits_inside_the_backward_and_communicates_on_a_track_of_its_own(matrix: Path) -> None:
+    for rows in spans_of(matrix, "replicated").values():
+        backwards = [row for row in rows if row.kind == "backward"]
+        for wait in (row for row in waits(rows) if row.name == "wait all_reduce"):
+            assert wait.track == "main"
+            assert any(b.start_ns <= wait.start_ns and wait.end_ns <= b.end_ns for b in backwards)
+        assert {row.track for row in communications(rows)} == {"comm dp"}

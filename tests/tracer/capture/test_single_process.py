@@ -332,9 +332,7 @@ def test_a_step_without_a_recorded_backward_says_so(
     assert events.count("no backward was recorded") == num_reported
 
 
-def test_a_backward_inside_the_root_forward_is_part_of_it(
-    tmp_path: Path,
-) -> None:
+def test_a_backward_inside_the_root_forward_is_part_of_it(tmp_path: Path) -> None:
     class Trains(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             out: Any = super().forward(x).sum()

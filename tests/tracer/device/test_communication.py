@@ -81,8 +81,7 @@ class Job:
 
     def rows(self) -> tuple[list[Row], list[Row]]:
         """Return communications and waits, by number."""
-        self.timed.turns(30)
-        self.timed.shutdown()
+        self.timed.shutdown(turns=30)
         rows = sorted(read_spans(self.folder), key=lambda row: row.seq)
         return [r for r in rows if r.kind != "wait"], [r for r in rows if r.kind == "wait"]
 
@@ -268,43 +267,6 @@ def _rounds(cuda: FakeCuda, job: Job | None) -> int:
         else:
             job.wait(*launches)
     return compute.end_ns - begun_ns
-
-
-def test_a_stream_stalled_at_the_wait_gives_the_exact_end() -> None:
-    stream = CommStream()
-
-    bounds = stream.bound(stream.launch(), 100_000, (150_000, 900_000))
-
-    # The work of the communication stream before its first launch is unknown.
-    assert bounds == Bounds(100_000, 900_000, begin_known=False, end_known=True)
-
-
-def test_a_wait_without_a_stall_only_bounds_the_end() -> None:
-    stream = CommStream()
-
-    bounds = stream.bound(stream.launch(), 100_000, (900_000, 904_000))
-
-    assert bounds == Bounds(100_000, 904_000, begin_known=False, end_known=False)
-
-
-def test_on_an_idle_communication_stream_the_begin_is_the_launch() -> None:
-    stream = CommStream()
-    first, second = stream.launch(), stream.launch()
-    stream.bound(first, 0, (10_000, 200_000))
-
-    assert stream.bound(second, 250_000, (260_000, 400_000)) == Bounds(
-        250_000, 400_000, begin_known=True, end_known=True
-    )
-
-
-def test_a_queued_launch_begins_at_the_end_of_the_one_before() -> None:
-    stream = CommStream()
-    first, second = stream.launch(), stream.launch()
-    stream.bound(first, 0, (10_000, 200_000))
-
-    assert stream.bound(second, 50_000, (210_000, 300_000)) == Bounds(
-        200_000, 300_000, begin_known=True, end_known=True
-    )
 
 
 def test_after_a_launch_with_a_bounded_end_the_begin_is_a_bound() -> None:

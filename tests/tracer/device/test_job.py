@@ -71,8 +71,7 @@ def small_model() -> torch.nn.Module:
 
 
 def read_rows_of(timed: TimedRecorder, folder: Path) -> list[Row]:
-    timed.turns(5)
-    timed.shutdown()
+    timed.shutdown(turns=5)
     return read_spans(folder)
 
 

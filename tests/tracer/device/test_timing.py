@@ -50,8 +50,7 @@ def test_a_span_is_as_long_as_the_device_took_not_the_host(
     issued_ns = cuda.now_ns
     timed.turns(1)
     assert read_spans(tmp_path) == []  # The device has not reached it yet.
-    timed.turns(5)
-    timed.shutdown()
+    timed.shutdown(turns=5)
 
     (row,) = read_spans(tmp_path)
     assert (row.name, row.kind, row.step, row.microbatch, row.chunk) == (
@@ -75,8 +74,7 @@ def test_the_optimizer_is_timed_on_the_device_of_its_parameters(
         span = timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=on)
         with span:
             cuda.kernel(3 * MS, cuda.stream(1))
-    timed.turns(3)
-    timed.shutdown()
+    timed.shutdown(turns=3)
 
     device, host = sorted(read_spans(tmp_path), key=lambda row: row.track)
     assert (device.track, device.flags) == ("cuda:1 stream 0", ON_DEVICE)
@@ -94,8 +92,7 @@ def test_each_stream_of_each_device_has_a_track(
                 timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(device)]
             ):
                 cuda.kernel(MS, stream)
-    timed.turns(3)
-    timed.shutdown()
+    timed.shutdown(turns=3)
 
     assert [row.track for row in sorted(read_spans(tmp_path), key=lambda row: row.track)] == [
         f"cuda:{device} stream {stream}" for device in (0, 1) for stream in (0, 1, 2)
@@ -112,8 +109,7 @@ def test_a_span_that_ends_on_another_stream_waits_for_both(
     timed.turns(2)
     assert timed.timing.active
     assert timed.timing.num_resolved == 0
-    timed.turns(10)
-    timed.shutdown()
+    timed.shutdown(turns=10)
 
     # Its end is before its begin: counted, not recorded.
     assert read_spans(tmp_path) == []
@@ -151,8 +147,7 @@ def test_an_exhausted_pool_loses_spans_counts_them_and_never_waits(
     assert cuda.now_ns - begun_ns < MS
     timed.turns(1)  # No event is left for an anchor either, so nothing can be mapped,
     cuda.now_ns += 200 * MS
-    timed.turns(3)
-    timed.shutdown()
+    timed.shutdown(turns=3)
 
     counts = dropped(tmp_path)
     assert counts[DropReason.NO_EVENT] == 12
@@ -170,8 +165,7 @@ def test_nothing_is_recorded_into_a_capture_and_losses_are_counted_and_reported(
     cuda.end_capture(stream)
     with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
         cuda.kernel(MS)
-    timed.turns(3)
-    timed.shutdown()
+    timed.shutdown(turns=3)
 
     assert cuda.num_in_graph == 0
     assert len(read_spans(tmp_path)) == 1
@@ -187,8 +181,7 @@ def test_a_capture_that_begins_inside_a_span_gets_no_mark(
     with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
         cuda.begin_capture(cuda.stream(0))
     cuda.end_capture(cuda.stream(0))
-    timed.turns(3)
-    timed.shutdown()
+    timed.shutdown(turns=3)
 
     assert cuda.num_in_graph == 0
     assert dropped(tmp_path) == {DropReason.CAPTURING: 1}
@@ -264,8 +257,7 @@ def test_an_error_in_the_middle_of_resolving_loses_no_count(
 
     timed.turns()  # An anchor; none of the three is done.
     monkeypatch.setattr(FakeEvent, "elapsed_time", fails)
-    timed.turns(3)
-    timed.shutdown()
+    timed.shutdown(turns=3)
 
     assert read_spans(tmp_path) == []
     assert dropped(tmp_path) == {DropReason.DEVICE_ERROR: 3}
@@ -282,8 +274,7 @@ def test_a_device_error_at_a_mark_reaches_the_job_at_its_next_call(
         cuda.kernel(MS)
 
     assert caught.value is error
-    timed.turns()
-    timed.shutdown()
+    timed.shutdown(turns=1)
     assert dropped(tmp_path) == {DropReason.DEVICE_ERROR: 1}
 
 
@@ -295,8 +286,7 @@ def test_an_exception_inside_passes_and_marks_the_span(
 
     with pytest.raises(KeyError) as caught, span:
         raise raised
-    timed.turns(3)
-    timed.shutdown()
+    timed.shutdown(turns=3)
 
     assert caught.value is raised
     assert read_spans(tmp_path)[0].flags == ON_DEVICE | SpanFlag.ERROR
@@ -308,8 +298,7 @@ def test_shutdown_counts_what_the_device_never_reached(
     cuda.kernel(1 << 50)
     with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
         pass
-    timed.turns(2)
-    timed.shutdown()
+    timed.shutdown(turns=2)
 
     assert read_spans(tmp_path) == []
     assert dropped(tmp_path) == {DropReason.DEVICE_ERROR: 1}
@@ -363,8 +352,7 @@ def test_the_resolver_selects_the_jobs_device_before_any_query(
     with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(5)]):
         cuda.kernel(MS, cuda.stream(5))
     assert cuda.num_queries == 0
-    timed.turns(2)
-    timed.shutdown()
+    timed.shutdown(turns=2)
 
     assert cuda.thread_devices == {threading.get_ident(): 5}
 

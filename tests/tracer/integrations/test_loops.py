@@ -142,9 +142,7 @@ def test_a_trainer_without_an_attribute_trains_on_with_a_notice(
     )
 
 
-def test_an_unknown_trainer_trains_on_with_a_notice(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_unknown_trainer_trains_on_with_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
     trainer: Any = Titan(1)
     del trainer.parallel_dims
 

@@ -1,9 +1,4 @@
-"""A four-process gloo job that communicates in every way that the tracer captures.
-
-One process per rank, see `ranks`. Trains each recipe twice from the same state, untraced and
-traced, and writes ``FOLDER/RECIPE-RANK.json``: the operators that torch saw (by a
-`TorchDispatchMode`) and the losses as hexadecimal floats, so that equal means bit-identical.
-"""
+"""Trainings of four gloo ranks that communicate in every way that the tracer captures."""
 
 from __future__ import annotations
 
@@ -20,11 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -33,12 +24,11 @@ from rankscope.tracer.topology import Layout
 from tests.support.tracer.torch_here import of_this_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     Build = Callable[[int], tuple[nn.Module, Callable[[], float]]]
 
-STEPS = 3
 MICROBATCHES = 2
 WIDTH = 16
 
@@ -200,19 +190,6 @@ RECIPES: dict[str, tuple[Build, Layout]] = of_this_torch(
 )
 
 
-def train_recipe(recipe: str, rank: int, *, spool: Path | None) -> dict[str, Any]:
-    """Train one of `RECIPES`."""
-    torch.manual_seed(7)
-    build, layout = RECIPES[recipe]
-    model, step = build(rank)
-    tracer.install(spool=spool, run=recipe, layout=layout, model=model)
-    tracer.begin_steps()
-    with CountingMode() as counting:
-        losses = train_steps(step, STEPS)
-    tracer.shutdown()
-    return {"seen": counting.seen, "losses": losses}
-
-
 def train_steps(step: Callable[[], float], num_steps: int) -> list[str]:
     """Train and report each step to the tracer; return the losses as hexadecimal floats."""
     losses = []
@@ -235,8 +212,3 @@ def train_all(recipes: Iterable[str], train: Train, *, rank: int, world: int, fo
         (folder / f"{recipe}-{rank}.json").write_text(document)
     gc.collect()  # models keep the group alive, whose threads must end before Python does
     dist.destroy_process_group()
-
-
-def main(rank: int, world: int, folder: Path, arguments: Sequence[str]) -> None:
-    """Run as one rank."""
-    train_all(RECIPES, train_recipe, rank=rank, world=world, folder=folder)

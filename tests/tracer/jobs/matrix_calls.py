@@ -119,10 +119,7 @@ class Calls:
         """Send round the ring in one batch, then to rank 0 from any source."""
         right, left = (self.rank + 1) % WORLD, (self.rank - 1) % WORLD
         received = torch.empty(4)
-        ring = [
-            dist.P2POp(dist.isend, self.mine(), right),
-            dist.P2POp(dist.irecv, received, left),
-        ]
+        ring = [dist.P2POp(dist.isend, self.mine(), right), dist.P2POp(dist.irecv, received, left)]
         for work in dist.batch_isend_irecv(ring):
             work.wait()
         total = float(received.sum())

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.tracer.topology import Layout
 from tests.support.tracer.torch_here import of_this_torch
+from tests.tracer.jobs import gloo_job
 from tests.tracer.jobs.gloo_job import WIDTH, Block, mean_square
 from tests.tracer.jobs.matrix_calls import calls
 
@@ -285,6 +286,7 @@ def three_axes(rank: int) -> Recipe:
 
 RECIPES: dict[str, tuple[Callable[[int], Any], Layout]] = of_this_torch(
     {
+        **gloo_job.RECIPES,
         "calls": (calls, Layout(dp=2, tp=2)),
         "hybrid_sharded": (hybrid_sharded, Layout(dp=4)),
         "static_graph": (static_graph, Layout(dp=4)),

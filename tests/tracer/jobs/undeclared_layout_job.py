@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankscope import tracer
 from tests.support.tracer.torch_here import of_this_torch
-from tests.tracer.jobs import gloo_job, matrix_recipes
+from tests.tracer.jobs import matrix_recipes
 from tests.tracer.jobs.gloo_job import Block
 from tests.tracer.jobs.matrix_recipes import ordinary_step, pipeline
 
@@ -159,7 +159,6 @@ UNREPORTED = ("plain_loop", "unreported_pipeline")
 
 RECIPES: dict[str, Callable[[int], Any]] = of_this_torch(
     {
-        **{name: build for name, (build, _) in gloo_job.RECIPES.items()},
         **{name: build for name, (build, _) in matrix_recipes.RECIPES.items() if name != "calls"},
         **{
             build.__name__: build

@@ -33,14 +33,10 @@ from tests.support.tracer.reading import count_dropped, dropped, read_spans
 from tests.support.tracer.recording import recorder_in
 
 SHARED_TESTS = {
-    "quick": (
-        "native/test_compute_span.py",
-        "record/test_current.py",
-        "record/test_recorder.py",
-    ),
+    "quick": ("native/test_compute_span.py", "record/test_current.py", "record/test_recorder.py"),
     "others": (
         "capture/test_single_process.py",
-        "capture/test_gloo.py",
+        "capture/test_matrix.py",
         "capture/test_forward_backward.py",
         "device/test_communication.py",
         "job/test_running.py",
@@ -102,6 +98,7 @@ def test_python_without_the_extension_passes_the_same_tests(tmp_path: Path, part
     run = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"),
+            *("-m", "not nightly"),
             f"--basetemp={tmp_path}/python",
             *(f"tests/tracer/{name}" for name in SHARED_TESTS[part]),
         ],
@@ -359,9 +356,7 @@ def test_a_span_is_entered_and_left_by_any_lookup_of_its_methods(tmp_path: Path)
 
 
 @pytest.mark.skipif(not IS_COMPILED, reason="only compiled spans check their arguments")
-def test_a_span_called_with_other_arguments_raises_and_is_unchanged(
-    tmp_path: Path,
-) -> None:
+def test_a_span_called_with_other_arguments_raises_and_is_unchanged(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     span: Any = recorder.span("x")
     kind = type(span)

@@ -35,9 +35,7 @@ def record(recorder: Recorder, name: str, times: int = 1) -> None:
             pass
 
 
-def test_spans_inside_belong_to_the_micro_batch_and_later_ones_to_the_step(
-    tmp_path: Path,
-) -> None:
+def test_spans_inside_belong_to_the_micro_batch_and_later_ones_to_the_step(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     recorder.begin_steps(7)
     compute = ComputeCapture(recorder)
@@ -65,9 +63,7 @@ def test_spans_inside_belong_to_the_micro_batch_and_later_ones_to_the_step(
     ]
 
 
-def test_it_remains_in_the_open_table_if_its_lane_changes_the_segment(
-    tmp_path: Path,
-) -> None:
+def test_it_remains_in_the_open_table_if_its_lane_changes_the_segment(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path, segment_bytes=SMALL_BYTES)
     compute = ComputeCapture(recorder)
     with forward(compute):

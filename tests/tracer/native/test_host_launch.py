@@ -15,13 +15,7 @@ from rankscope.tracer.native.host_launch import ASYNC, BLOCKED_NS, HOST_CLOCK
 from rankscope.tracer.record.sampling import Settings
 from rankscope.tracer.span import NONE, SpanFlag, SpanKind
 from rankscope.tracer.spool import OPEN_CAPACITY, RECORD_BYTES, RecordType
-from tests.support.tracer.reading import (
-    count_dropped,
-    dropped,
-    open_comms,
-    open_names,
-    read_spans,
-)
+from tests.support.tracer.reading import count_dropped, dropped, open_comms, open_names, read_spans
 from tests.support.tracer.recording import recorder_in
 
 if TYPE_CHECKING:
@@ -173,9 +167,7 @@ def test_a_launch_left_out_by_request_is_not_counted_as_dropped(tmp_path: Path) 
     assert dropped(tmp_path) == {}
 
 
-def test_launches_continue_in_the_next_segment_and_drops_are_counted(
-    tmp_path: Path,
-) -> None:
+def test_launches_continue_in_the_next_segment_and_drops_are_counted(tmp_path: Path) -> None:
     job = Job(recorder_in(tmp_path, segment_bytes=SMALL_BYTES, spool_bytes=3 * SMALL_BYTES))
     for seq in range(100):
         launch = job.launch((seq, NONE, NONE, 8, 0))

@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope import tracer
 from rankscope.tracer.record.control import CONTROL_FILE, Control, ControlError, read_control
-from rankscope.tracer.record.current import set_current
-from rankscope.tracer.record.interface import NOOP_TRACER
 from rankscope.tracer.record.sampling import ALL_KINDS, Settings
 from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.spool import DropReason, RecordType
@@ -24,7 +21,6 @@ if TYPE_CHECKING:
 
     from rankscope.tracer.record.recorder import Recorder
 
-HOST_BIT = 1 << 10
 """Kind code of `host` in docs/spool-format.md."""
 
 
@@ -149,24 +145,6 @@ def test_a_communication_is_recorded_by_the_settings_of_the_step_in_which_it_beg
     assert steps_with(tmp_path, "all_reduce") == [0, 2]
 
 
-def test_the_module_function_follows_the_settings(tmp_path: Path) -> None:
-    recorder = recorder_in(tmp_path, settings=Settings(sample_every=2))
-    set_current(recorder)
-    try:
-        tracer.begin_steps()
-        for _ in range(4):
-            with tracer.span("mine"):
-                pass
-            with tracer.span("data", kind=SpanKind.DATA):
-                pass
-            tracer.step()
-    finally:
-        set_current(NOOP_TRACER)
-    recorder.shutdown()
-
-    assert steps_with(tmp_path, "mine") == steps_with(tmp_path, "data") == [0, 2]
-
-
 def test_settings_apply_at_once_in_a_job_without_steps(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     with recorder.span("before"):
@@ -212,10 +190,7 @@ def test_a_process_overrides_its_run_and_a_removed_file_no_longer_applies(tmp_pa
     control.poll()
 
     assert problems == []
-    assert received == [
-        {"level": "all", "sample_every": 5},
-        {"level": "comm", "sample_every": 5},
-    ]
+    assert received == [{"level": "all", "sample_every": 5}, {"level": "comm", "sample_every": 5}]
 
 
 def test_a_late_handler_receives_the_present_content(tmp_path: Path) -> None:

@@ -108,9 +108,7 @@ def test_fast_span_and_set_finder_reject_wrong_types() -> None:
         set_finder(3)  # type: ignore[arg-type]
 
 
-def test_a_reloaded_module_records_nothing_until_a_tracer_is_installed(
-    tmp_path: Path,
-) -> None:
+def test_a_reloaded_module_records_nothing_until_a_tracer_is_installed(tmp_path: Path) -> None:
     script = """
         import importlib
         import sys

@@ -80,7 +80,12 @@ def test_a_crash_in_c_keeps_what_was_recorded(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "num_workers"),
-    [("fork", 0), ("fork", 2), ("fork", 4), ("spawn", 2), ("forkserver", 2)],
+    [
+        ("fork", 0),
+        ("fork", 2),
+        ("spawn", 2),
+        pytest.param("forkserver", 2, marks=pytest.mark.nightly),
+    ],
 )
 def test_data_loader_workers_do_not_touch_the_records_of_the_parent(
     tmp_path: Path, method: str, num_workers: int

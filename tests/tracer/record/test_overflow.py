@@ -121,9 +121,7 @@ READ_ONLY = """
     """
 
 
-def test_a_spool_that_turns_read_only_drops_records_and_counts_them(
-    tmp_path: Path,
-) -> None:
+def test_a_spool_that_turns_read_only_drops_records_and_counts_them(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(textwrap.dedent(READ_ONLY))
     spool = tmp_path / "spool"

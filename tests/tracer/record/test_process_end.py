@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import signal
-import subprocess
-import sys
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.tracer.spool import SEGMENT_GLOB, iter_committed, sealed_rows
-from tests.support.paths import ROOT
+from rankscope.tracer.spool import SEGMENT_GLOB, sealed_rows
 from tests.support.tracer.reading import dropped, only_folder, read_spans
 from tests.support.tracer.recording import run_script
 
@@ -115,53 +109,6 @@ def test_sys_exit_is_not_a_failure(tmp_path: Path) -> None:
 
     assert done.returncode == 3
     assert exit_record(tmp_path)["state"] == "ended"
-
-
-@pytest.mark.slow
-@pytest.mark.multiproc
-def test_kill_minus_nine_loses_at_most_the_record_being_written(tmp_path: Path) -> None:
-    script = """
-        from rankscope import tracer
-        tracer.install()
-        for number in range(10**9):
-            with tracer.span("outer"):
-                with tracer.span("inner"):
-                    pass
-            if number == 100:
-                print("going", flush=True)
-        """
-    rng = random.Random(5)
-    for trial in range(3):
-        spool = tmp_path / str(trial)
-        child = subprocess.Popen(
-            [sys.executable, "-c", "\n".join(line[8:] for line in script.splitlines())],
-            cwd=ROOT,
-            env={**os.environ, "RANKSCOPE_TRACE": str(spool), "RANKSCOPE_RUN": "run"},
-            stdout=subprocess.PIPE,
-        )
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"going\n"
-        threading.Event().wait(rng.random() / 20)
-        child.kill()
-        child.wait()
-        child.stdout.close()
-
-        folder = only_folder(spool)
-        assert not (folder / "exit.json").exists()
-        rows = read_spans(folder)
-        assert len(rows) >= 200
-        assert {row.name for row in rows} <= {"outer", "inner"}
-        assert all(row.duration_ns >= 0 for row in rows)
-        assert torn(folder) <= 1
-
-
-def torn(folder: Path) -> int:
-    """Count rows that were claimed before a committed one and never committed."""
-    gaps = 0
-    for path in folder.glob(SEGMENT_GLOB):
-        committed = [row for row, _ in iter_committed(path.read_bytes())]
-        gaps += (committed[-1] + 1 - len(committed)) if committed else 0
-    return gaps
 
 
 @pytest.mark.slow

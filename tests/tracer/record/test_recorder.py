@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import gc
 import math
-import signal
 import struct
 import threading
 from pathlib import Path
@@ -15,7 +13,7 @@ from hypothesis import strategies as st
 from rankscope.tracer.span import NONE, SpanFlag, SpanKind
 from rankscope.tracer.spool import DropReason, RecordType
 from tests.support.tracer.reading import dropped, open_names, read_rows, read_spans
-from tests.support.tracer.recording import NUM_IN_STARTER, recorder_in
+from tests.support.tracer.recording import recorder_in
 from tests.support.waiting import LONGEST_S, wait_until
 
 if TYPE_CHECKING:
@@ -59,18 +57,6 @@ def test_a_nested_span_is_inside_the_outer_one_and_one_level_deeper(tmp_path: Pa
     assert outer.start_ns <= inner.start_ns
     assert inner.end_ns <= outer.end_ns
     assert outer.flags == SpanFlag.HOST_CLOCK
-
-
-def test_an_exception_passes_a_span_unchanged_and_sets_its_error_flag(tmp_path: Path) -> None:
-    recorder = recorder_in(tmp_path)
-    raised = KeyError("mine")
-
-    with pytest.raises(KeyError) as caught, recorder.span("fails"):
-        raise raised
-    recorder.shutdown()
-
-    assert caught.value is raised
-    assert read_spans(tmp_path)[0].flags == SpanFlag.HOST_CLOCK | SpanFlag.ERROR
 
 
 def test_steps_follow_each_other_without_a_gap(tmp_path: Path) -> None:
@@ -188,21 +174,6 @@ def test_names_beyond_the_table_share_one(tmp_path: Path) -> None:
     assert set(names[4093:]) == {"__other__"}
 
 
-def test_a_full_spool_drops_the_newest_and_counts_them(tmp_path: Path) -> None:
-    # Two segments of 8 records.
-    segment_bytes = 4096 + 8 * 128
-    recorder = recorder_in(tmp_path, segment_bytes=segment_bytes, spool_bytes=2 * segment_bytes)
-    for number in range(100):
-        record(recorder, f"{number}")
-    recorder.shutdown()
-
-    kept = [row.name for row in read_spans(tmp_path)]
-    assert kept == [f"{number}" for number in range(16)]
-    counts = dropped(tmp_path)
-    assert set(counts) <= {DropReason.SPOOL_FULL, DropReason.NO_SEGMENT}
-    assert sum(counts.values()) == 84
-
-
 def test_without_any_space_everything_is_dropped_and_nothing_raised(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path, spool_bytes=0)
     for _ in range(10):
@@ -267,71 +238,6 @@ def test_the_lane_of_an_ended_thread_is_reused(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("seg-*.rsp"))) == 1
 
 
-def test_spans_opened_by_finalizers_and_signal_handlers_are_all_kept(tmp_path: Path) -> None:
-    recorder = recorder_in(tmp_path, segment_bytes=1 << 22, spool_bytes=1 << 24)
-    fired = 0
-
-    class Cyclic:
-        def __init__(self) -> None:
-            self.me = self
-
-        def __del__(self) -> None:
-            record(recorder, "finalizer")
-
-    def on_alarm(number: int, frame: object) -> None:
-        nonlocal fired
-        fired += 1
-        record(recorder, "alarm")
-
-    # Take a whole segment first: a handler during that drops its record, by design.
-    for _ in range(NUM_IN_STARTER + 1):
-        record(recorder, "first")
-    previous = signal.signal(signal.SIGALRM, on_alarm)
-    threshold = gc.get_threshold()
-    gc.set_threshold(1)
-    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
-    try:
-        for _ in range(2000):
-            with recorder.span("body"):
-                Cyclic()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
-        gc.set_threshold(*threshold)
-        gc.collect()
-    recorder.shutdown()
-
-    names = [row.name for row in read_spans(tmp_path)]
-    assert dropped(tmp_path) == {}
-    assert names.count("body") == names.count("finalizer") == 2000
-    assert names.count("alarm") == fired > 0
-
-
-def record_until_the_alarm(recorder: Recorder) -> None:
-    signal.setitimer(signal.ITIMER_REAL, 0.002)
-    for _ in range(5_000_000):  # some seconds, almost all of them in code of the tracer
-        with recorder.span("x"):
-            pass
-
-
-def test_a_signal_handlers_exception_reaches_the_job(tmp_path: Path) -> None:
-    recorder = recorder_in(tmp_path, segment_bytes=1 << 22, spool_bytes=1 << 24)
-
-    def on_alarm(number: int, frame: object) -> None:
-        raise TimeoutError("the job's own deadline")
-
-    previous = signal.signal(signal.SIGALRM, on_alarm)
-    try:
-        for _ in range(20):
-            with pytest.raises(TimeoutError, match="the job's own deadline"):
-                record_until_the_alarm(recorder)
-    finally:
-        signal.signal(signal.SIGALRM, previous)
-    recorder.shutdown()
-
-    assert DropReason.INTERNAL_ERROR not in dropped(tmp_path)
-
-
 def test_a_long_span_is_in_the_open_table_until_it_ends(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     with recorder.span("outer"), recorder.span("inner"):
@@ -346,22 +252,6 @@ def test_a_captured_span_is_in_the_open_table_at_once(tmp_path: Path) -> None:
         assert open_names(tmp_path) == ["optimizer"]
     assert open_names(tmp_path) == []
     recorder.shutdown()
-
-
-def test_spans_that_overlap_without_nesting_keep_their_own_times(tmp_path: Path) -> None:
-    # As tasks of an event loop do.
-    recorder = recorder_in(tmp_path)
-    first, second = recorder.span("first"), recorder.span("second")
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    second.__exit__(None, None, None)
-    record(recorder, "after")
-    recorder.shutdown()
-
-    one, two, after = read_spans(tmp_path)
-    assert one.start_ns <= two.start_ns <= one.end_ns <= two.end_ns
-    assert after.depth == 0
 
 
 def test_shutdown_twice_and_spans_after_it_do_nothing(tmp_path: Path) -> None:

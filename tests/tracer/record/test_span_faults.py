@@ -28,25 +28,6 @@ if TYPE_CHECKING:
 # -- A4, A13: exceptions, and signal handlers during code of the tracer ------------
 
 
-def test_an_exit_stack_and_manual_calls_record_as_with_does(installed: Path) -> None:
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(tracer.span("stacked"))
-
-    def fail_within() -> None:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(tracer.span("stacked and failed"))
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail_within()
-    manual = tracer.span("manual")
-    manual.__enter__()
-    manual.__exit__(None, None, None)
-
-    flags = {row.name: int(row.flags) for row in read_spans(installed)}
-    assert flags == {"stacked": 16, "stacked and failed": 16 + 64, "manual": 16}
-
-
 def test_an_exception_passes_a_span_that_was_used_before_unchanged(installed: Path) -> None:
     def fail(times: int) -> None:
         for number in range(times):
@@ -63,9 +44,7 @@ def test_an_exception_passes_a_span_that_was_used_before_unchanged(installed: Pa
     assert [int(row.flags) for row in read_spans(installed)] == [16, 16, 16 + 64]
 
 
-def test_recursive_names_and_concurrent_tasks_keep_their_own_times(
-    installed: Path,
-) -> None:
+def test_recursive_names_and_concurrent_tasks_keep_their_own_times(installed: Path) -> None:
     def descend(levels: int) -> None:
         with tracer.span("deeper"):
             if levels:
@@ -126,9 +105,7 @@ def test_a_span_left_after_its_thread_ended_does_not_change_the_depth_of_the_nex
     ]
 
 
-def test_the_depth_of_too_many_spans_never_left_is_clipped(
-    installed: Path,
-) -> None:
+def test_the_depth_of_too_many_spans_never_left_is_clipped(installed: Path) -> None:
     for _ in range(70_000):
         tracer.span("left open").__enter__()
     with tracer.span("plain"), tracer.span("placed", microbatch=1):
@@ -196,9 +173,7 @@ def test_a_handlers_exception_in_python_code_at_the_end_of_a_span_reaches_the_jo
 
 
 @pytest.mark.slow
-def test_handlers_and_finalizers_that_use_the_interrupted_name_lose_nothing(
-    tmp_path: Path,
-) -> None:
+def test_handlers_and_finalizers_that_use_the_interrupted_name_lose_nothing(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path, segment_bytes=1 << 22, spool_bytes=1 << 24)
     set_current(recorder)
     entered = 0

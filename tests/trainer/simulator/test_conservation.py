@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.tracer.span import hash_group
-from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.faults.spec import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import RankOrder, Scenario, Sends, TpDetail
 from rankscope.trainer.simulator.simulation import simulate
 from tests.support.paths import ROOT

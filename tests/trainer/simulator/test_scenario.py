@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from rankscope.trainer.errors import ScenarioError
-from rankscope.trainer.faults.spec import FaultCause
-from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.faults.spec import FaultCause, parse_simulated_faults
 from rankscope.trainer.simulator.placement import Axis, make_groups, place
 from rankscope.trainer.simulator.presets import PRESETS
 from rankscope.trainer.simulator.scenario import Noise, RankOrder, Scenario, TpDetail
@@ -153,17 +152,21 @@ def test_a_scenario_is_read_from_toml_and_from_json_alike(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("dpp = 2", "unknown setting dpp: known are dp, "),
-        ("dp = 2.5", "dp must be a whole number, got 2.5"),
-        ("overlap = 1", "overlap must be true or false, got 1"),
-        ('forward_ms = "fast"', "forward_ms must be a number, got 'fast'"),
-        ('tp_detail = "most"', "tp_detail must be one of collapsed, coarse, full, sequence"),
-        ("dp = true", "dp must be a whole number, got True"),
+        ("dpp = 2", "scenario: dpp: unknown setting: known are dp, "),
+        ("dp = 2.5", "scenario: dp: Input should be a valid integer"),
+        ("overlap = 1", "scenario: overlap: Input should be a valid boolean"),
+        ('forward_ms = "fast"', "scenario: forward_ms: Input should be a valid number"),
+        (
+            'tp_detail = "most"',
+            "scenario: tp_detail: Input should be 'collapsed', 'coarse', 'full'",
+        ),
+        ("dp = true", "scenario: dp: Input should be a valid integer"),
         ("forward_ms = nan", "Scenario.forward_ms must be above 0: nan"),
         ("stage_weights = [1, nan]", "Scenario.stage_weights must be 2 numbers above 0"),
-        ("noise = 3", "noise must be a table of settings"),
-        ("[noise]\njitter = 3", "unknown setting noise.jitter"),
-        ("faults = [3]", "faults must be a list of texts, got [3]"),
+        ("noise = 3", "scenario: noise: Input should be an object"),
+        ("[noise]\njitter = 3", "scenario: noise.jitter: unknown setting: known are rank_bias"),
+        ("faults = [3]", "scenario: faults.0: Input should be a valid string"),
+        ('schedule = "\\ud800"', "is not valid .toml"),
         ("dp = ", "is not valid .toml"),
     ],
 )

@@ -34,7 +34,7 @@ def test_steady_pipeline_takes_its_textbook_time() -> None:
     replayer = Replayer(read_bytedance(source.info, source.span_table).model)
 
     # Then gc, three collectives without waits, and the optimizer.
-    assert replayer.recorded()[0] == 5 * 30 * MS + 4 * LATENCY + 1000 + 3 * LATENCY + MS
+    assert replayer.recorded()[0] == 5 * 30 * MS + 4 * LATENCY + 3_000 + 3 * LATENCY + 2 * MS
 
 
 def test_full_replay_reproduces_the_recorded_step() -> None:

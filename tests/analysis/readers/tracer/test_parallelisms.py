@@ -11,7 +11,7 @@ import pytest
 from rankscope.analysis.analyze import analyze_run, read_operations
 from rankscope.analysis.breakdown.waterfall import build_waterfall
 from rankscope.analysis.replay.critical_path import critical_path, operation_slack
-from rankscope.trainer.simulator.fault import parse_simulated_faults
+from rankscope.trainer.faults.spec import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Noise, Scenario, TpDetail
 from rankscope.trainer.simulator.schedule import Schedule
 from tests.support.rankscope.simulated_source import SimulatedSource

@@ -12,8 +12,8 @@ from tests.support.analysis.link_builders import group, pair, profile
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankscope.analysis.causes.link_profile import LinkProfile
     from rankscope.analysis.replay.model import Link
+    from rankscope.analysis.statistics.link_profile import LinkProfile
 
 ALL = group(*range(16))
 NOISE = (0.0, 0.1, -0.1, 0.05, -0.05)

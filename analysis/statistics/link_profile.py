@@ -22,15 +22,15 @@ from ..arrays.group_stats import (
 )
 from ..arrays.grouping import factorize
 from ..arrays.sorting import find_positions
-from ..statistics.baseline import faster_steps_baseline
-from ..statistics.noise import (
+from .baseline import faster_steps_baseline
+from .noise import (
     NORMAL_MEDIAN,
     lower_half_deviation,
     median_change_deviation,
     required_deviations,
 )
-from ..statistics.phases import MEDIAN_STANDARD_ERROR, Phase, find_phases, is_significant
-from ..statistics.thresholds import THRESHOLDS
+from .phases import MEDIAN_STANDARD_ERROR, Phase, find_phases, is_significant
+from .thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -67,9 +67,9 @@ class Rise:
     @property
     def is_sudden(self) -> bool:
         """Return whether it begins and ends from one step to the next, unlike shared load."""
-        before = [each - 1 for each in (self.phase.first, self.phase.last + 1)]
+        before = [column - 1 for column in (self.phase.first, self.phase.last + 1)]
         changes = np.diff(self.excess)
-        inside = [each for each in before if 0 <= each < len(changes)]
+        inside = [column for column in before if 0 <= column < len(changes)]
         return bool((np.abs(changes[inside]) >= self.phase.excess_ratio / 2).all())
 
 
@@ -193,7 +193,7 @@ class LinkProfile:
         """
         is_usual = np.ones(self.total_ns.shape, dtype=np.bool_)
         is_own = self.has_few_alike.copy()
-        is_own[[each.row for each in self.slow_links]] = False
+        is_own[[slow.row for slow in self.slow_links]] = False
         if self.rise is not None:
             is_own |= self.rise.is_slower
             is_usual[self.rise.is_slower, self.rise.phase.inside] = False
@@ -203,15 +203,6 @@ class LinkProfile:
         usual, own_ns = self.expected_ns.copy(), one_ns[:, None] * num
         usual[is_own] = np.where((num == 0) | np.isnan(own_ns), usual[is_own], own_ns)
         return usual
-
-    def median_transfer_ns(self, slow: Phase) -> tuple[float, float]:
-        """Return the median transfer of a slow link in its steps, and the expected one."""
-        num = self.num_instances[slow.row, slow.inside]
-        took, expected = (
-            float(np.nanmedian(each[slow.row, slow.inside] / num))
-            for each in (self.total_ns, self.expected_ns)
-        )
-        return took, expected
 
     def operations_of(self, links: list[int]) -> NDArray[np.int64]:
         """Return the operations that some links carry, ascending."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankscope.analysis.causes import link_summary
-from rankscope.analysis.causes.link_summary import summarize_links
+from rankscope.analysis.breakdown import link_summary
+from rankscope.analysis.breakdown.link_summary import summarize_links
 from rankscope.analysis.report.network import LinkGroup
 from rankscope.analysis.trace.tables import RankInfo
 from rankscope.tracer.topology import Coords

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from .link_profile import LinkProfile
+    from ..statistics.link_profile import LinkProfile
 
 MAX_LINKS = 500
 """Links of a summary: what a table can show and a person can read."""
@@ -79,12 +79,12 @@ def _sum_links(profile: LinkProfile) -> NDArray[np.float64]:
     return np.array(
         [
             *(
-                np.where(is_known, each, 0.0).sum(axis=1)
-                for each in (profile.num_instances, profile.total_ns, profile.usual_ns)
+                np.where(is_known, values, 0.0).sum(axis=1)
+                for values in (profile.num_instances, profile.total_ns, profile.usual_ns)
             ),
             *(
-                np.bincount(transfers.link[sized], weights=each[sized], minlength=num_links)
-                for each in (transfers.num_bytes, transfers.transfer_ns)
+                np.bincount(transfers.link[sized], weights=values[sized], minlength=num_links)
+                for values in (transfers.num_bytes, transfers.transfer_ns)
             ),
         ]
     )
@@ -95,13 +95,6 @@ def _excess(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     expected = sums[EXPECTED_NS]
     excess: NDArray[np.float64] = sums[ACTUAL_NS] / np.where(expected > 0, expected, np.nan) - 1.0
     return excess
-
-
-def _bytes_per_s(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the rates. Shape as a row of ``sums``; NaN if no size is known."""
-    took = np.where(sums[BYTES_NS] > 0, sums[BYTES_NS], np.nan)
-    rates: NDArray[np.float64] = sums[BYTES] * NS_PER_S / took
-    return rates
 
 
 def _rate(sums: NDArray[np.float64]) -> float | None:
@@ -137,7 +130,7 @@ def _transfers(
 def _totals(
     profile: LinkProfile,
     sums: NDArray[np.float64],
-    known: NDArray[np.int64],
+    compared: NDArray[np.int64],
     group: LinkGroup,
     is_slow: NDArray[np.bool_],
 ) -> Sequence[LinkTotal]:
@@ -149,7 +142,7 @@ def _totals(
         LinkGroup.SWITCH: lambda link: {ranks[rank].switch for rank in links[link].members},
     }
     links_of: dict[str, list[int]] = defaultdict(list)
-    for link in known.tolist():
+    for link in compared.tolist():
         for name in names_of[group](link):
             links_of[name].append(link)
     links_of.pop("", None)
@@ -195,5 +188,7 @@ def _matrix(
         of_hosts=of_hosts,
         num_left_out=len(ends) - len(shown),
         excess_ratio=_excess(cells),
-        bytes_per_s=_bytes_per_s(cells),
+        bytes_per_s=cells[BYTES]
+        * NS_PER_S
+        / np.where(cells[BYTES_NS] > 0, cells[BYTES_NS], np.nan),
     )
