@@ -14,7 +14,8 @@ import pytest
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.report.report import Severity
 from rankscope.collector.errors import TraceError
-from rankscope.collector.importers.kineto import BEGIN_BYTES, read_traces
+from rankscope.collector.importers.kineto import read_traces
+from rankscope.collector.importers.kineto_trace import BEGIN_BYTES
 from rankscope.collector.store.store import open_store
 from rankscope.commands.import_trace import import_files
 from rankscope.errors import BadInputError
