@@ -27,6 +27,7 @@ from .diagnose import (
     combine_findings,
     diagnose,
     ends_run,
+    find_candidates,
     find_contradictions,
     findings_of_record,
     grade_findings,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 
     from .breakdown.starved import WaitAttribution
     from .breakdown.waterfall import Waterfall
+    from .causes.candidate import Candidate
     from .replay.model import Reading
     from .replay.what_if import WhatIf
     from .report.report import Finding, Quality, RankPlacements, Starved
@@ -125,6 +127,27 @@ def _analyze(
     first_last: tuple[int | None, int | None],
     num_earlier_steps: int,
 ) -> RunReport:
+    record, take_spans = _read_record(source, run, first_last, num_earlier_steps)
+    if not len(record.spans):
+        return _report_without_spans(record, is_whole_run=first_last == (None, None))
+    with ThreadPoolExecutor(1) as executor:
+        reading, replay = _read_replayable(record, take_spans, executor)
+        if replay is not None:
+            record = replace(record, reading=reading)
+            return _report_with_replay(record, reading, *replay, executor)
+    return _report_without_replay(record, findings_of_record(record), reading)
+
+
+def _read_record(
+    source: SpanSource,
+    run: RunInfo,
+    first_last: tuple[int | None, int | None],
+    num_earlier_steps: int,
+) -> tuple[Record, Callable[[], SpanTable]]:
+    """Return what was recorded, and what gives its spans to the reader.
+
+    The record holds only the columns of the spans that are needed after they were read.
+    """
     run_id, (first, last) = run.run_id, first_last
     steps = source.steps(run_id, first=first, last=last)
     spans = source.spans(run_id, first=first, last=last)
@@ -136,28 +159,37 @@ def _analyze(
         if last is None:
             steps = end_last_steps(run, spans, steps)
         aligned = align_steps_to_device(spans, steps) if len(spans) else steps
-    record = Record(
-        run=run,
-        steps=aligned,
-        spans=spans,
-        context=clocks.align_context(read_context.result()),
-        num_earlier_steps=num_earlier_steps,
-    )
-    if not len(spans):
-        return _report_without_spans(record, is_whole_run=first is None and last is None)
-    held = [record.spans]
-    record = replace(record, spans=drop_read_columns(run, record.spans))
+    held = [spans]
 
     def take_spans() -> SpanTable:
         return held.pop() if held else clocks.align(source.spans(run_id, first=first, last=last))
 
-    del spans
-    with ThreadPoolExecutor(1) as executor:
-        reading, replay = _read_replayable(record, take_spans, executor)
+    record = Record(
+        run=run,
+        steps=aligned,
+        spans=drop_read_columns(run, spans),
+        context=clocks.align_context(read_context.result()),
+        num_earlier_steps=num_earlier_steps,
+    )
+    return record, take_spans
+
+
+def read_case(source: SpanSource, run: RunInfo) -> tuple[Case, list[Candidate]]:
+    """Return a run's replay with what the diagnosis compares, and what it found, unpriced.
+
+    Raises:
+        EmptyRunError: No step can be replayed, or none has compute.
+    """
+    record, take_spans = _read_record(source, run, (None, None), 0)
+    if len(record.spans):
+        with ThreadPoolExecutor(1) as executor:
+            reading, replay = _read_replayable(record, take_spans, executor)
         if replay is not None:
-            record = replace(record, reading=reading)
-            return _report_with_replay(record, reading, *replay, executor)
-    return _report_without_replay(record, findings_of_record(record), reading)
+            replayer, _ = replay
+            _, case, parts = _build_cases(replace(record, reading=reading), reading, replayer)
+            if case is not None:
+                return case, find_candidates(case, parts)
+    raise EmptyRunError(f"no step of run {run.run_id!r} can be replayed (see quality.warnings)")
 
 
 def read_operations(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
@@ -220,13 +252,8 @@ def _report_with_replay(
     recorded = executor.submit(_recorded_times, record, reading, replayer)
     what_if_of_parts = executor.submit(what_if, replayer)
     quality = executor.submit(_assess_quality, record, reading, what_if_of_parts)
-    case = _build_case(record, reading, replayer)
+    placements, case, parts = _build_cases(record, reading, replayer)
     links = None if case is None else executor.submit(summarize_links, case.links)
-    placements = find_placements(run, record.steps, reading.steps)
-    parts = tuple(
-        _build_case(_in_placement(record, each), reading.in_steps(np.array(each.steps)), replayer)
-        for each in (placements if len(placements) > 1 else ())
-    )
     combined = combine_findings(_diagnose(run, case, parts), findings_of_record(record))
     findings = tuple(name_hosts(each, placements) for each in combined)
     full_ns, waterfall = recorded.result()
@@ -358,6 +385,19 @@ def _build_case(record: Record, reading: Reading, replayer: Replayer) -> Case | 
     )
 
 
+def _build_cases(
+    record: Record, reading: Reading, replayer: Replayer
+) -> tuple[tuple[RankPlacements, ...], Case | None, tuple[Case, ...]]:
+    """Return the placements of the ranks, the whole run's case, and one of each placement."""
+    placements = find_placements(record.run, record.steps, reading.steps)
+    parts = [
+        _build_case(_in_placement(record, each), reading.in_steps(np.array(each.steps)), replayer)
+        for each in (placements if len(placements) > 1 else ())
+    ]
+    whole = _build_case(record, reading, replayer)
+    return placements, whole, tuple(part for part in parts if part is not None)
+
+
 def _in_placement(record: Record, placements: RankPlacements) -> Record:
     """Return the epochs and steps of a run between two restarts that moved ranks."""
     epochs = tuple(epoch for epoch in record.run.epochs if epoch.epoch in placements.epochs)
@@ -368,9 +408,7 @@ def _in_placement(record: Record, placements: RankPlacements) -> Record:
     )
 
 
-def _diagnose(
-    run: RunInfo, case: Case | None, parts: tuple[Case | None, ...]
-) -> tuple[Finding, ...]:
+def _diagnose(run: RunInfo, case: Case | None, parts: tuple[Case, ...]) -> tuple[Finding, ...]:
     """Return the findings of the replay, or why there can be none."""
     overruns = run.pace_overrun_ratio
     if run.paced and overruns is not None and overruns > MAX_OVERRUN_RATIO:
@@ -383,7 +421,7 @@ def _diagnose(
         )
     if case is None:
         return (insufficient("the run has no forward or backward compute to compare"),)
-    return diagnose(case, tuple(part for part in parts if part is not None))
+    return diagnose(case, parts)
 
 
 def _report_without_spans(record: Record, *, is_whole_run: bool) -> RunReport:

@@ -54,17 +54,7 @@ def diagnose(case: Case, parts: tuple[Case, ...] = ()) -> tuple[Finding, ...]:
         parts: Its steps between restarts that moved ranks to other hosts, each of which is searched
             by itself; empty if none did.
     """
-    candidates: list[Candidate] = []
-    for part in parts or (case,):
-        of_part: tuple[Candidate, ...] = ()
-        for detector in FROM_REPLAY:
-            of_part = detector.detect(part, of_part)
-        candidates += [candidate for candidate in of_part if candidate.explained_by is None]
-    alarms = [candidate for candidate in candidates if candidate.cause.is_alarm]
-    if alarms:
-        candidates = [
-            candidate for candidate in candidates if candidate.cause is not INSUFFICIENT_EVIDENCE
-        ]
+    candidates = find_candidates(case, parts)
     priced = price_candidates(candidates, case.replayer, case.workers, case.tokens_by_step)
     least_s = -THRESHOLDS.minor_share * float(case.reading.actual_ns.mean()) / NS_PER_S
     findings = sorted(
@@ -81,6 +71,22 @@ def diagnose(case: Case, parts: tuple[Case, ...] = ()) -> tuple[Finding, ...]:
         ),
     )
     return (_no_alarm(case), *findings)
+
+
+def find_candidates(case: Case, parts: tuple[Case, ...] = ()) -> list[Candidate]:
+    """Return what each cause's search finds, less what another one explains."""
+    candidates: list[Candidate] = []
+    for part in parts or (case,):
+        of_part: tuple[Candidate, ...] = ()
+        for detector in FROM_REPLAY:
+            of_part = detector.detect(part, of_part)
+        candidates += [candidate for candidate in of_part if candidate.explained_by is None]
+    alarms = [candidate for candidate in candidates if candidate.cause.is_alarm]
+    if alarms:
+        candidates = [
+            candidate for candidate in candidates if candidate.cause is not INSUFFICIENT_EVIDENCE
+        ]
+    return candidates
 
 
 def findings_of_record(record: Record) -> tuple[Finding, ...]:

@@ -100,7 +100,97 @@ def price_candidates(
     """
     if not candidates:
         return ()
-    model = replayer.model
+    runs = _compose_runs(candidates, replayer.model, workers)
+    fixes, model = runs.fixes, replayer.model
+    both_ns = _mean_step_with_each(
+        replayer, runs.fixed, [*fixes, *fixes], [*runs.healthy, *runs.with_fault]
+    )
+    fixed_ns, with_fault_ns = both_ns[: len(fixes)], both_ns[len(fixes) :]
+    # All that was recorded, but for what was found. Beside chance it may have a level that changed,
+    # or single long steps (a checkpoint): each inflates one of the two estimates.
+    usual = Times(
+        *(
+            each.copy() if len(rows) else each
+            for each, (rows, _) in zip(runs.recorded, runs.shared, strict=True)
+        )
+    )
+    ideal_run = _ideal_run(fixes, runs.ideal, model)
+    for column, other, own, (rows, several) in zip(
+        usual, ideal_run, runs.fixed, runs.shared, strict=True
+    ):
+        column[rows], other[several] = own[rows], own[several]
+    usual_ns, ideal_ns = replayer.full_with(*usual), ideal_run.mean_step_ns(replayer)
+    faulty = runs.take_faulty()
+    faulty_ns = faulty.mean_step_ns(replayer)
+    without_ns = _mean_step_with_each(replayer, faulty, fixes, runs.without)
+    ideal_ns = min(ideal_ns, *without_ns)  # A fix reaches no step that is shorter than the ideal.
+    tokens = [tokens_by_step.get(step, 0) for step in model.operations.steps]
+    noise_s = noise_of_steps(usual_ns, np.array(tokens)) / NS_PER_S
+    return tuple(
+        _finding(fix)
+        if not len(fix.rows)
+        else replace(
+            _finding(fix, saved_s=(faulty_ns - rest_ns) / NS_PER_S),
+            slowdown=ratio(with_ns, base_ns),
+            recoverable_ratio=recoverable_ratio(faulty_ns, rest_ns, ideal_ns)
+            if fix.candidate.cause.is_alarm
+            else None,
+            noise_s=noise_s,
+        )
+        for fix, base_ns, with_ns, rest_ns in zip(
+            fixes, fixed_ns, with_fault_ns, without_ns, strict=True
+        )
+    )
+
+
+def changes_of_fixes(
+    candidates: Sequence[Candidate], model: ReplayModel, workers: Mapping[int, tuple[int, ...]]
+) -> tuple[Times, tuple[Change, ...]]:
+    """Return the run with every candidate as recorded, and what the fix of each changes in it.
+
+    The mean step of the first, less that with one change, is ``saved_s`` of that candidate.
+    """
+    recorded = Times(model.operations.duration_ns, model.operations.gap_ns)
+    if not candidates:
+        return recorded, ()
+    runs = _compose_runs(candidates, model, workers)
+    changes = [
+        Change(fix.rows, *times) for fix, times in zip(runs.fixes, runs.without, strict=True)
+    ]
+    return runs.take_faulty(), tuple(changes)
+
+
+class _Runs(NamedTuple):
+    """The run with candidates fixed and as recorded, in each combination that has a price."""
+
+    recorded: Times
+    ideal: Times
+    fixed: Times
+    """Every candidate fixed."""
+
+    fixes: list[Fix]
+    healthy: list[Times]
+    """Of each fix, the times of its rows in ``fixed``; of a slow rank in a slow stage, its own."""
+
+    with_fault: list[Times]
+    """The same with that candidate's excess."""
+
+    without: list[Times]
+    """The same in the run with every candidate's excess but its own."""
+
+    shared: list[tuple[NDArray[np.int64], NDArray[np.int64]]]
+    """Of durations and of gaps, the rows that any candidate has, and those that several have."""
+
+    def take_faulty(self) -> Times:
+        """Turn ``fixed`` into what no candidate explains and every candidate's excess."""
+        for column, recorded, (rows, _) in zip(self.fixed, self.recorded, self.shared, strict=True):
+            column[rows] = recorded[rows]
+        return self.fixed
+
+
+def _compose_runs(
+    candidates: Sequence[Candidate], model: ReplayModel, workers: Mapping[int, tuple[int, ...]]
+) -> _Runs:
     recorded = Times(model.operations.duration_ns, model.operations.gap_ns)
     unblamed = Times(remove_partner_waits(model, workers), model.ideal_gap_ns)
     ideal = Times(ideal_outside(model, candidates, unblamed.duration_ns), model.ideal_gap_ns)
@@ -139,44 +229,8 @@ def price_candidates(
         _take_out(fix, times, fixed, total, recorded, num_sharing)
         for fix, times in zip(fixes, with_fault, strict=True)
     ]
-    both_ns = _mean_step_with_each(replayer, fixed, [*fixes, *fixes], [*healthy, *with_fault])
-    fixed_ns, with_fault_ns = both_ns[: len(fixes)], both_ns[len(fixes) :]
     shared = [(np.flatnonzero(num > 0), np.flatnonzero(num > 1)) for num in num_sharing]
-    # All that was recorded, but for what was found. Beside chance it may have a level that changed,
-    # or single long steps (a checkpoint): each inflates one of the two estimates.
-    usual = Times(
-        *(
-            each.copy() if len(rows) else each
-            for each, (rows, _) in zip(recorded, shared, strict=True)
-        )
-    )
-    ideal_run = _ideal_run(fixes, ideal, model)
-    for column, other, own, (rows, several) in zip(usual, ideal_run, fixed, shared, strict=True):
-        column[rows], other[several] = own[rows], own[several]
-    usual_ns, ideal_ns = replayer.full_with(*usual), ideal_run.mean_step_ns(replayer)
-    faulty = fixed  # from here on: what no candidate explains, and every candidate's excess
-    for column, own, (rows, _) in zip(faulty, recorded, shared, strict=True):
-        column[rows] = own[rows]
-    faulty_ns = faulty.mean_step_ns(replayer)
-    without_ns = _mean_step_with_each(replayer, faulty, fixes, without)
-    ideal_ns = min(ideal_ns, *without_ns)  # A fix reaches no step that is shorter than the ideal.
-    tokens = [tokens_by_step.get(step, 0) for step in model.operations.steps]
-    noise_s = noise_of_steps(usual_ns, np.array(tokens)) / NS_PER_S
-    return tuple(
-        _finding(fix)
-        if not len(fix.rows)
-        else replace(
-            _finding(fix, saved_s=(faulty_ns - rest_ns) / NS_PER_S),
-            slowdown=ratio(with_ns, base_ns),
-            recoverable_ratio=recoverable_ratio(faulty_ns, rest_ns, ideal_ns)
-            if fix.candidate.cause.is_alarm
-            else None,
-            noise_s=noise_s,
-        )
-        for fix, base_ns, with_ns, rest_ns in zip(
-            fixes, fixed_ns, with_fault_ns, without_ns, strict=True
-        )
-    )
+    return _Runs(recorded, ideal, fixed, fixes, healthy, with_fault, without, shared)
 
 
 def noise_of_steps(times_ns: NDArray[np.float64], tokens: NDArray[np.int64]) -> float:

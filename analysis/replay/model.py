@@ -412,27 +412,8 @@ def split_by_time(
     for block, (first, end) in enumerate(pairwise(starts)):
         rows = slice(int(first_row[first]), int(first_row[end]))
         edges, mine = edges_of[block], waits_of[block]
-        own = {
-            name: getattr(operations, name)[rows]
-            for name in ("replica", "label", "group", "duration_ns", "gap_ns", "start_ns",
-                         "end_ns", "closes_step")
-        }  # fmt: skip
-        columns = {
-            name: getattr(model, name)[rows]
-            for name in ("ideal_ns", "ideal_gap_ns", "kind", "rank", "dp", "stage", "on_device")
-        }
         yield StepBlock(
-            model=ReplayModel(
-                operations=Operations(
-                    steps=operations.steps[first:end],
-                    step=operations.step[rows] - np.int32(first),
-                    src=operations.src[edges] - rows.start,
-                    dst=operations.dst[edges] - rows.start,
-                    **own,
-                ),
-                kinds=model.kinds,
-                **columns,
-            ),
+            model=_select_steps(model, slice(first, end), rows, edges),
             waits=WaitIntervals(
                 rank=waits.rank[mine],
                 operation=waits.operation[mine] - rows.start,
@@ -443,6 +424,46 @@ def split_by_time(
             rows=rows,
             wait_rows=mine,
         )
+
+
+def select_step(model: ReplayModel, index: int) -> tuple[ReplayModel, slice]:
+    """Return the operations of one step, numbered from 0, and their rows.
+
+    Args:
+        model: Its operations, sorted by step.
+        index: Index of the step.
+    """
+    operations = model.operations
+    rows = slice(*np.searchsorted(operations.step, (index, index + 1)).tolist())
+    edges = np.flatnonzero((operations.dst >= rows.start) & (operations.dst < rows.stop))
+    return _select_steps(model, slice(index, index + 1), rows, edges), rows
+
+
+def _select_steps(
+    model: ReplayModel, steps: slice, rows: slice, edges: NDArray[np.int64] | slice
+) -> ReplayModel:
+    """Return the operations of neighbouring steps, numbered from 0."""
+    operations = model.operations
+    own = {
+        name: getattr(operations, name)[rows]
+        for name in ("replica", "label", "group", "duration_ns", "gap_ns", "start_ns", "end_ns",
+                     "closes_step")
+    }  # fmt: skip
+    columns = {
+        name: getattr(model, name)[rows]
+        for name in ("ideal_ns", "ideal_gap_ns", "kind", "rank", "dp", "stage", "on_device")
+    }
+    return ReplayModel(
+        operations=Operations(
+            steps=operations.steps[steps],
+            step=operations.step[rows] - np.int32(steps.start),
+            src=operations.src[edges] - rows.start,
+            dst=operations.dst[edges] - rows.start,
+            **own,
+        ),
+        kinds=model.kinds,
+        **columns,
+    )
 
 
 def _rows_by_block(block: NDArray[np.int32], num: int) -> list[NDArray[np.int64]] | list[slice]:

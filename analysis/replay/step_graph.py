@@ -66,7 +66,7 @@ class StepGraph:
         Raises:
             CycleError: Operations of a step depend on each other.
         """
-        return _longest_paths(self.num_nodes, (self.src, self.dst), lengths)
+        return longest_paths(self.num_nodes, (self.src, self.dst), lengths)
 
     def node_tails(self, lengths: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the length of the longest path from the start of each node to its step's end.
@@ -77,7 +77,7 @@ class StepGraph:
         has_successor[self.src] = True
         has_successor[self.sink] = True
         lengths = np.where(has_successor, lengths, -np.inf)
-        return _longest_paths(self.num_nodes, (self.dst, self.src), lengths)
+        return longest_paths(self.num_nodes, (self.dst, self.src), lengths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +200,7 @@ def node_slack(
     return found
 
 
-def _longest_paths(
+def longest_paths(
     num_nodes: int,
     edges: tuple[NDArray[np.int64], NDArray[np.int64]],
     lengths: NDArray[np.float64],

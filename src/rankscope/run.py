@@ -51,9 +51,11 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.breakdown.goodput import RunHistory
     from rankscope.analysis.drawing.timeline import StepTimeline
+    from rankscope.analysis.play import RunPlay, StepPlay
     from rankscope.analysis.price.operation_sets import Part, PartPrice
     from rankscope.analysis.replay.critical_path import CriticalPath, Slack
     from rankscope.analysis.replay.model import Reading
+    from rankscope.analysis.replay.pipeline import Pipeline, Planned
     from rankscope.analysis.replay.step_graph import IdealTimeline
     from rankscope.analysis.replay.what_if import Replayer
     from rankscope.analysis.report.report import RunReport
@@ -436,6 +438,58 @@ class Run:
                 spans=self._source.spans(self.info.run_id) if by_span else None,
             )
         return price_part(self.replayer, part)
+
+    def play(self, step: int) -> StepPlay:
+        """Return a step to replay with changes: a part shortened, a finding fixed, hosts swapped.
+
+        The first call reads and diagnoses the run.
+
+        Example:
+            >>> run.play(12).fix(run.report.top_finding).played_ns
+
+        Raises:
+            EmptyRunError: The step takes no part in the replay.
+        """
+        return self._plays.step(step)
+
+    def plan_pipeline(
+        self, *, stages: int, chunks: int = 1, microbatches: int, schedule: str = "1f1b"
+    ) -> Planned:
+        """Return the mean step with another pipeline, of the compute and transfers recorded.
+
+        Example:
+            >>> [run.plan_pipeline(stages=8, chunks=v, microbatches=32).speedup for v in (1, 2, 4)]
+
+        Args:
+            stages: Pipeline-parallel size.
+            chunks: Model chunks per stage; more than one are interleaved.
+            microbatches: Micro-batches of a step, per data-parallel position.
+            schedule: `analysis.replay.pipeline.Schedule`.
+
+        Raises:
+            ScheduleError: There is no such schedule, or the pipeline of the run is unknown.
+        """
+        from rankscope.analysis.replay.pipeline import Schedule, plan
+
+        return plan(
+            self._pipeline,
+            stages=stages,
+            chunks=chunks,
+            microbatches=microbatches,
+            schedule=Schedule(schedule),
+        )
+
+    @cached_property
+    def _pipeline(self) -> Pipeline:
+        from rankscope.analysis.replay.pipeline import measure_pipeline
+
+        return measure_pipeline(self.reading, float(self.replayer.full_recorded().mean()))
+
+    @cached_property
+    def _plays(self) -> RunPlay:
+        from rankscope.analysis.play import open_play
+
+        return open_play(self._source, self.info.run_id)
 
     @cached_property
     def slowdown_by_tp(self) -> dict[int, float | None]:

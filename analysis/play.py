@@ -1,0 +1,310 @@
+"""Replay of one step with changes: a part shortened, a finding fixed, hosts swapped, stages
+balanced.
+
+The prices are those of the report: a finding that is fixed saves what the report says, and a part
+that is made healthy what `analysis.price.operation_sets.price_part` returns.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .analyze import read_case
+from .price.findings import Times, changes_of_fixes
+from .price.operation_sets import Part, select_operations
+from .replay.critical_path import critical_path
+from .replay.model import COMPUTE_KINDS, has_kind, select_step
+from .replay.program import compile_program
+from .replay.what_if import ratio
+from .trace.errors import AnalysisError, EmptyRunError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from .causes.candidate import Candidate
+    from .causes.detector import Case
+    from .replay.critical_path import CriticalPath
+    from .replay.model import ReplayModel
+    from .replay.program import Change, Program
+    from .report.report import Finding
+    from .trace.tables import RunInfo, SpanSource
+
+
+class PlayError(AnalysisError):
+    """A change that this run does not admit."""
+
+
+def open_play(source: SpanSource, run_id: str) -> RunPlay:
+    """Read and diagnose a run, so that its steps can be replayed with changes.
+
+    Raises:
+        UnknownRunError: The source has no such run.
+        EmptyRunError: No step of it can be replayed.
+    """
+    run = source.run_info(run_id)
+    case, candidates = read_case(source, run)
+    return RunPlay(run, case, candidates)
+
+
+class RunPlay:
+    """A run whose steps can be replayed with changes. Safe to use from several threads."""
+
+    def __init__(self, run: RunInfo, case: Case, candidates: list[Candidate]) -> None:
+        model = case.reading.model
+        self.run = run
+        self.reading = case.reading
+        self.recorded = Times(model.operations.duration_ns, model.operations.gap_ns)
+        self.faulty, changes = changes_of_fixes(candidates, model, case.workers)
+        self.fix_of: dict[tuple[str, tuple[int, ...], tuple[int, int] | None], Change] = {
+            (each.cause.name, each.ranks, each.steps): change
+            for each, change in zip(candidates, changes, strict=True)
+        }
+
+    def step(self, number: int) -> StepPlay:
+        """Return a step as recorded, to be changed.
+
+        Raises:
+            EmptyRunError: The step takes no part in the replay.
+        """
+        steps = self.reading.steps
+        if number not in steps:
+            raise EmptyRunError(
+                f"step {number} is not part of the replay: it was not recorded, or was left out"
+                " (see quality.warnings)"
+            )
+        index = steps.index(number)
+        model, rows = select_step(self.reading.model, index)
+        recorded = Times(*(column[rows] for column in self.recorded))
+        shared_ns = self.reading.model.overlap_ns
+        return StepPlay(
+            of_run=self,
+            step=number,
+            model=model,
+            rows=rows,
+            program=compile_program(model.operations),
+            overlap_ns=0.0 if shared_ns is None else float(shared_ns[index]),
+            is_fixed=False,
+            recorded=recorded,
+            times=recorded,
+        )
+
+    @cached_property
+    def speed_by_rank(self) -> dict[int, float]:
+        """Ideal over recorded compute of each rank, over all steps: 0.5 takes twice as long."""
+        model = self.reading.model
+        compute = np.flatnonzero(has_kind(model, COMPUTE_KINDS) & model.on_device)
+        rank = model.rank[compute]
+        took = np.bincount(rank, weights=self.recorded.duration_ns[compute])
+        expected = np.bincount(rank, weights=model.ideal_ns[compute])
+        ranks = np.flatnonzero((took > 0) & (expected > 0))
+        return dict(zip(ranks.tolist(), (expected[ranks] / took[ranks]).tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlay:
+    """A step with changes. Each method returns another one, with one change more.
+
+    Example:
+        >>> run.play(12).scale(Part(rank=33), 0.7).played_ns
+    """
+
+    of_run: RunPlay
+    step: int
+    model: ReplayModel
+    """Its operations."""
+
+    rows: slice
+    """Their rows in the run's operations."""
+
+    program: Program
+    overlap_ns: float
+    is_fixed: bool
+    """Whether a finding was fixed: it is priced beside what no finding explains, not beside all
+    that was recorded."""
+
+    recorded: Times
+    """Shape (ops of the step,) each."""
+
+    times: Times
+    """The same with the changes."""
+
+    changes: tuple[str, ...] = ()
+    """What was changed, in words."""
+
+    def fix(self, finding: Finding) -> StepPlay:
+        """Fix a finding of the run's report: its price is that of the report, in this step.
+
+        Raises:
+            PlayError: The finding has no operation that could be fixed.
+        """
+        change = self.of_run.fix_of.get((finding.cause, finding.ranks, finding.steps))
+        if change is None or not len(change.rows):
+            raise PlayError(f"{finding.cause} has no operation whose time a fix would change")
+        play = self if self.is_fixed else self._on_faulty()
+        first, end = np.searchsorted(change.rows, (self.rows.start, self.rows.stop)).tolist()
+        rows, own = change.rows[first:end] - self.rows.start, slice(first, end)
+        duration_ns, gap_ns = (column.copy() for column in play.times)
+        duration_ns[rows], gap_ns[rows] = change.duration_ns[own], change.gap_ns[own]
+        return play._with(duration_ns, gap_ns, f"{finding.cause} fixed")
+
+    def heal(self, part: Part) -> StepPlay:
+        """Make a part as fast as its peers: durations and launch gaps become ideal.
+
+        Raises:
+            EmptyPartError: No operation meets the conditions.
+        """
+        rows, model = self._select(part), self.model
+        duration_ns, gap_ns = (column.copy() for column in self.times)
+        duration_ns[rows], gap_ns[rows] = model.ideal_ns[rows], model.ideal_gap_ns[rows]
+        return self._with(duration_ns, gap_ns, f"{_describe(part)} as its peers")
+
+    def scale(self, part: Part, factor: float) -> StepPlay:
+        """Multiply the durations of a part: 0.5 is twice as fast.
+
+        Raises:
+            EmptyPartError: No operation meets the conditions.
+            PlayError: The factor is negative or no number.
+        """
+        if not 0.0 <= factor < float("inf"):
+            raise PlayError(f"a duration cannot be multiplied by {factor}")
+        rows = self._select(part)
+        duration_ns = self.times.duration_ns.copy()
+        duration_ns[rows] *= factor
+        return self._with(duration_ns, self.times.gap_ns, f"{_describe(part)} x {factor:g}")
+
+    def swap_hosts(self, one: str, other: str) -> StepPlay:
+        """Exchange two hosts: each rank computes as fast as its partner did over the run.
+
+        The ranks of a host are paired in ascending order.
+
+        Raises:
+            PlayError: A host has no rank with compute, or the two have different numbers of ranks.
+        """
+        speed = self.of_run.speed_by_rank
+        ranks_of: dict[str, list[int]] = defaultdict(list)
+        for rank, info in sorted(self.of_run.run.ranks.items()):
+            if info.host and rank in speed:
+                ranks_of[info.host].append(rank)
+        for host in (one, other):
+            if host not in ranks_of:
+                known = ", ".join(sorted(ranks_of)[:8])
+                raise PlayError(f"no rank of host {host!r} has compute; hosts: {known}")
+        if len(ranks_of[one]) != len(ranks_of[other]):
+            counts = f"{len(ranks_of[one])} and {len(ranks_of[other])} ranks"
+            raise PlayError(f"hosts {one} and {other} have {counts}: they cannot be swapped")
+        factor = np.ones(int(self.model.rank.max()) + 1)
+        for first, second in zip(ranks_of[one], ranks_of[other], strict=True):
+            factor[first], factor[second] = (
+                speed[first] / speed[second],
+                speed[second] / speed[first],
+            )
+        compute = self._compute_rows()
+        duration_ns = self.times.duration_ns.copy()
+        duration_ns[compute] *= factor[self.model.rank[compute]]
+        return self._with(duration_ns, self.times.gap_ns, f"hosts {one} and {other} swapped")
+
+    def balance_stages(self, shares: Mapping[int, float] | None = None) -> StepPlay:
+        """Divide the compute among the pipeline's stages, with its sum unchanged.
+
+        Args:
+            shares: Share of the whole that each stage computes; None: equal shares.
+
+        Raises:
+            PlayError: The run has one stage, or the shares are not those of its stages.
+        """
+        model, compute = self.model, self._compute_rows()
+        stage = model.stage[compute]
+        spent = np.bincount(stage, weights=self.times.duration_ns[compute])
+        stages = np.flatnonzero(spent).tolist()
+        if len(stages) == 1:
+            raise PlayError("all compute is of one pipeline stage: there is nothing to balance")
+        wanted = dict.fromkeys(stages, 1.0) if shares is None else dict(shares)
+        if (
+            set(wanted) != set(stages)
+            or not all(0 <= share < float("inf") for share in wanted.values())
+            or not sum(wanted.values()) > 0
+        ):
+            numbers = ", ".join(map(str, stages))
+            raise PlayError(f"give the share of each stage ({numbers}), as numbers from 0")
+        target = np.zeros(len(spent))
+        for number, share in wanted.items():
+            target[number] = share / sum(wanted.values())
+        factor = np.divide(target * spent.sum(), spent, out=np.ones_like(spent), where=spent > 0)
+        duration_ns = self.times.duration_ns.copy()
+        duration_ns[compute] *= factor[stage]
+        said = "equal stages" if shares is None else "stages by share"
+        return self._with(duration_ns, self.times.gap_ns, said)
+
+    @property
+    def recorded_ns(self) -> float:
+        """Duration of the replayed step as recorded."""
+        return self._replay(self.recorded)
+
+    @property
+    def played_ns(self) -> float:
+        """Duration of the step with the changes."""
+        return self.recorded_ns - self.saved_ns
+
+    @property
+    def saved_ns(self) -> float:
+        """Time that the changes save; negative if the step becomes longer."""
+        before = self._faulty if self.is_fixed else self.recorded
+        return self._replay(before) - self._replay(self.times)
+
+    @property
+    def speedup(self) -> float | None:
+        """Recorded over changed duration, by which MFU and tokens per second grow as well."""
+        return ratio(self.recorded_ns, self.played_ns)
+
+    def critical_path(self) -> CriticalPath:
+        """Return the chain of operations that decides the end of the changed step.
+
+        Operations are numbered within the step. It begins ``overlap_ns`` before the step's time,
+        with what still ran of the step before.
+        """
+        model = self.model
+        operations = replace(
+            model.operations, duration_ns=self.times.duration_ns, gap_ns=self.times.gap_ns
+        )
+        return critical_path(replace(model, operations=operations))
+
+    def _on_faulty(self) -> StepPlay:
+        """Return the same changes on what no finding explains and every finding's excess."""
+        columns = (
+            np.where(now != before, now, base)
+            for now, before, base in zip(self.times, self.recorded, self._faulty, strict=True)
+        )
+        return replace(self, is_fixed=True, times=Times(*columns))
+
+    @property
+    def _faulty(self) -> Times:
+        """The step without what no finding explains."""
+        return Times(*(column[self.rows] for column in self.of_run.faulty))
+
+    def _with(
+        self, duration_ns: NDArray[np.float64], gap_ns: NDArray[np.float64], said: str
+    ) -> StepPlay:
+        return replace(self, times=Times(duration_ns, gap_ns), changes=(*self.changes, said))
+
+    def _select(self, part: Part) -> NDArray[np.int64]:
+        play = self.of_run
+        return np.flatnonzero(select_operations(part, play.run, play.reading)[self.rows])
+
+    def _compute_rows(self) -> NDArray[np.int64]:
+        model = self.model
+        return np.flatnonzero(has_kind(model, COMPUTE_KINDS) & model.on_device)
+
+    def _replay(self, times: Times) -> float:
+        return float(self.program.step_times(*times)[0]) - self.overlap_ns
+
+
+def _describe(part: Part) -> str:
+    values = ((name, getattr(part, name)) for name in part.__slots__)
+    return " ".join(f"{name} {value}" for name, value in values if value is not None) or "all"
