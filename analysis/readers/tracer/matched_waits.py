@@ -127,9 +127,9 @@ def match_waits(
     unknown = int((recorded_comm == NOT_FOUND).sum())
     if unknown:
         warnings.append(f"{unknown} waits name a communication that was not recorded")
-    instance = split.instance[comm]
-    step = rank_steps.step_index[comm_rank_step].astype(np.int64)
-    in_several_steps = max_over_group(instance, step) != -max_over_group(instance, -step)
+    in_several_steps = _is_in_several_steps(
+        split.instance[comm], rank_steps.step_index[comm_rank_step]
+    )
     if in_several_steps.any():
         num = len(sorted_unique(split.instance[comm[in_several_steps]]))
         warnings.append(
@@ -228,6 +228,19 @@ def _is_buffered(spans: SpanTable, split: WaitSplit, comm: NDArray[np.int64]) ->
     buffered: NDArray[np.bool_] = sends & (start + spans.duration_ns[comm] < arrival)
     buffered &= split.wait_ns[comm] == 0
     return buffered
+
+
+def _is_in_several_steps(instance: NDArray[np.int64], step: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Return the members of instances that have members in several steps. Shape as ``step``.
+
+    Without a sort, which would take a tenth of the time of an analysis.
+    """
+    of_instance = np.zeros(int(instance.max(initial=-1)) + 1, dtype=step.dtype)
+    of_instance[instance] = step
+    differs = np.zeros(len(of_instance), dtype=np.bool_)
+    differs[instance[of_instance[instance] != step]] = True
+    in_several: NDArray[np.bool_] = differs[instance]
+    return in_several
 
 
 def _launch_times(spans: SpanTable, comm: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -62,10 +62,15 @@ def test_all_forwards_first_have_the_same_bubble_as_one_forward_one_backward() -
 
 
 @pytest.mark.parametrize(
-    "change", [{"num_microbatches": 16}, {"num_microbatches": 4}, {"vpp": 2}], ids=str
+    "other",
+    [
+        replace(CLUSTER, num_microbatches=16),
+        replace(CLUSTER, num_microbatches=4),
+        replace(CLUSTER, vpp=2),
+    ],
+    ids=["more", "fewer", "interleaved"],
 )
-def test_the_plan_is_the_step_of_the_job_with_that_pipeline(change: dict[str, int]) -> None:
-    other = replace(CLUSTER, **change)
+def test_the_plan_is_the_step_of_the_job_with_that_pipeline(other: Scenario) -> None:
     predicted = plan(
         measured(CLUSTER), stages=4, chunks=other.vpp, microbatches=other.num_microbatches
     )
