@@ -45,9 +45,9 @@ def flops_of(num_rows: int, length: int) -> int:
     ("kind", "first", "later"),
     [
         ("bigfirst", 256, 16),
-        ("smallfirst", 16, 256),
-        ("ckpt", 256, 256),
-        ("freeze_embed", 256, 256),
+        pytest.param("smallfirst", 16, 256, marks=pytest.mark.nightly),
+        pytest.param("ckpt", 256, 256, marks=pytest.mark.nightly),
+        pytest.param("freeze_embed", 256, 256, marks=pytest.mark.nightly),
     ],
 )
 def test_attention_counts_by_the_lengths_of_each_micro_batch(

@@ -15,7 +15,7 @@ from tests.faults.odd_runs import try_sent, try_stored
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
+pytestmark = [pytest.mark.multiproc, pytest.mark.slow, pytest.mark.nightly]
 
 
 def test_odd_values_that_are_sent_harm_no_other_run(tmp_path: Path) -> None:

@@ -113,6 +113,7 @@ def seen(path: ServerPath) -> list[tuple[Key, str]]:
     ]
 
 
+@pytest.mark.nightly
 def test_a_store_down_beyond_every_capacity_loses_the_newest_rows_and_counts_them(
     tmp_path: Path,
 ) -> None:
@@ -174,6 +175,7 @@ def test_a_store_down_beyond_every_capacity_loses_the_newest_rows_and_counts_the
         assert verdict.is_clean, (verdict, path.logs())
 
 
+@pytest.mark.nightly
 def test_repeated_kills_of_the_store_lose_and_duplicate_no_row(tmp_path: Path) -> None:
     chooser = random.Random(3)
     with ServerPath(folder=tmp_path / "path", chooser=chooser, rows_a_burst=50) as path:

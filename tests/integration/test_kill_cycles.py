@@ -17,6 +17,7 @@ SEED = 20_261_121
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_kills_lose_and_duplicate_no_row(tmp_path: Path) -> None:
     # GIVEN ranks that write, an agent that sends, a collector that stores

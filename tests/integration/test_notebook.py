@@ -95,7 +95,9 @@ SAID = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SAID)
+@pytest.mark.parametrize(
+    "name", ["first_look", *(pytest.param(name, marks=pytest.mark.nightly) for name in [*SAID][1:])]
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # The event loop of jupyter.
 def test_a_notebook_over_simulated_runs_needs_no_download(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,7 @@ STUCK = (
 )
 
 
+@pytest.mark.nightly
 def test_a_server_with_a_statement_that_cannot_be_cancelled_answers_and_ends(
     tmp_path: Path,
 ) -> None:

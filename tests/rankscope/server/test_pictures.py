@@ -158,7 +158,7 @@ def test_tiles_drawn_in_portions_equal_those_drawn_from_all_spans(
     assert_tiles_equal_spans(store, copy)
 
 
-@pytest.mark.parametrize("batch_spans", [1_000_000, 5_000])
+@pytest.mark.parametrize("batch_spans", [1_000_000, pytest.param(5_000, marks=pytest.mark.nightly)])
 def test_late_and_duplicate_rows_and_retries_leave_a_picture_of_each_row_once(
     store: Store, batch_spans: int
 ) -> None:

@@ -56,13 +56,23 @@ MODEL = """
     ("begin", "environ"),
     [
         ("import torch; from rankscope import tracer", {}),
-        ("import torch; from rankscope import tracer", {"RANKSCOPE_PURE_PYTHON": "1"}),
+        pytest.param(
+            "import torch; from rankscope import tracer",
+            {"RANKSCOPE_PURE_PYTHON": "1"},
+            marks=pytest.mark.nightly,
+        ),
         (
             "import torch; from rankscope import tracer; tracer.install()",
             {"RANKSCOPE_DISABLE": "1"},
         ),
-        ("import torch._dynamo; from rankscope import tracer", {}),
-        ("from rankscope import tracer; import torch; tracer.install(); tracer.shutdown()", {}),
+        pytest.param(
+            "import torch._dynamo; from rankscope import tracer", {}, marks=pytest.mark.nightly
+        ),
+        pytest.param(
+            "from rankscope import tracer; import torch; tracer.install(); tracer.shutdown()",
+            {},
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_an_untraced_job_has_whole_graphs(

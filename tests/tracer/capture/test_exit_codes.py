@@ -44,7 +44,13 @@ def exit_codes(folder: Path, case: str) -> list[int]:
     return [process.wait(timeout=180) for process in ranks]
 
 
-@pytest.mark.parametrize(("case", "code"), [("raise", 1), ("exit", 3), ("destroy", 3)])
+@pytest.mark.parametrize(
+    ("case", "code"),
+    [
+        ("raise", 1),
+        *(pytest.param(case, 3, marks=pytest.mark.nightly) for case in ("exit", "destroy")),
+    ],
+)
 def test_works_in_flight_change_no_exit_code(tmp_path: Path, case: str, code: int) -> None:
     leaving, staying = exit_codes(tmp_path, case)
 

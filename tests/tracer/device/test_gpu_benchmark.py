@@ -37,6 +37,7 @@ def test_the_mapping_finds_the_fakes_drift_and_no_event_outside_the_bound() -> N
     assert abs(found["drift_ppb"] - 12_000) <= found["drift_error_ppb"] < 5_000
 
 
+@pytest.mark.nightly
 def test_a_step_has_a_thousand_spans_and_loses_none() -> None:
     found = part("steps")
 

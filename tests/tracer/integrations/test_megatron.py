@@ -31,14 +31,14 @@ def run_job(folder: Path, num_stages: int, num_chunks: int, outputs: str) -> Pat
     return folder
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.nightly), 2])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train on a pipeline of so many stages; return the job's folder."""
     num_stages: int = request.param
     return run_job(tmp_path_factory.mktemp("megatron") / str(num_stages), num_stages, 1, "freed")
 
 
-@pytest.fixture(scope="module", params=["freed", "kept"])
+@pytest.fixture(scope="module", params=["freed", pytest.param("kept", marks=pytest.mark.nightly)])
 def interleaved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train on two ranks of two model chunks each; return the job's folder."""
     outputs: str = request.param

@@ -221,6 +221,7 @@ def lasted_ns(spans: list[Recorded], *, step: int, at_ratio: float = 0.5) -> int
     return lasted[int(at_ratio * len(lasted))]
 
 
+@pytest.mark.nightly
 def test_members_of_a_skewed_group_launch_late_in_turn(tmp_path: Path) -> None:
     job = run_two_ranks(tmp_path, "--dp", "2", "--fault", "launch-skew:ms=360")
 
