@@ -39,7 +39,13 @@ window.dash_clientside.rankscope = {
     const asked = `${path}${search || ""}`;
     const isSame = before !== undefined && before.split("?")[0] === path;
     const isAsked = isSame && window.dash_clientside.timeline.isAsked(search);
-    return isAsked ? window.dash_clientside.no_update : asked;
+    if (isAsked) return window.dash_clientside.no_update;
+    document.body.classList.toggle("page-asked", before !== undefined && asked !== before);
+    return asked;
+  },
+
+  endNavigation() {
+    document.body.classList.remove("page-asked");
   },
 
   // New properties by component and name. Everything else stays as the reader has left it.

@@ -85,6 +85,11 @@ def register_refresh(
         Input("page-changes", "data"),
         prevent_initial_call=True,
     )
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("rankscope", "endNavigation"),
+        Input("page-shown", "data"),
+        prevent_initial_call=True,
+    )
 
     @app.callback(
         Output("page-content", "children"),

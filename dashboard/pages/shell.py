@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
-from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
+from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
 from rankscope.analysis.report.text import format_age, format_count, format_duration, format_ranges
 
-from ..address import OVERVIEW, View, write_address
+from ..address import OVERVIEW, RANK, TIMELINE, View, write_address
 from ..callback_checks import Posted, Ticks, checked
 from ..text import escape
 from .components import (
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
     from .page import Page
 
 
+MAX_PLACES = 2_000
+"""Places of the palette: pages, hosts and the newest runs; 200 kB."""
+
+
 class FrameShown(Posted):
     """The shown state of the frame, which it keeps in the browser."""
 
@@ -58,6 +63,8 @@ def shell() -> Component:
             dcc.Store(id="frame-changes"),
             dcc.Store(id="frame-title"),
             dcc.Store(id="frame-titled"),
+            dcc.Store(id="frame-palette"),
+            dcc.Store(id="frame-offered"),
             html.A("Skip to the page", href="#page", className="skip"),
             html.Header(
                 [
@@ -65,6 +72,9 @@ def shell() -> Component:
                     html.Div(id="run-chooser", className="run-chooser"),
                     html.Div(id="strip", className="strip"),
                     html.Div(className="spring"),
+                    html.Button(
+                        ["Go to", html.Kbd("Ctrl K")], id="open-palette", className="button small"
+                    ),
                     dmc.ColorSchemeToggle(
                         id="theme-toggle",
                         lightIcon="☀",
@@ -106,6 +116,17 @@ def register(app: Dash, provider: ReportProvider, pages: Sequence[Page], *, base
         Input("frame-title", "data"),
         prevent_initial_call=True,
     )
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("rankscope", "offerPlaces"),
+        Output("frame-offered", "data"),
+        Input("frame-palette", "data"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("rankscope", "openPalette"),
+        Input("open-palette", "n_clicks"),
+        prevent_initial_call=True,
+    )
     page_by_name = {page.name: page for page in pages}
 
     @app.callback(
@@ -140,18 +161,21 @@ def register(app: Dash, provider: ReportProvider, pages: Sequence[Page], *, base
         title = " - ".join(filter(None, (name, "rankscope")))
         if is_of_run:
             title = _title(str(run_id), strip, "" if view.page == OVERVIEW else name)
-        parts = render_parts(
-            [
-                html.Div(_chooser(runs, run_id), id="run-chooser"),
-                html.Div(_strip(strip) if is_of_run else [], id="strip"),
-                html.Nav(_menu(pages, view.page, run_id, base_path), id="menu"),
-                dcc.Store(id="frame-title", data=title),
-            ]
-        )
+        parts = [
+            html.Div(_chooser(runs, run_id), id="run-chooser"),
+            html.Div(_strip(strip) if is_of_run else [], id="strip"),
+            html.Nav(_menu(pages, view.page, run_id, base_path), id="menu"),
+            dcc.Store(id="frame-title", data=title),
+        ]
+        if shown is None or shown.run != run_id or ctx.triggered_id == "frame-place":
+            # The hosts of a large job are too many to list them at each tick.
+            offered = _palette(pages, runs, run_id, strip, base_path=base_path)
+            parts.append(dcc.Store(id="frame-palette", data=offered))
+        rendered = render_parts(parts)
         is_live = not runs or any(run.state == RUNNING for run in runs)
         return (
-            parts.changes({} if shown is None else shown.digests) or no_update,
-            FrameShown(run=run_id, digests=parts.digests).model_dump(),
+            rendered.changes({} if shown is None else shown.digests) or no_update,
+            FrameShown(run=run_id, digests=rendered.digests).model_dump(),
             LIVE_MS if is_live else QUIET_MS,
             next_tick(num_ticks),
         )
@@ -234,6 +258,47 @@ def _chooser(runs: Sequence[RunSummary], run_id: str | None) -> list[Component]:
     )
     # The title shows a name that is longer than the chooser.
     return [html.Div(chooser, title=escape(run_id or ""), className="run-name")]
+
+
+def _palette(
+    pages: Sequence[Page],
+    runs: Sequence[RunSummary],
+    run_id: str | None,
+    strip: RunStrip | None,
+    *,
+    base_path: str,
+) -> dict[str, Any]:
+    """Return where the palette leads: label, kind and address of each place, and ranks by number.
+
+    A run has too many ranks to list them: the browser fills a number into ``rank_address``.
+    """
+    places = [
+        {
+            "label": page.title,
+            "kind": "page",
+            "href": write_address(View(page=page.name, run=run_id), base_path=base_path),
+        }
+        for page in pages
+    ]
+    report = None if strip is None else strip.report
+    ranks_of_host: dict[str, list[int]] = defaultdict(list)
+    if report is not None and report.placements:
+        for rank, (host, _) in sorted(report.placements[-1].of_rank.items()):
+            ranks_of_host[host].append(rank)
+    for host, ranks in ranks_of_host.items():
+        if host:
+            view = View(page=TIMELINE, run=run_id, ranks=tuple(ranks))
+            address = write_address(view, base_path=base_path)
+            places.append({"label": escape(host), "kind": "host", "href": address})
+    for run in runs:
+        address = write_address(View(run=run.run_id), base_path=base_path)
+        places.append({"label": escape(run.run_id), "kind": "run", "href": address})
+    view = View(page=RANK, run=run_id)
+    return {
+        "places": places[:MAX_PLACES],
+        "num_ranks": 0 if strip is None else strip.run.world_size,
+        "rank_address": write_address(view, base_path=base_path),
+    }
 
 
 def _menu(

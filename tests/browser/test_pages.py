@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -190,6 +191,40 @@ def test_names_from_outside_are_shown_as_text(browser: Browser) -> None:
         hover(seen.page, (0.01, 0.03))
         assert "<img src=x" in (seen.page.text_content(TIP) or "")
         assert seen.page.evaluate("window.__xss === undefined")
+
+
+def test_the_palette_leads_to_a_rank_a_page_and_a_host(browser: Browser) -> None:
+    with served(training_provider()) as url, opened(browser, url) as seen:
+        page = seen.page
+        page.wait_for_selector("#overview-workers .heatmaplayer image")
+        expect(page.locator("#open-palette")).to_be_visible()
+
+        page.keyboard.press("Control+k")
+        page.keyboard.type("5")
+        expect(page.locator("#palette a").first).to_have_text(re.compile("Rank 5"))
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/rank?**rank=5")
+
+        page.click("#open-palette")
+        page.keyboard.type("graph")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/graph?**")
+
+        page.keyboard.press("Control+k")
+        page.keyboard.type("nothing like it")
+        expect(page.locator("#palette li")).to_have_text(
+            ["no page, run, host or rank of this name"]
+        )
+        page.keyboard.press("Escape")
+        expect(page.locator("#palette")).to_be_hidden()
+
+
+def test_the_header_of_a_phone_leaves_the_page_its_room(browser: Browser) -> None:
+    size = {"width": 390, "height": 844}
+    with served(training_provider()) as url, opened(browser, url, viewport=size) as seen:
+        seen.page.wait_for_selector("#overview-workers .heatmaplayer image")
+        height = seen.page.evaluate("document.querySelector('.header').offsetHeight")
+        assert height <= 0.12 * size["height"]
 
 
 def test_the_theme_toggles_and_is_remembered_without_a_request(browser: Browser) -> None:
