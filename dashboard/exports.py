@@ -72,7 +72,7 @@ def register_exports(server: Flask, provider: ReportProvider) -> None:
     def runs() -> Response:
         head = ("run", "state", "verdict", "severity", "ranks at fault", "sentence",
                 "started (UTC)", "ranks", "steps", "step time (s)", "MFU", "loss",
-                "lost records")  # fmt: skip
+                "lost GPU hours", "lost records")  # fmt: skip
         rows = [
             (
                 line.run.run_id,
@@ -87,6 +87,7 @@ def register_exports(server: Flask, provider: ReportProvider) -> None:
                 line.step_s,
                 line.mfu,
                 line.loss,
+                line.lost_device_h,
                 line.num_dropped,
             )
             for line in provider.run_lines()

@@ -80,6 +80,8 @@ _COLUMNS: list[dict[str, Any]] = [
      "valueFormatter": _format("params.data.step_time")},
     {"field": "mfu", "headerName": "MFU", "width": 74, **_NUMBER,
      "valueFormatter": _format("d3.format('.1f')(100 * params.value) + ' %'")},
+    {"field": "cost", "headerName": "lost GPU hours", "width": 132, **_NUMBER,
+     "valueFormatter": _format("d3.format(',.3~r')(params.value)")},
     {"field": "loss", "headerName": "loss", "width": 70, **_NUMBER,
      "valueFormatter": _format("d3.format('.4~r')(params.value)")},
     {"field": "steps", "headerName": "steps", "width": 76, **_NUMBER,
@@ -266,6 +268,7 @@ def _row(line: RunLine, base_path: str) -> dict[str, Any]:
         "step_time": format_seconds(line.step_s),
         "mfu": line.mfu,
         "loss": line.loss,
+        "cost": line.lost_device_h,
         "lost": line.num_dropped,
     }
 

@@ -52,6 +52,9 @@ class RunLine:
     is_silent: bool = False
     """Whether it is running and has ended no step for long."""
 
+    lost_device_h: float | None = None
+    """Price of its findings over their steps, times its ranks: hours of devices."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStrip:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING
 
+from rankscope.analysis.diagnose import MATTERS
 from rankscope.analysis.report.exchange import read_report, report_form, write_report
 from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.errors import StoreError
@@ -36,6 +38,8 @@ only the verdict is stored."""
 _SHOWN = (
     "cause", "severity", "verdict", "step_s", "mfu", "loss", "duration_ns", "num_dropped",
 )  # fmt: skip
+
+S_PER_H = 3_600
 
 MAX_RANKS = 512
 """Ranks of a verdict that are stored for the list of runs."""
@@ -102,11 +106,21 @@ def read_run_lines(
     """Return the list of runs, the newest first, from stored results alone."""
     reports = read_report_lines(store)
     worst: dict[str, StoredFinding] = {}
+    lost_s: dict[str, float] = defaultdict(float)
     for finding in sorted(read_findings(store), key=_weight):
         worst[finding.run_id] = finding
-    return tuple(
+        onset, last, saved_s = finding.onset_step, finding.last_step, finding.saved_s
+        if finding.severity in MATTERS and saved_s and onset is not None and last is not None:
+            lost_s[finding.run_id] += saved_s * (last - onset + 1)
+    lines = (
         _line(run, reports.get(run.run_id), worst.get(run.run_id), now_ns=unix_ns())
         for run in StoreSource(store).runs()
+    )
+    return tuple(
+        replace(line, lost_device_h=lost_s[line.run.run_id] * line.run.world_size / S_PER_H)
+        if line.run.run_id in lost_s
+        else line
+        for line in lines
     )
 
 

@@ -65,7 +65,10 @@ def test_a_report_is_made_once_and_again_when_its_run_has_new_rows(tmp_path: Pat
         (row,) = read_findings(store, "r")
         top = made.top_finding
         assert (row.cause, row.ranks, row.severity) == (top.cause, top.ranks, str(top.severity))
-        assert (row.onset_step, row.saved_s) == ((top.steps or (-1,))[0], top.shown_saved_s)
+        first_step, last_step = top.steps or (0, -1)
+        assert (row.onset_step, row.saved_s) == (first_step, top.shown_saved_s)
+        lost_s = (top.shown_saved_s or 0.0) * (last_step - first_step + 1)
+        assert line.lost_device_h == pytest.approx(lost_s * 8 / 3600)
         StoredReports(store).keep(summary, made)
         assert len(read_findings(store)) == 1
 
