@@ -19,6 +19,7 @@ from .price.findings import Times, changes_of_fixes
 from .price.operation_sets import Part, select_operations
 from .replay.critical_path import critical_path
 from .replay.model import COMPUTE_KINDS, has_kind, select_step
+from .replay.pipeline import measure_pipeline
 from .replay.program import compile_program
 from .replay.what_if import ratio
 from .trace.errors import AnalysisError, EmptyRunError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from .causes.detector import Case
     from .replay.critical_path import CriticalPath
     from .replay.model import ReplayModel
+    from .replay.pipeline import Pipeline
     from .replay.program import Change, Program
     from .report.report import Finding
     from .trace.tables import RunInfo, SpanSource
@@ -60,6 +62,7 @@ class RunPlay:
         model = case.reading.model
         self.run = run
         self.reading = case.reading
+        self.replayer = case.replayer
         self.recorded = Times(model.operations.duration_ns, model.operations.gap_ns)
         self.faulty, changes = changes_of_fixes(candidates, model, case.workers)
         self.fix_of: dict[tuple[str, tuple[int, ...], tuple[int, int] | None], Change] = {
@@ -94,6 +97,19 @@ class RunPlay:
             recorded=recorded,
             times=recorded,
         )
+
+    def change_of(self, finding: Finding) -> Change | None:
+        """Return what the fix of a finding changes; None if it is unknown."""
+        return self.fix_of.get((finding.cause, finding.ranks, finding.steps))
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """The run's pipeline, measured.
+
+        Raises:
+            ScheduleError: It is unknown.
+        """
+        return measure_pipeline(self.reading, float(self.replayer.full_recorded().mean()))
 
     @cached_property
     def speed_by_rank(self) -> dict[int, float]:
@@ -144,7 +160,7 @@ class StepPlay:
         Raises:
             PlayError: The finding has no operation that could be fixed.
         """
-        change = self.of_run.fix_of.get((finding.cause, finding.ranks, finding.steps))
+        change = self.of_run.change_of(finding)
         if change is None or not len(change.rows):
             raise PlayError(f"{finding.cause} has no operation whose time a fix would change")
         play = self if self.is_fixed else self._on_faulty()

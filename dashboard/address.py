@@ -23,6 +23,7 @@ MFU = "mfu"
 LINKS = "links"
 GRAPH = "graph"
 START_UP = "start-up"
+WHAT_IF = "what-if"
 COMPARE = "compare"
 RUNS = "runs"
 ALERTS = "alerts"
@@ -74,7 +75,7 @@ class View:
 
     show: str | None = None
     """What the page shows of several things, as one of its own words; None: its first choice.
-    On the timeline a cause, for the proof of its finding, or `WHOLE`."""
+    On the timeline a cause, for the proof of its finding, or `WHOLE`; the changes of a what-if."""
 
     layers: tuple[str, ...] = ()
     """Those of `LAYERS` that are drawn, in their order."""

@@ -23,6 +23,7 @@ from .pages import (
     start_up,
     timeline,
     wait_graph,
+    what_if,
 )
 from .pages.refresh import register_refresh
 
@@ -36,6 +37,7 @@ PAGES = (
     mfu.PAGE,
     links.PAGE,
     wait_graph.PAGE,
+    what_if.PAGE,
     start_up.PAGE,
     compare.PAGE,
     runs.PAGE,

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.drawing.step_replay import StepReplay
     from rankscope.analysis.drawing.timeline import StepTimeline, ViewportSpans
+    from rankscope.analysis.play import RunPlay
     from rankscope.analysis.report.liveness import RankLiveness, StepSilence
     from rankscope.analysis.report.report import RunReport
     from rankscope.analysis.trace.tables import RunSummary
@@ -90,6 +91,14 @@ class ReportProvider(Protocol):
 
         Raises:
             AnalysisError: The step cannot be replayed, or has too many spans.
+        """
+        ...
+
+    def play(self, run_id: str) -> RunPlay | None:
+        """Return a run whose steps can be replayed with changes; None while it is being read.
+
+        Raises:
+            AnalysisError: No step can be replayed, or the run has too many spans.
         """
         ...
 

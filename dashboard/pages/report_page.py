@@ -29,7 +29,7 @@ class ShowReport(Protocol):
 
     def __call__(
         self, provider: ReportProvider, report: RunReport, view: View, /, *, base_path: str
-    ) -> list[Component]:
+    ) -> list[Component] | Content:
         """Return the content; ``view.run`` is the report's run."""
         ...
 
@@ -60,7 +60,8 @@ def report_page(
             return Content(children=no_verdict_yet(report), is_unfinished=True)
         if isinstance(report, AnalysisFailed):
             return Content(children=no_verdict(report), is_unfinished=True)
-        return Content(children=show_report(provider, report, view, base_path=base_path))
+        shown = show_report(provider, report, view, base_path=base_path)
+        return shown if isinstance(shown, Content) else Content(children=shown)
 
     def revision(provider: ReportProvider, view: View) -> int | None:
         if is_live and _state(provider, view) == RUNNING:

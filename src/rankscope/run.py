@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.price.operation_sets import Part, PartPrice
     from rankscope.analysis.replay.critical_path import CriticalPath, Slack
     from rankscope.analysis.replay.model import Reading
-    from rankscope.analysis.replay.pipeline import Pipeline, Planned
+    from rankscope.analysis.replay.pipeline import Planned
     from rankscope.analysis.replay.step_graph import IdealTimeline
     from rankscope.analysis.replay.what_if import Replayer
     from rankscope.analysis.report.report import RunReport
@@ -472,18 +472,12 @@ class Run:
         from rankscope.analysis.replay.pipeline import Schedule, plan
 
         return plan(
-            self._pipeline,
+            self._plays.pipeline,
             stages=stages,
             chunks=chunks,
             microbatches=microbatches,
             schedule=Schedule(schedule),
         )
-
-    @cached_property
-    def _pipeline(self) -> Pipeline:
-        from rankscope.analysis.replay.pipeline import measure_pipeline
-
-        return measure_pipeline(self.reading, float(self.replayer.full_recorded().mean()))
 
     @cached_property
     def _plays(self) -> RunPlay:

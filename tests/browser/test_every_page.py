@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.report.report import RunReport
 
-OF_A_RUN = ("run", "rank", "mfu", "links", "graph", "start-up", "compare")
+OF_A_RUN = ("run", "rank", "mfu", "links", "graph", "what-if", "start-up", "compare")
 OF_THE_STORE = ("runs", "alerts", "health")
 
 AUDIT = """() => {

@@ -14,6 +14,7 @@ from rankscope.analysis.drawing.timeline import (
     read_timeline,
     records_groups,
 )
+from rankscope.analysis.play import open_play
 from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.collector.read.pictures import StepId
 from rankscope.collector.read.runs import read_events
@@ -24,6 +25,7 @@ from ..sources.store_source import to_event
 from .around_runs import write_step_trace
 from .background_jobs import KeptResults
 from .pictures import LargeSteps, StepPictures, read_part
+from .reports import MAX_SPANS
 from .shared_results import SharedResults
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.drawing.step_replay import StepReplay
     from rankscope.analysis.drawing.timeline import StepTimeline
+    from rankscope.analysis.play import RunPlay
     from rankscope.analysis.trace.tables import RunSummary, SpanSource
     from rankscope.collector.store.store import Store
 
@@ -62,6 +65,9 @@ many steps around as fit."""
 
 MAX_REPLAYS = 4
 """Replays kept in memory."""
+
+MAX_PLAYS = 1
+"""Runs kept in memory to be replayed with changes, up to 1 GB."""
 
 
 class StepView:
@@ -97,6 +103,7 @@ class StepView:
         self._timelines: KeptResults[StepTimeline] = KeptResults(MAX_TIMELINES)
         self._parts: KeptResults[StepTimeline | None] = KeptResults(MAX_PARTS)
         self._replays: KeptResults[StepReplay] = KeptResults(MAX_REPLAYS)
+        self._plays: KeptResults[RunPlay] = KeptResults(MAX_PLAYS)
         self._last_places: SharedResults[tuple[str, int, int], Places] = SharedResults(
             max_results=1
         )
@@ -240,6 +247,27 @@ class StepView:
             ("replay", run.run_id, recorded.epoch, recorded.step, revision),
             lambda: make_replay(self._source, run, recorded),
             jobs=self._queues.small,
+            timeout_s=self._timeout_s,
+        )
+        return None if done is None else done.result()
+
+    def play(self, run_id: str) -> RunPlay | None:
+        """Return a run whose steps can be replayed with changes; None while it is being read.
+
+        Raises:
+            UnknownRunError: The store holds no run of this name.
+            AnalysisError: No step can be replayed, or the run has too many spans.
+        """
+        run = self._runs.find(run_id)
+        if run.num_spans > MAX_SPANS:
+            raise EmptyRunError(
+                f"the run has {run.num_spans:,} spans; at most {MAX_SPANS:,} are read for a page."
+                f" Use open_run({run_id!r}).play in a notebook"
+            )
+        done = self._plays.get(
+            ("play", run_id, self._reports.revision(run_id)),
+            lambda: open_play(self._source, run_id),
+            jobs=self._queues.of_run(run),
             timeout_s=self._timeout_s,
         )
         return None if done is None else done.result()

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
     from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.drawing.step_replay import StepReplay
+    from rankscope.analysis.play import RunPlay
     from rankscope.analysis.report.liveness import RankLiveness, StepSilence
     from rankscope.dashboard.records.page_results import Health, RunComparison, Startup
     from rankscope.dashboard.records.progress import (
@@ -109,6 +110,7 @@ class FakeProvider:
     started: Startup | None = None
     state_of_server: Health | None = None
     replays: dict[int, StepReplay] = field(default_factory=dict)
+    run_play: RunPlay | None = None
     is_drawing: bool = False
     """Whether each step is still being read."""
 
@@ -256,6 +258,9 @@ class FakeProvider:
 
     def step_replay(self, recorded: StepTimeline | StepPicture) -> StepReplay | None:
         return self.replays.get(recorded.step)
+
+    def play(self, run_id: str) -> RunPlay | None:
+        return self.run_play
 
     def picture_revision(self, run_id: str, *, epoch: int, step: int) -> int:
         self._check(run_id)
