@@ -201,7 +201,7 @@ def _bars(play: StepPlay) -> Component:
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """What the parts of the page are about."""
+    """A run that is played, and the shown view with its changes."""
 
     play: RunPlay
     report: RunReport
