@@ -228,6 +228,11 @@ def _describe(path: Path, document: Event, about: Event) -> RankTrace:
 
 
 def check_members(path: Path, num_members: int) -> None:
+    """Raise if the groups of a job have more than `MAX_MEMBERS` in all.
+
+    Raises:
+        TraceError: They have.
+    """
     if num_members > MAX_MEMBERS:
         reason = (
             f"has process groups of {num_members:,} members, more than {MAX_MEMBERS:,}: remove"
@@ -332,4 +337,3 @@ def index_around(intervals: Sequence[tuple[int, ...]], at_ns: int) -> int:
     """Return the index of the disjoint interval around a time, else `NONE`."""
     index = bisect_right(intervals, at_ns, key=lambda each: each[0]) - 1
     return index if index >= 0 and at_ns < intervals[index][1] else NONE
-
