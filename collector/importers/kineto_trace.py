@@ -246,10 +246,10 @@ def axis_of(described: str) -> str:
 
 
 def check_members(path: Path, num_members: int) -> None:
-    """Refuse groups of too many members.
+    """Raise if the groups of a job have more than `MAX_MEMBERS` in all.
 
     Raises:
-        TraceError: They have more than `MAX_MEMBERS`.
+        TraceError: They have.
     """
     if num_members > MAX_MEMBERS:
         reason = (
