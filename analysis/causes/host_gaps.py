@@ -328,6 +328,22 @@ def _late_stages(gaps: HostGaps, loss: Loss) -> Iterator[tuple[Phase, list[int]]
         yield phase, np.flatnonzero(is_late).tolist()
 
 
+def _usual_ns(
+    gaps: HostGaps,
+    expected: Expected,
+    cells: tuple[NDArray[np.integer], ...],
+    *,
+    least_ns: float,
+) -> float:
+    """Return what is lost normally in the places in which some cells lose more than that."""
+    usual_ns = 0.0
+    for places, level in expected:
+        own, normal = (float(np.median(each[cells])) for each in (gaps.total_ns(*places), level))
+        if own - normal >= THRESHOLDS.min_excess_ratio * least_ns:
+            usual_ns += normal
+    return usual_ns
+
+
 def _late_candidate(
     gaps: HostGaps, loss: Loss, phase: Phase, rows: list[int], expected: Expected = ()
 ) -> Candidate:
@@ -336,8 +352,12 @@ def _late_candidate(
     columns = phase.shown
     steps = phase.steps(profile.steps)
     chosen = loss.chosen & np.isin(gaps.row, rows) & np.isin(gaps.column, columns)
-    lost = format_duration(phase.excess_ratio * float(np.median(gaps.compute_ns[rows])))
-    share = format_percent(phase.excess_ratio)
+    compute_ns = float(np.median(gaps.compute_ns[rows]))
+    lost_ns, peers = phase.excess_ratio * compute_ns, ALONE
+    usual_ns = _usual_ns(gaps, expected, np.ix_(rows, columns), least_ns=lost_ns)
+    if usual_ns >= THRESHOLDS.min_excess_ratio * lost_ns:
+        lost_ns, peers = lost_ns + usual_ns, f"; its peers lose {format_duration(usual_ns)}"
+    share = format_percent(lost_ns / compute_ns)
     ranks = tuple(sorted(profile.ranks[rows].tolist()))
     several = len(rows) > 1
     return Candidate(
@@ -349,10 +369,10 @@ def _late_candidate(
         excess_ratio=phase.excess_ratio,
         threshold=max(phase.threshold, THRESHOLDS.min_excess_ratio if several else 0.0),
         evidence=(
-            f"{format_ranks(ranks)} {'lose' if several else 'loses'} {lost}"
+            f"{format_ranks(ranks)} {'lose' if several else 'loses'} {format_duration(lost_ns)}"
             f"{'' if phase.recurs else ' per step'} {loss.activity} ({share} of the compute)"
             f" {phase.when(profile.steps)}"
-            f"{'' if several or len(profile.ranks) == 1 else ALONE}"
+            f"{'' if several or len(profile.ranks) == 1 else peers}"
         ),
         on_host=True,
         fixed_ns=gaps.fixed_ns(chosen, expected),

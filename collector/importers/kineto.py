@@ -28,7 +28,7 @@ from .kineto_trace import LOADER_PREFIX, check_members, find_rank, index_around,
 from .spool_folder import Process, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from .kineto_comm import Call
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def read_traces(
-    files: Sequence[Path], run_id: str, *, comm_kernels: Iterable[str] = ()
+    files: Sequence[Path], run_id: str, *, kernels: CommKernels | None = None
 ) -> Iterator[Process]:
     """Yield the process of each rank, with its records, and with the groups of no process before.
 
@@ -45,15 +45,14 @@ def read_traces(
     Args:
         files: The traces.
         run_id: Name of the run.
-        comm_kernels: Regular expressions of kernels that communicate, besides those of `LIBRARIES`.
+        kernels: Which kernels communicate; None: those of `LIBRARIES`.
 
     Raises:
         TraceError: A file is no such trace, two have the same step of one rank, the files of
             a rank that is not named at their begin do not follow each other, or the groups have
             more than `MAX_MEMBERS`.
-        re.error: One of ``comm_kernels`` is no regular expression.
     """
-    kernels = CommKernels(comm_kernels)
+    kernels = kernels or CommKernels()
     seen: dict[tuple[int, int], Path] = {}
     known: set[int] = set()
     ranks: set[int] = set()

@@ -111,8 +111,7 @@ class _Sweep:
     def _add_gap(self, work: Work, step: int, *, goes_on: bool) -> None:
         """Add what was before a kernel, in which nothing was computed."""
         begin, end = self._busy_ns, work.start_ns
-        is_late = self._trace.is_of_device and work.launch_ns > begin
-        name = IdleName.LATE if is_late else IdleName.IDLE
+        name = _idle_name(self._trace, work, begin)
         wait = _find_wait(self._trace, work, self._calls, begin)
         if wait is None:
             if goes_on:
@@ -164,6 +163,14 @@ class _Sweep:
             )
             end -= duration
         self._idle.clear()
+
+
+def _idle_name(trace: RankTrace, work: Work, begin_ns: int) -> IdleName:
+    """Return why nothing was computed from a time on until work began."""
+    if not trace.is_of_device or work.launch_ns <= begin_ns:
+        return IdleName.IDLE
+    synchronized = index_around(trace.synchronizations.get(work.thread, ()), begin_ns) != NONE
+    return IdleName.SYNCHRONIZED if synchronized else IdleName.LATE
 
 
 def _find_phases(trace: RankTrace) -> list[Phase | None]:

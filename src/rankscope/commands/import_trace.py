@@ -1,5 +1,6 @@
 """`rankscope import`: store a trace that another program recorded, or a spool whose job ended."""
 
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import BadInputError
-from ..terminal.lines import Progress
+from ..terminal.lines import Progress, say
 from .flags import Store, open_store
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class ImportRequest:
 
     store_url: str | None
     meta: Path | None = None
+    comm_kernel: Sequence[str] | None = None
+    """Regular expressions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +60,7 @@ def import_files(
     run_id: str | None,
     store_url: str | None,
     meta: Path | None = None,
+    comm_kernel: Sequence[str] | None = None,
 ) -> str:
     """Store files or a spool, and return a line with what was stored.
 
@@ -70,7 +74,7 @@ def import_files(
     if file_format not in FORMATS:
         raise BadInputError(f"--format {file_format} is not supported: give {', '.join(FORMATS)}")
     chosen = FORMATS[file_format]
-    options = {"meta": meta}
+    options = {"meta": meta, "comm_kernel": comm_kernel or None}
     for option, value in options.items():
         if value is not None and option not in chosen.options:
             others = " or ".join(name for name, each in FORMATS.items() if option in each.options)
@@ -82,7 +86,13 @@ def import_files(
         raise BadInputError(
             f"--format {file_format} takes one path, got {len(files)}: import each on its own"
         )
-    request = ImportRequest(paths=files, run_id=run_id or "", store_url=store_url, meta=meta)
+    request = ImportRequest(
+        paths=files,
+        run_id=run_id or "",
+        store_url=store_url,
+        meta=meta,
+        comm_kernel=comm_kernel,
+    )
     return chosen.read(request)
 
 
@@ -132,9 +142,15 @@ def import_kineto(request: ImportRequest) -> str:
         StoreError: The store could not be opened or written.
     """
     from rankscope.collector.importers.kineto import read_traces
+    from rankscope.collector.importers.kineto_comm import CommKernels
 
     files = [file for path in request.paths for file in _trace_files(path)]
-    return store_processes(read_traces(files, request.run_id), request)
+    patterns = request.comm_kernel or ()
+    try:
+        kernels = CommKernels(patterns)
+    except re.error as error:
+        raise BadInputError(f"--comm-kernel {error.pattern!r} is no pattern: {error}") from None
+    return store_processes(read_traces(files, request.run_id, kernels=kernels), request)
 
 
 def store_processes(processes: "Iterable[Process]", request: ImportRequest) -> str:
@@ -149,11 +165,15 @@ def store_processes(processes: "Iterable[Process]", request: ImportRequest) -> s
     from rankscope.collector.importers.spool_folder import write_process
 
     check_run_name(request.run_id)
+    notes: dict[str, None] = {}
     with tempfile.TemporaryDirectory(prefix="rankscope-") as folder:
         with Progress() as progress:
             for number, process in enumerate(processes, 1):
                 progress.show(f"read {number} ranks")
+                notes |= dict.fromkeys(process.notes)
                 write_process(Path(folder), process)
+        for note in notes:
+            say(note)
         return _store_spool(Path(folder), run_id=request.run_id, store_url=request.store_url)
 
 
@@ -220,6 +240,7 @@ FORMATS = {
     "kineto": Format(
         description="JSON files of torch.profiler, one of each rank, or their folder",
         read=import_kineto,
+        options=("comm_kernel",),
         has_many_paths=True,
     ),
     "rankscope": Format(
@@ -258,7 +279,25 @@ def import_(
             "--meta", metavar="FILE", help="YAML file with the sizes of the job (bytedance)."
         ),
     ] = None,
+    comm_kernel: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--comm-kernel",
+            metavar="PATTERN",
+            help="Regular expression of the names of kernels that communicate, besides those of"
+            " known libraries (kineto). May be given several times.",
+            show_default=False,
+        ),
+    ] = None,
     store: Store = None,
 ) -> None:
     """Store a trace that another program recorded, or the spool of a job that has ended."""
-    typer.echo(import_files(files, file_format=file_format, run_id=run, meta=meta, store_url=store))
+    done = import_files(
+        files,
+        file_format=file_format,
+        run_id=run,
+        meta=meta,
+        comm_kernel=comm_kernel,
+        store_url=store,
+    )
+    typer.echo(done)
