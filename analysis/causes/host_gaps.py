@@ -331,16 +331,23 @@ def _late_stages(gaps: HostGaps, loss: Loss) -> Iterator[tuple[Phase, list[int]]
 def _usual_ns(
     gaps: HostGaps,
     expected: Expected,
-    cells: tuple[NDArray[np.integer], ...],
+    rows: NDArray[np.int64],
+    columns: list[int],
     *,
-    least_ns: float,
+    lost_ns: float,
 ) -> float:
-    """Return what is lost normally in the places in which some cells lose more than that."""
+    """Return what peers lose in the places in which some ranks lose more than they."""
+    peers = np.setdiff1d(
+        np.flatnonzero(np.isin(gaps.profile.stage, gaps.profile.stage[rows])), rows
+    )
+    if not len(peers):
+        return 0.0
     usual_ns = 0.0
-    for places, level in expected:
-        own, normal = (float(np.median(each[cells])) for each in (gaps.total_ns(*places), level))
-        if own - normal >= THRESHOLDS.min_excess_ratio * least_ns:
-            usual_ns += normal
+    for places, _ in expected:
+        total_ns = gaps.total_ns(*places)[:, columns]
+        own, usual = (float(np.median(total_ns[chosen])) for chosen in (rows, peers))
+        if own - usual >= THRESHOLDS.min_excess_ratio * lost_ns:
+            usual_ns += usual
     return usual_ns
 
 
@@ -354,7 +361,7 @@ def _late_candidate(
     chosen = loss.chosen & np.isin(gaps.row, rows) & np.isin(gaps.column, columns)
     compute_ns = float(np.median(gaps.compute_ns[rows]))
     lost_ns, peers = phase.excess_ratio * compute_ns, ALONE
-    usual_ns = _usual_ns(gaps, expected, np.ix_(rows, columns), least_ns=lost_ns)
+    usual_ns = _usual_ns(gaps, expected, np.array(rows), columns, lost_ns=lost_ns)
     if usual_ns >= THRESHOLDS.min_excess_ratio * lost_ns:
         lost_ns, peers = lost_ns + usual_ns, f"; its peers lose {format_duration(usual_ns)}"
     share = format_percent(lost_ns / compute_ns)

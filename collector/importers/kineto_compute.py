@@ -27,7 +27,8 @@ DEVICE_SLACK_NS = 20_000
 stream's wait for an event of another stream, 5 to 10 us, with a margin."""
 
 HOST_SLACK_NS = 2_000_000
-"""The same of a thread, which the operating system has to wake."""
+"""Longest time from the end of a communication to the return of a thread that waited for it, which
+the operating system has to wake."""
 
 RESOLUTION = 1000
 """Idle times that are closer together than this part of a step have one span with their sum: a step
@@ -221,9 +222,11 @@ def _find_wait(trace: RankTrace, work: Work, calls: Sequence[Call], busy_ns: int
     """Return the wait that ended as work began, if any.
 
     A stream waited if it had got the work before the communication ended; a host if it was in a
-    call that returned as the communication ended, and then launched the work. A thread of gloo may
-    lose its core between the end of a communication and that of its record, so on a processor one
-    that ends a little later counts too, if the idle time was most of it.
+    call that returned as the communication ended, and then launched the work. A thread that
+    computes nothing until a communication ends waits for it, whenever it gets a core afterwards: if
+    it did something else, that took no longer than the communication, which is short on a rank that
+    others wait for. A thread of gloo may lose its core between the end of a communication and that
+    of its record, so one that ends a little later counts too, if the idle time was most of it.
 
     Args:
         trace: The rank's trace.
@@ -231,10 +234,9 @@ def _find_wait(trace: RankTrace, work: Work, calls: Sequence[Call], busy_ns: int
         calls: All communication, by its end.
         busy_ns: End of the compute before.
     """
-    slack_ns, until_ns = DEVICE_SLACK_NS, work.start_ns
+    until_ns = work.start_ns
     if not trace.is_of_device:
-        slack_ns = HOST_SLACK_NS
-        until_ns += max(slack_ns, (work.start_ns - busy_ns) // 10)
+        until_ns += max(HOST_SLACK_NS, (work.start_ns - busy_ns) // 10)
     last = bisect_right(calls, until_ns, key=lambda call: call.work.end_ns) - 1
     if last < 0:
         return None
@@ -246,10 +248,10 @@ def _find_wait(trace: RankTrace, work: Work, calls: Sequence[Call], busy_ns: int
         called_ns = _synchronized_since(trace, work, waited.end_ns)
         begin = max(begin, end if called_ns is None else called_ns)
         return _Wait(begin, end, comm) if begin < end else None
+    if trace.is_of_device:
+        return _Wait(begin, end, comm) if work.start_ns - end <= DEVICE_SLACK_NS else None
     is_most = 2 * (end - begin) >= waited.end_ns - waited.launch_ns
-    if work.start_ns - end > slack_ns or not (waited.end_ns <= work.start_ns or is_most):
-        return None
-    return _Wait(begin, end, comm)
+    return _Wait(begin, end, comm) if waited.end_ns <= work.start_ns or is_most else None
 
 
 def _synchronized_since(trace: RankTrace, work: Work, end_ns: int) -> int | None:
