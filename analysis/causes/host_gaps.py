@@ -52,7 +52,8 @@ class HostGaps:
     """Shape (gaps,)."""
 
     compute_ns: NDArray[np.float64]
-    """Shape (ranks,): median own compute in a step, the unit in which gaps are judged."""
+    """Shape (ranks,): median own compute in a step, with the idle time inside of it, the unit in
+    which gaps are judged."""
 
     duration_ns: NDArray[np.float64]
     """Shape (ops,): recorded durations of the replay's operations."""
@@ -115,12 +116,17 @@ def tabulate_gaps(
     at = np.minimum(find_positions(gaps.rank, profile.ranks), len(profile.ranks) - 1)
     column = np.minimum(find_positions(gaps.step, profile.steps), len(profile.steps) - 1)
     is_known = (profile.ranks[at] == gaps.rank) & (profile.steps[column] == gaps.step)
+    row = np.where(is_known, at, -1)
+    in_compute = is_known & (False if gaps.in_compute is None else gaps.in_compute)
+    idle_ns = sum_cells(
+        profile.total_ns.shape, row[in_compute], column[in_compute], gaps.gap_ns[in_compute]
+    )
     return HostGaps(
         profile=profile,
         gaps=gaps,
-        row=np.where(is_known, at, -1),
+        row=row,
         column=column,
-        compute_ns=row_medians(profile.total_ns),
+        compute_ns=row_medians(profile.total_ns + idle_ns),
         duration_ns=duration_ns,
     )
 

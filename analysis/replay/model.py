@@ -275,6 +275,8 @@ class GapItems:
     span took any."""
 
     names: tuple[str, ...] = ()
+    in_compute: NDArray[np.bool_] | None = None
+    """Whether it is idle time inside a compute span; None: none is."""
 
     def __len__(self) -> int:
         return len(self.gap_ns)
