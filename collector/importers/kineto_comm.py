@@ -94,6 +94,9 @@ SOUNDS_LIKE_COMM = re.compile(
 )
 """Names that are shown to a user whose trace has no communication; they decide nothing."""
 
+NAME_CHARS = 1024
+"""Of a kernel's name that are searched: the function comes before its template and arguments."""
+
 MAX_NAMES = 3
 MAX_NESTED = 16
 """Calls of one thread that are searched for the one around a launch."""
@@ -123,7 +126,7 @@ class CommKernels:
     def axis_of(self, name: str) -> str | None:
         """Return the axis of the library of a kernel, "" for any; None if it is none of these."""
         if name not in self._axes:
-            axes = (axis for pattern, axis in self._patterns if pattern.search(name))
+            axes = (axis for pattern, axis in self._patterns if pattern.search(name[:NAME_CHARS]))
             self._axes[name] = next(axes, None)
         return self._axes[name]
 
@@ -249,7 +252,12 @@ def _add_named_group(trace: RankTrace, groups: dict[str, Group], args: Event) ->
     try:
         ranks = json.loads(text_of(args.get("Process Group Ranks")))
         members = tuple(sorted({int(rank) for rank in ranks}))
-    except (ValueError, TypeError):  # a long list is cut: "[0, 1, ..., 63]"
+    except (
+        ValueError,
+        TypeError,
+        OverflowError,
+        RecursionError,
+    ):  # a long list is cut: "[0, 1, ..., 63]"
         return
     is_whole = len(members) == args.get("Group size", len(members)) > 0
     if is_whole and 0 <= members[0] <= members[-1] < trace.world_size and trace.rank in members:
@@ -346,7 +354,9 @@ def _stream_of(work: Work) -> str:
 def _missing_note(trace: RankTrace) -> str:
     """Return a sentence about a rank that communicates in less than half of its steps."""
     names = Counter(work.event["name"] for work in trace.compute)
-    alike = [name for name, _ in names.most_common() if SOUNDS_LIKE_COMM.search(name)][:MAX_NAMES]
+    alike = [name for name, _ in names.most_common() if SOUNDS_LIKE_COMM.search(name[:NAME_CHARS])][
+        :MAX_NAMES
+    ]
     hint = f" (it has {', '.join(name[:60] for name in alike)})" if alike else ""
     return (
         f"the profile of a job of {trace.world_size} ranks has no communication in most of its"

@@ -352,6 +352,20 @@ def test_a_file_without_groups_has_one_of_all_ranks(tmp_path: Path) -> None:
     assert ["one group of all ranks" in note for note in process.notes] == [True]
 
 
+@pytest.mark.parametrize("ranks", ["[Infinity, 0]", "[0, 1, ..., 7]", "[]", "[0, 9]", "{}", "1"])
+def test_members_in_arguments_that_are_no_whole_list_make_no_group(
+    tmp_path: Path, ranks: str
+) -> None:
+    trace = TraceBuilder(0, 4, groups=TWO_GROUPS)
+    trace.step(0, 0, 100)
+    about: dict[str, Any] = {"Process Group Ranks": ranks, "Group size": 2}
+    trace.comm("allreduce", 10, 20, group="7", **about)
+    process = read_one(trace, tmp_path)
+
+    assert sorted(name for _, name, _ in process.groups.values()) == ["", "dp", "tp"]
+    assert len(process.notes) == 1
+
+
 def test_a_rank_without_communication_says_so_with_names_that_sound_like_it(
     tmp_path: Path,
 ) -> None:
