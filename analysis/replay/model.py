@@ -89,6 +89,10 @@ class ReplayModel:
     """Shape (ops,): for a piece of compute, the number of its span; undefined for the others.
     None: each operation is a whole span."""
 
+    idle: NDArray[np.bool_] | None = None
+    """Shape (ops,): host time in which a device had nothing to do, beside which communication may
+    go on; None: there is none."""
+
     work: NDArray[np.int64] | None = None
     """Shape (ops,): for compute, equal for spans of equal kind, micro-batch part, chunk and
     stage, into however many pieces they are cut; undefined for the others. None: use the label."""
@@ -271,6 +275,8 @@ class GapItems:
     span took any."""
 
     names: tuple[str, ...] = ()
+    in_compute: NDArray[np.bool_] | None = None
+    """Whether it is idle time inside a compute span; None: none is."""
 
     def __len__(self) -> int:
         return len(self.gap_ns)
@@ -462,6 +468,7 @@ def _select_steps(
             **own,
         ),
         kinds=model.kinds,
+        idle=None if model.idle is None else model.idle[rows],
         **columns,
     )
 

@@ -55,8 +55,13 @@ OPTIMIZER_PREFIX = "Optimizer.step#"
 LOADER_PREFIX = "enumerate(DataLoader)"
 KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime"})
-COMM_KERNEL = re.compile(r"(?:nccl|rccl|mscclpp?)", re.IGNORECASE)
-GLOO_PREFIX = "gloo:"
+SYNCHRONIZATION = "Synchronize"
+CALL = "record_param_comms"
+BACKEND = re.compile(r"(nccl|rccl|gloo|mpi|ucc|xccl|hccl|mccl|cncl|custom):(\w+)")
+"""Annotation of a call of communication, as the backends of ``torch.distributed`` write it."""
+
+HOST_COMM = re.compile(r"(?:gloo|mpi|ucc):|oneccl_bindings_for_pytorch::cpu_work::")
+"""Communication of processors."""
 AXIS_OF_DESCRIPTION = {
     "TENSOR_MODEL_PARALLEL_GROUP": "tp",
     "PIPELINE_MODEL_PARALLEL_GROUP": "pp",
@@ -117,6 +122,15 @@ class RankTrace:
 
     optimizer: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     loader: list[tuple[int, int]] = field(default_factory=list)
+    calls: dict[str, list[tuple[int, int, Event]]] = field(default_factory=dict)
+    """Calls of communication by thread, sorted by begin; one may contain another."""
+
+    synchronizations: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    """Calls by thread in which a host waits for its device; disjoint, ascending."""
+
+    ranges: dict[str, list[tuple[int, int, str]]] = field(default_factory=dict)
+    """Other annotations, among them those of the job's own, by thread."""
+
     groups: dict[str, Group] = field(default_factory=dict)
     """By name."""
 
@@ -208,8 +222,7 @@ def _describe(path: Path, document: Event, about: Event) -> RankTrace:
         members = tuple(sorted(map(int, each["ranks"]))) if each.get("ranks") else everyone
         if not 0 <= members[0] <= members[-1] < world_size or len(set(members)) < len(members):
             raise ValueError(f"members of group {name[:64]!r} of {world_size} ranks")
-        axis = AXIS_OF_DESCRIPTION.get(described, described.removeprefix("mesh_"))
-        groups[name] = Group(name, axis, members, make_group_id(name, members))
+        groups[name] = Group(name, axis_of(described), members, make_group_id(name, members))
     if not {group.axis for group in groups.values()} & AXES:
         # Without a named axis, the job is data parallel over the group of all ranks.
         groups = {
@@ -227,8 +240,17 @@ def _describe(path: Path, document: Event, about: Event) -> RankTrace:
     )
 
 
+def axis_of(described: str) -> str:
+    """Return the axis of a group by its description."""
+    return AXIS_OF_DESCRIPTION.get(described, described.removeprefix("mesh_"))
+
+
 def check_members(path: Path, num_members: int) -> None:
-    """Raise a `TraceError` if groups have more than `MAX_MEMBERS` members."""
+    """Raise if the groups of a job have more than `MAX_MEMBERS` in all.
+
+    Raises:
+        TraceError: They have.
+    """
     if num_members > MAX_MEMBERS:
         reason = (
             f"has process groups of {num_members:,} members, more than {MAX_MEMBERS:,}: remove"
@@ -266,16 +288,18 @@ def _read_events(trace: RankTrace, events: list[Event]) -> None:
             launch = launches.get(text_of(event["args"].get("correlation")), event)
             begin, end = _times(trace, event)
             work = Work(begin, end, _times(trace, launch)[0], _thread(launch), event)
-            (trace.comm if COMM_KERNEL.match(event["name"]) else trace.compute).append(work)
+            trace.compute.append(work)
         elif not event["cat"].startswith("gpu_"):  # a copy of an annotation on the device
             _read_annotation(trace, event)
     if not trace.is_of_device:
         trace.compute = _outermost_operators(trace, events)
-    for regions in (trace.backward, trace.optimizer):
+    for regions in (trace.backward, trace.optimizer, trace.synchronizations):
         for thread, own in regions.items():
             regions[thread] = _merge(own)
     trace.steps.sort()
     trace.loader.sort()
+    for calls in trace.calls.values():
+        calls.sort(key=lambda call: (call[0], -call[1]))
     for items in (trace.compute, trace.comm):
         items.sort(key=lambda each: each[:2])
 
@@ -291,8 +315,15 @@ def _read_annotation(trace: RankTrace, event: Event) -> None:
         trace.optimizer.setdefault(thread, []).append((begin, end))
     elif name.startswith(LOADER_PREFIX):
         trace.loader.append((begin, end))
-    elif name.startswith(GLOO_PREFIX) and not trace.is_of_device:
+    elif HOST_COMM.match(name) and not trace.is_of_device:
         trace.comm.append(Work(begin, end, begin, thread, event))
+    elif event["cat"] in LAUNCHES:
+        if SYNCHRONIZATION in name:
+            trace.synchronizations.setdefault(thread, []).append((begin, end))
+    elif name == CALL or BACKEND.fullmatch(name):
+        trace.calls.setdefault(thread, []).append((begin, end, event))
+    elif event["cat"] == "user_annotation":
+        trace.ranges.setdefault(thread, []).append((begin, end, name))
 
 
 def _times(trace: RankTrace, event: Event) -> tuple[int, int]:

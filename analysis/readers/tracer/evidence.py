@@ -75,6 +75,7 @@ def find_gaps(
             np.append(matched.spans.name, GAP)[pieces.named_row[rows]], np.full(len(first), GAP)
         ).astype(np.int32),
         names=matched.spans.names,
+        in_compute=np.append(pieces.is_idle[rows], np.zeros(len(first), dtype=np.bool_)),
     )
 
 
