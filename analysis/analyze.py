@@ -20,7 +20,7 @@ from .breakdown.starved import attribute_waits, find_starved_ranks
 from .breakdown.wait_graph import sum_direct_waits
 from .breakdown.waterfall import build_waterfall, summarize_waterfall
 from .causes.common_pause import list_pauses
-from .causes.crash import find_crashes
+from .causes.crash import DUMP, find_crashes
 from .causes.detector import Case, Record, insufficient
 from .causes.equal_lengths import equalize_declared_lengths
 from .diagnose import (
@@ -395,7 +395,8 @@ def _report_without_spans(record: Record, *, is_whole_run: bool) -> RunReport:
     run = record.run
     if is_whole_run:
         findings = findings_of_record(record)
-        if any(ends_run(finding) for finding in findings):
+        has_dumps = any(event.kind == DUMP for event in record.context.events)
+        if has_dumps or any(ends_run(finding) for finding in findings):
             return _report_without_replay(record, findings, None)
     fatal = find_crashes(run, record.context, record.steps)
     crashes = "; ".join(finding.evidence for finding in fatal)
@@ -416,6 +417,7 @@ def _report_without_replay(
     actual_ns = np.array([_duration_ns(spans, step) for step in steps], dtype=np.int64)
     reason = left_out_sentence({} if reading is None else reading.left_out)
     unknown = insufficient(f"no step can be replayed: {reason or 'nothing was recorded'}")
+    is_known = not reason and any(finding.cause == unknown.cause for finding in findings)
     mfu = compute_mfu(
         run,
         record.steps,
@@ -437,7 +439,7 @@ def _report_without_replay(
             ideal=None,
         ),
         actual_s_by_step=_seconds_by_step(steps, actual_ns),
-        findings=combine_findings((unknown,), findings),
+        findings=combine_findings(() if is_known else (unknown,), findings),
         mfu=mfu,
         tokens_by_step={} if mfu else count_tokens(run, record.steps),
         missing_mfu="" if mfu else explain_missing_mfu(run, record.steps),
