@@ -13,6 +13,7 @@ from rankscope.tracer.spool import (
     CORE,
     COUNTS,
     COUNTS_OFFSET,
+    EVENTS_FILE,
     EXIT_FILE,
     GROUPS_FILE,
     HAS_COMM,
@@ -90,6 +91,11 @@ class Process:
     """Kind, name and members by id. It is enough if one process of a run has a group."""
 
     records: list[Record] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """Lines of its `events.jsonl`."""
+
+    state: str = "ended"
+    """As in `exit.json`."""
 
 
 def make_group_id(name: str, members: tuple[int, ...]) -> int:
@@ -98,17 +104,23 @@ def make_group_id(name: str, members: tuple[int, ...]) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") or 1
 
 
+def make_process_uuid(run_id: str, rank: int) -> bytes:
+    """Return the id of the only process of a rank."""
+    return hashlib.blake2b(f"{run_id} {rank}".encode(), digest_size=16).digest()
+
+
 def write_process(spool: Path, process: Process) -> None:
     """Write the folder of a process that has ended.
 
     Its monotonic clock is the Unix time of its records, so that all hosts share one.
     """
     rank, num = process.rank, len(process.records)
-    uuid = hashlib.blake2b(f"{process.run_id} {rank}".encode(), digest_size=16).digest()
+    uuid = make_process_uuid(process.run_id, rank)
     folder = spool / process.run_id / f"e0-r{rank:05d}-{uuid.hex()[:12]}"
     folder.mkdir(parents=True)
-    begin_ns = min((each.start_ns for each in process.records), default=0)
-    end_ns = max((each.end_ns for each in process.records), default=0)
+    at_ns = [event["at_ns"] for event in process.events]
+    begin_ns = min([*(each.start_ns for each in process.records), *at_ns], default=0)
+    end_ns = max([*(each.end_ns for each in process.records), *at_ns], default=0)
     boot_id = hashlib.blake2b(process.host.encode(), digest_size=16).digest()
     manifest = {
         "version": 1, "run_id": process.run_id, "epoch": 0, "rank": rank, "local_rank": None,
@@ -148,7 +160,9 @@ def write_process(spool: Path, process: Process) -> None:
         for group_id, (kind, name, members) in process.groups.items():
             line = {"group_id": f"{group_id:016x}", "kind": kind, "name": name, "members": members}
             file.write(json.dumps(line) + "\n")
-    _write_json(folder / EXIT_FILE, {"state": "ended", "at_ns": end_ns})
+    with (folder / EVENTS_FILE).open("w") as file:
+        file.writelines(json.dumps(event) + "\n" for event in process.events)
+    _write_json(folder / EXIT_FILE, {"state": process.state, "at_ns": end_ns})
 
 
 def _pack(record: Record, row: int, names: dict[str, int]) -> bytes:

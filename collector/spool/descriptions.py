@@ -53,6 +53,9 @@ SQUARED = "flops_per_squared_length"
 
 RUNNING, ENDED, FAILED, LOST = "running", "ended", "failed", "lost"
 
+UNKNOWN = ""
+"""State of a process of which it is unknown what became: another program recorded it."""
+
 SETTINGS_PARTS = ("layout", "model", "paced", "git", "config", "environment", "versions", "device")
 """Parts of a manifest that are equal on all ranks of a healthy job. Seeds differ by rank."""
 
@@ -271,14 +274,14 @@ def exit_event(files: ProcessFiles, record: Mapping[str, Any]) -> Row:
         line=EXIT_LINE,
         at_ns=_int(record.get("at_ns"), missing=0),
         kind="exit",
-        text=text if exception else exit_state(record),
+        text=text if exception else exit_state(record) or "unknown",
         data={"state": exit_state(record), "exception": exception or None},
     )
 
 
 def exit_state(record: Mapping[str, Any]) -> str:
-    """Return the state of an exit record; an unknown state counts as failed."""
-    return ENDED if record.get("state") == ENDED else FAILED
+    """Return the state of an exit record; one that is not valid counts as failed."""
+    return {ENDED: ENDED, "unknown": UNKNOWN}.get(str(record.get("state")), FAILED)
 
 
 def run_state(states: Iterable[str]) -> str:

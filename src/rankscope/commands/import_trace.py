@@ -12,6 +12,7 @@ import typer
 from ..errors import BadInputError
 from ..terminal.lines import Progress
 from .flags import Store, open_store
+from .import_dumps import import_flight_recorder
 
 if TYPE_CHECKING:
     from rankscope.collector.importers.spool_folder import Process
@@ -216,6 +217,11 @@ def _count_spans(store: "OpenStore") -> dict[str, int]:
 FORMATS = {
     "bytedance": Format(
         description="a parquet file", read=import_bytedance_file, options=("meta",)
+    ),
+    "flight-recorder": Format(
+        description="dumps of PyTorch's flight recorder, one of each rank, or their folder",
+        read=import_flight_recorder,
+        has_many_paths=True,
     ),
     "kineto": Format(
         description="JSON files of torch.profiler, one of each rank, or their folder",
