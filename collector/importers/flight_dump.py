@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import sys
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -91,7 +92,7 @@ class Call(NamedTuple):
 
     created_ns: int
     frames: tuple[str, ...]
-    """Innermost first: "train.py:70 main"."""
+    """Innermost first: "train.py:70 main"; of calls that have not ended, and of the last one."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,6 +148,10 @@ def read_dump(path: Path, rank: int) -> Dump:
         dump.is_counted_together = not status
         is_closed_at_end = not status or any(map(_is_of_gloo, entries))
         records = [_Record.read(entry, is_closed_at_end=is_closed_at_end) for entry in entries]
+        for index, record in enumerate(records):
+            if record.call.state < State.ENDED or index == len(records) - 1:
+                frames = tuple(_read_frames(entries[index].get("frames") or ()))
+                records[index] = record._replace(call=record.call._replace(frames=frames))
         _read_status(dump, {} if is_closed_at_end else status, records)
     except (TypeError, KeyError, ValueError, AttributeError, IndexError, OverflowError) as error:
         reason = f"has another content than a flight recorder writes ({error!r:.200})"
@@ -237,9 +242,9 @@ class _Record(NamedTuple):
         state = State.BEGUN if entry["state"] == "started" or times[1] else State.LAUNCHED
         sides = None if first == NONE else (first, second)
         call = Call(
-            group=str(group)[:MAX_TEXT],
-            description="" if description == UNKNOWN_DESCRIPTION else str(description)[:MAX_TEXT],
-            name=name,
+            group=sys.intern(str(group)[:MAX_TEXT]),
+            description=sys.intern(_describe(description)),
+            name=sys.intern(name),
             seq=seq,
             is_p2p=is_p2p,
             sides=sides[::-1] if sides and name == "recv" else sides,
@@ -248,7 +253,7 @@ class _Record(NamedTuple):
             state=State.ENDED if has_ended or (is_closed_at_end and entry["retired"]) else state,
             is_certain=has_ended,
             created_ns=times[0],
-            frames=tuple(_read_frames(entry.get("frames") or ())),
+            frames=(),
         )
         return cls(
             call=call,
@@ -271,6 +276,10 @@ def _parse_name(text: str) -> tuple[str, int, int]:
     return found[1], int(found[2] or NONE), int(found[3] or NONE)
 
 
+def _describe(description: object) -> str:
+    return "" if description == UNKNOWN_DESCRIPTION else str(description)[:MAX_TEXT]
+
+
 def _num_bytes(name: str, entry: dict[str, Any]) -> int:
     """Return the bytes that all members of a call have alike; `NONE` if none are."""
     sizes = []
@@ -289,7 +298,7 @@ def _num_bytes(name: str, entry: dict[str, Any]) -> int:
 def _dtype(entry: dict[str, Any]) -> str:
     """Return the type of the elements; "" if there are several or none."""
     names = {*(entry.get("input_dtypes") or ()), *(entry.get("output_dtypes") or ())}
-    return str(names.pop())[:MAX_TEXT] if len(names) == 1 else ""
+    return sys.intern(str(names.pop())[:MAX_TEXT]) if len(names) == 1 else ""
 
 
 def _read_frames(frames: Iterable[dict[str, Any]]) -> Iterator[str]:

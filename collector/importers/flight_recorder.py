@@ -21,7 +21,7 @@ from .kineto_trace import AXIS_OF_DESCRIPTION, WHOLE_JOB
 from .spool_folder import Process, make_group_id, make_process_uuid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from ..identity import Row
@@ -88,15 +88,23 @@ class Recorded:
         return tuple(set(range(self.world_size)) - self.dumps.keys() - self.unread.keys())
 
 
-def read_dumps(files: Sequence[Path]) -> Recorded:
+def read_dumps(
+    files: Sequence[Path], *, show: Callable[[int], object] = lambda _: None
+) -> Recorded:
     """Read the dumps of a job. A file that can't be read is left out, and named.
+
+    Args:
+        files: Those of all ranks, and others, which are left out, too.
+        show: Takes the number of files that have been read.
 
     Raises:
         TraceError: No file can be read, or the groups have more than `MAX_MEMBERS`.
     """
     recorded = Recorded(dumps={}, unread={}, left_out=[], world_size=0, silent_ns=None)
     written_ns = 0
-    for path in sorted(files, key=lambda path: (find_rank(path), path.suffix != "", path)):
+    ordered = sorted(files, key=lambda path: (find_rank(path), path.suffix != "", path))
+    for number, path in enumerate(ordered):
+        show(number)
         rank = find_rank(path)
         if rank == NONE:
             recorded.left_out.append(f"{path} is left out: its name does not end with a rank")

@@ -77,7 +77,7 @@ def load_plain_pickle(data: bytes) -> Any:  # noqa: ANN401  # any plain value
         return _Machine(data).run()
     except (IndexError, struct.error):
         raise PlainPickleError("it is cut off, or no pickle") from None
-    except (TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         raise PlainPickleError("its values do not fit together") from None
 
 
@@ -104,11 +104,17 @@ class _Machine:
             if num_opcodes > MAX_OPCODES or self._num_values + len(self._memo) > MAX_VALUES:
                 raise PlainPickleError("it has more values than a dump")
             if opcode in MEMO_BYTES:
-                self._memoize(opcode)
+                size = MEMO_BYTES[opcode]
+                number = int.from_bytes(data[self._at : self._at + size], "little")
+                self._at += size
+                if opcode in PUTS:
+                    self._memo[number] = self._stack[-1]
+                else:
+                    self._stack.append(self._memo[number])
             elif opcode in NUMBERS:
-                number = NUMBERS[opcode]
-                self._stack.append(number.unpack_from(data, self._at)[0])
-                self._at += number.size
+                layout = NUMBERS[opcode]
+                self._stack.append(layout.unpack_from(data, self._at)[0])
+                self._at += layout.size
                 self._num_values += 1
             elif opcode in CONSTANTS:
                 self._stack.append(CONSTANTS[opcode])
@@ -122,17 +128,6 @@ class _Machine:
                 return self._stack.pop()
             else:
                 self._build(opcode)
-
-    def _memoize(self, opcode: int) -> None:
-        """Number the newest value, or push the one of a number."""
-        size = MEMO_BYTES[opcode]
-        number = int.from_bytes(self._take(size), "little")
-        if opcode in PUTS:
-            self._memo[number] = self._stack[-1]
-        elif number in self._memo:
-            self._stack.append(self._memo[number])
-        else:
-            raise PlainPickleError(f"it uses value {number}, which it does not have")
 
     def _push_sized(self, opcode: int) -> None:
         """Push a text, bytes or a long number."""

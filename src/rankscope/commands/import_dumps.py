@@ -35,14 +35,17 @@ def import_flight_recorder(request: "ImportRequest") -> str:
     from rankscope.collector.importers.flight_recorder import read_dumps, to_processes
     from rankscope.collector.importers.spool_folder import write_process
 
+    from ..memory import without_collection
     from ..sources.store_source import StoreSource
     from ..spool_check import read_spool, say_unread
 
     run_id = request.run_id
     check_run_name(run_id)
-    with Progress() as progress:
-        progress.show("reading the dumps")
-        recorded = read_dumps([file for path in request.paths for file in _dumps_of(path)])
+    files = [file for path in request.paths for file in _dumps_of(path)]
+    with without_collection(), Progress() as progress:
+        recorded = read_dumps(
+            files, show=lambda num: progress.show(f"read {num:,} of {len(files):,} dumps")
+        )
     _say_left_out(recorded)
     num = f"dumps of {len(recorded.dumps):,} of {recorded.world_size:,} ranks"
     with (
@@ -80,8 +83,11 @@ def _add_to_run(run: "RunInfo", recorded: "Recorded", writer: "RunWriter") -> No
 
 
 def _dumps_of(path: Path) -> "Sequence[Path]":
-    """Return the files of a folder, or the file itself."""
-    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+    """Return the file itself, or the files of a folder or, if it has none, of the folders in it."""
+    files = [path]
+    if path.is_dir():
+        files = sorted(filter(Path.is_file, path.iterdir()))
+        files = files or sorted(filter(Path.is_file, path.glob("*/*")))
     if not files or not all(file.is_file() for file in files):
         raise BadInputError(f"{path} is neither a dump nor a folder of dumps")
     return files
