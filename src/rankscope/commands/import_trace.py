@@ -219,7 +219,8 @@ FORMATS = {
         description="a parquet file", read=import_bytedance_file, options=("meta",)
     ),
     "flight-recorder": Format(
-        description="dumps of PyTorch's flight recorder, one of each rank, or their folder",
+        description="dumps of PyTorch's flight recorder, one of each rank, or their folder; a"
+        " stored run gets them as evidence",
         read=import_flight_recorder,
         has_many_paths=True,
     ),
