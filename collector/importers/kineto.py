@@ -21,29 +21,32 @@ The spool that comes of it is that of docs/spool-format.md.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from rankscope.tracer.span import NONE, SpanFlag, SpanKind
 from rankscope.tracer.topology import AXES, AxisGroup, derive_layout
 
 from ..errors import TraceError
+from .kineto_events import GLOO_PREFIX, LOADER_PREFIX, MAX_NS, text_of
+from .kineto_files import JobFiles, find_job
 from .kineto_trace import (
-    GLOO_PREFIX,
-    LOADER_PREFIX,
-    MAX_NS,
+    WHOLE_JOB,
+    Group,
+    ReadOptions,
     check_members,
-    find_rank,
     index_around,
     read_trace,
-    text_of,
 )
-from .spool_folder import Comm, Process, Record
+from .spool_folder import Comm, Process, Record, make_group_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
-    from .kineto_trace import Group, RankTrace, Work
+    from .kineto_events import Work
+    from .kineto_trace import RankTrace
 
 ELEMENT_BYTES = {
     "Double": 8, "Long": 8, "ComplexFloat": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2,
@@ -65,41 +68,53 @@ usual pauses between the launches of a program that runs eagerly."""
 COMPUTE_TRACK = "compute"
 
 
-def read_traces(files: Sequence[Path], run_id: str) -> Iterator[Process]:
+def read_traces(
+    files: Sequence[Path] | JobFiles,
+    run_id: str,
+    *,
+    step_name: str | None = None,
+    show: Callable[[str], object] = lambda _: None,
+) -> Iterator[Process]:
     """Yield the process of each rank, with its records, and with the groups of no process before.
 
     A profiler with a schedule writes a file for each window of steps; those of one rank are joined.
 
+    Args:
+        files: The traces of one job.
+        run_id: Name of the run.
+        step_name: As for `kineto_steps.find_steps`.
+        show: Called with the progress in words.
+
     Raises:
-        TraceError: A file is no such trace, two have the same step of one rank, the files of
-            a rank that is not named at their begin do not follow each other, a communication
+        TraceError: A file is no such trace, two have the same step of one rank, a communication
             names no group, or the groups have more than `MAX_MEMBERS`.
     """
-    seen: dict[tuple[int, int], Path] = {}
+    job = files if isinstance(files, JobFiles) else find_job(files)
+    windows: dict[int, Windows] = defaultdict(Windows)
     known: set[int] = set()
-    ranks: set[int] = set()
     num_members = 0
     process: Process | None = None
-    for path in sorted(files, key=lambda path: (find_rank(path), path)):
-        trace = read_trace(path)
-        for *_, step in trace.steps:
-            if (trace.rank, step) in seen:
-                other = seen[trace.rank, step]
-                raise TraceError(path, f"has step {step} of rank {trace.rank}, as has {other}")
-            seen[trace.rank, step] = path
+    for number, file in enumerate(job.traces, 1):
+        what = f"reading {file.path.name}, {number} of {len(job.traces)}"
+        trace = read_trace(
+            file.path,
+            ReadOptions(rank=file.rank, world_size=job.ranks[-1] + 1, step_name=step_name),
+            show=partial(_show_share, show, what),
+        )
+        if trace.rank != file.rank:
+            reason = f"is of rank {trace.rank} by its distributedInfo, not of rank {file.rank}"
+            raise TraceError(file.path, reason)
+        windows[trace.rank].add(trace)
         window = _to_process(trace, run_id)
+        _cut_pairs(window, job.ranks)
         window.groups = {key: one for key, one in window.groups.items() if key not in known}
         known |= window.groups.keys()
         num_members += sum(len(members) for *_, members in window.groups.values())
-        check_members(path, num_members)
+        check_members(file.path, num_members)
         if process is not None and process.rank == window.rank:
             process.records += window.records
             process.groups |= window.groups
             continue
-        if window.rank in ranks:
-            reason = f"is of rank {window.rank}, as are files before: name them one after another"
-            raise TraceError(path, reason)
-        ranks.add(window.rank)
         if process is not None:
             yield process
         process = window
@@ -107,7 +122,62 @@ def read_traces(files: Sequence[Path], run_id: str) -> Iterator[Process]:
         yield process
 
 
+def _cut_pairs(process: Process, ranks: Collection[int]) -> None:
+    """Give transfers to or from ranks without a file a group of this rank alone.
+
+    Who waited for whom in them is unknown, so they are no measure of a link.
+    """
+    alone = (process.rank,)
+    for record in process.records:
+        comm = record.comm
+        if comm is None or comm.src_rank == NONE or {comm.src_rank, comm.dst_rank} <= set(ranks):
+            continue
+        group_id = make_group_id(f"{comm.src_rank} to {comm.dst_rank}", alone)
+        process.groups[group_id] = (str(SpanKind.OTHER), comm.axis, alone)
+        record.comm = comm._replace(
+            group_id=group_id, kind=SpanKind.OTHER, src_rank=NONE, dst_rank=NONE
+        )
+        if record.kind is not SpanKind.WAIT:
+            record.kind = SpanKind.OTHER
+            record.flags |= SpanFlag.END_BOUND
+
+
+def _show_share(show: Callable[[str], object], what: str, share: float) -> None:
+    show(f"{what}: {share:.0%}")
+
+
+class Windows:
+    """The windows of steps of one rank."""
+
+    def __init__(self) -> None:
+        self._path_of: dict[int, Path] = {}
+        self._end_ns = 0
+
+    def add(self, trace: RankTrace) -> None:
+        """Add a window; steps that its trace does not number go on from the window before.
+
+        Raises:
+            TraceError: It has a step, or is of a time, of another window.
+        """
+        if not trace.are_steps_numbered:
+            first = 1 + max(self._path_of, default=-1)
+            trace.steps = [(begin, end, first + step) for begin, end, step in trace.steps]
+            if trace.steps[0][0] < self._end_ns:
+                reason = f"is of the same time as another file of rank {trace.rank}: leave one out"
+                raise TraceError(trace.path, reason)
+            self._end_ns = trace.steps[-1][1]
+        for *_, step in trace.steps:
+            if step in self._path_of:
+                reason = f"has step {step} of rank {trace.rank}, as has {self._path_of[step]}"
+                raise TraceError(trace.path, reason)
+            self._path_of[step] = trace.path
+
+
 def _to_process(trace: RankTrace, run_id: str) -> Process:
+    if not trace.groups:
+        everyone = tuple(range(trace.world_size))
+        group = Group(WHOLE_JOB, "dp", everyone, make_group_id(WHOLE_JOB, everyone))
+        trace.groups = {WHOLE_JOB: group}
     groups = trace.groups.values()
     axes = [
         AxisGroup(axis=group.axis, members=group.members)
@@ -285,7 +355,7 @@ def _numbered_comm(trace: RankTrace) -> Iterator[tuple[Work, Comm]]:
 
 def _group_of(trace: RankTrace, args: dict[str, Any]) -> Group:
     name = args.get("Process Group Name")
-    if name is None and len(trace.groups) == 1:  # gloo's events name none
+    if len(trace.groups) == 1 and (name is None or WHOLE_JOB in trace.groups):
         return next(iter(trace.groups.values()))
     group = trace.groups.get(text_of(name))
     if group is None:
