@@ -43,21 +43,25 @@ UNUSED_ARGS = frozenset({
 BACKWARD_PREFIX = "autograd::engine::evaluate_function"
 OPTIMIZER_PREFIX = "Optimizer.step#"
 LOADER_PREFIX = "enumerate(DataLoader)"
-GLOO_PREFIX = "gloo:"
+SYNCHRONIZATION = "Synchronize"
+CALL = "record_param_comms"
+BACKEND = re.compile(r"(nccl|rccl|gloo|mpi|ucc|xccl|hccl|mccl|cncl|custom):(\w+)")
+"""Annotation of a call of communication, as the backends of ``torch.distributed`` write it."""
+
+HOST_COMM = re.compile(r"(?:gloo|mpi|ucc):|oneccl_bindings_for_pytorch::cpu_work::")
+"""Communication of processors."""
+
 OWN_PREFIXES = (
-    BACKWARD_PREFIX, OPTIMIZER_PREFIX, LOADER_PREFIX, GLOO_PREFIX, "nccl:", "Optimizer.",
+    BACKWARD_PREFIX, OPTIMIZER_PREFIX, LOADER_PREFIX, "nccl:", "gloo:", "Optimizer.",
     "DistributedDataParallel.", "FSDP::", "FullyShardedDataParallel.", "record_param_comms",
     "PyTorch Profiler", "## Call CompiledFxGraph", "Torch-Compiled Region", "TorchDynamo",
     "Pregraph bytecode",
 )  # fmt: skip
 """Begins of the annotations that PyTorch writes itself."""
 
-ANNOTATED = (
-    BACKWARD_PREFIX, OPTIMIZER_PREFIX, LOADER_PREFIX, GLOO_PREFIX, "nccl:", "ProfilerStep#",
-)  # fmt: skip
+ANNOTATED = (BACKWARD_PREFIX, OPTIMIZER_PREFIX, LOADER_PREFIX, "ProfilerStep#", CALL)
 """Begins of names that are annotations, though older torch gives them the category of operators."""
 
-COMM_KERNEL = re.compile(r"(?:nccl|rccl|mscclpp?)", re.IGNORECASE)
 DEVICE_BACKEND = re.compile(r"nccl|rccl|xccl|hccl", re.IGNORECASE)
 STARTS_WORK = re.compile(r"Launch|Memcpy")
 
@@ -83,7 +87,7 @@ class Annotation(NamedTuple):
     thread: str
     name: str
     is_own: bool
-    """Whether PyTorch or the job annotated it, and not an operator."""
+    """True if PyTorch or the job annotated it; False if older torch calls it an operator."""
 
 
 class Events:
@@ -98,11 +102,14 @@ class Events:
         """True if any event has a category of `CATEGORIES`."""
 
         self._annotated = ANNOTATED if step_name is None else (*ANNOTATED, step_name)
+        self._is_annotation: dict[str, bool] = {}
         self._kernels: list[tuple[float, float, str, Event]] = []
         self._launches: dict[str, tuple[float, str]] = {}
         self._operators: list[tuple[float, float, str, str, Any]] = []
         self._annotations: list[tuple[float, float, str, str, bool]] = []
+        self._calls: list[tuple[float, float, str, Event]] = []
         self._host_comm: list[tuple[float, float, str, Event]] = []
+        self._synchronizations: list[tuple[float, float, str]] = []
         self._num_started = 0
 
     @property
@@ -141,14 +148,17 @@ class Events:
         self._kernels.append((begin, duration, text_of(args.get("correlation")), event))
         self._operators.clear()  # they only launched
 
-    def _add_launch(self, event: Event, begin: float, _: float, name: str) -> None:
+    def _add_launch(self, event: Event, begin: float, duration: float, name: str) -> None:
         if "correlation" in event["args"]:
             number = text_of(event["args"]["correlation"])
             self._launches[number] = begin, intern(text_of(event.get("tid")))
+        if SYNCHRONIZATION in name:
+            thread = intern(text_of(event.get("tid")))
+            self._synchronizations.append((begin, duration, thread))
         self._num_started += STARTS_WORK.search(name) is not None
 
     def _add_operator(self, event: Event, begin: float, duration: float, name: str) -> None:
-        if name.startswith(self._annotated):
+        if self._is_annotated(name):
             self._add_annotation(event, begin, duration, name)
         if not self._kernels:
             thread = intern(text_of(event.get("tid")))
@@ -157,10 +167,22 @@ class Events:
 
     def _add_annotation(self, event: Event, begin: float, duration: float, name: str) -> None:
         thread = intern(text_of(event.get("tid")))
-        is_own = CATEGORIES[event["cat"]] is ANNOTATION
-        self._annotations.append((begin, duration, thread, name, is_own))
-        if name.startswith(GLOO_PREFIX):
+        if HOST_COMM.match(name):
             self._host_comm.append((begin, duration, thread, event))
+        if name == CALL or BACKEND.fullmatch(name):
+            self._calls.append((begin, duration, thread, event))
+        else:
+            is_own = CATEGORIES[event["cat"]] is ANNOTATION
+            self._annotations.append((begin, duration, thread, name, is_own))
+
+    def _is_annotated(self, name: str) -> bool:
+        """Return whether an operator's name is that of an annotation."""
+        known = self._is_annotation.get(name)
+        if known is None:
+            is_call = BACKEND.fullmatch(name) or HOST_COMM.match(name)
+            known = name.startswith(self._annotated) or is_call is not None
+            self._is_annotation[name] = known
+        return known
 
     def misses_device(self, document: Event) -> bool:
         """Return whether there are no kernels although the job computes on a device.
@@ -170,7 +192,7 @@ class Events:
         """
         if self._kernels:
             return False
-        has_nccl = any(name.startswith("nccl:") for *_, name, _ in self._annotations)
+        has_nccl = any(event["name"].startswith("nccl:") for *_, event in self._calls)
         about = document.get("distributedInfo")
         backend = text_of(about.get("backend")) if isinstance(about, dict) else ""
         has_device = bool(document.get("deviceProperties")) or DEVICE_BACKEND.search(backend)
@@ -181,8 +203,7 @@ class Events:
         works = []
         for begin, duration, number, event in self._kernels:
             launch_us, thread = self._launches.get(number) or (begin, text_of(event["tid"]))
-            start_ns = base_ns + round(begin * 1000)
-            end_ns = start_ns + round(duration * 1000)
+            start_ns, end_ns = _times(base_ns, begin, duration)
             works.append(Work(start_ns, end_ns, base_ns + round(launch_us * 1000), thread, event))
         works.sort(key=lambda work: work[:2])
         return works
@@ -194,9 +215,9 @@ class Events:
         for begin, duration, thread, name, number in sorted(
             self._operators, key=lambda operator: (operator[0], -operator[1])
         ):
-            start_ns = base_ns + round(begin * 1000)
+            start_ns, end_ns = _times(base_ns, begin, duration)
             if start_ns >= until.get(thread, 0):
-                until[thread] = end_ns = start_ns + round(duration * 1000)
+                until[thread] = end_ns
                 event = {"name": name, "cat": "cpu_op", "args": {"External id": number}}
                 outermost.append(Work(start_ns, end_ns, start_ns, thread, event))
         return outermost
@@ -205,19 +226,39 @@ class Events:
         """Return the communication of processors, sorted by begin."""
         works = []
         for begin, duration, thread, event in self._host_comm:
-            start_ns = base_ns + round(begin * 1000)
-            end_ns = start_ns + round(duration * 1000)
+            start_ns, end_ns = _times(base_ns, begin, duration)
             works.append(Work(start_ns, end_ns, start_ns, thread, event))
         return sorted(works, key=lambda work: work[:2])
+
+    def calls(self, base_ns: int) -> dict[str, list[tuple[int, int, Event]]]:
+        """Return the calls of communication by thread, sorted by begin; one may contain another."""
+        calls: dict[str, list[tuple[int, int, Event]]] = {}
+        for begin, duration, thread, event in self._calls:
+            calls.setdefault(thread, []).append((*_times(base_ns, begin, duration), event))
+        for own in calls.values():
+            own.sort(key=lambda call: (call[0], -call[1]))
+        return calls
+
+    def synchronizations(self, base_ns: int) -> dict[str, list[Interval]]:
+        """Return the calls by thread in which a host waits for its device, in any order."""
+        calls: dict[str, list[Interval]] = {}
+        for begin, duration, thread in self._synchronizations:
+            calls.setdefault(thread, []).append(_times(base_ns, begin, duration))
+        return calls
 
     def annotations(self, base_ns: int) -> list[Annotation]:
         """Return the annotations, sorted by begin, those that contain others first."""
         annotations = []
         for begin, duration, thread, name, is_own in self._annotations:
-            start_ns = base_ns + round(begin * 1000)
-            end_ns = start_ns + round(duration * 1000)
+            start_ns, end_ns = _times(base_ns, begin, duration)
             annotations.append(Annotation(start_ns, end_ns, thread, name, is_own))
         return sorted(annotations, key=lambda each: (each.start_ns, -each.end_ns))
+
+
+def _times(base_ns: int, begin: float, duration: float) -> Interval:
+    """Return begin and end in Unix ns."""
+    start_ns = base_ns + round(begin * 1000)
+    return start_ns, start_ns + round(duration * 1000)
 
 
 def _is_time(value: Any) -> TypeGuard[float]:  # noqa: ANN401  # of any JSON type

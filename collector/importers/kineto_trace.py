@@ -18,7 +18,6 @@ from .event_stream import EventStream
 from .foreign_formats import describe_format
 from .kineto_events import (
     BACKWARD_PREFIX,
-    COMM_KERNEL,
     LOADER_PREFIX,
     MAX_NS,
     OPTIMIZER_PREFIX,
@@ -90,8 +89,14 @@ class RankTrace:
 
     optimizer: dict[str, list[Interval]] = field(default_factory=dict)
     loader: list[Interval] = field(default_factory=list)
+    calls: dict[str, list[tuple[int, int, Event]]] = field(default_factory=dict)
+    """Calls of communication by thread, sorted by begin; one may contain another."""
+
+    synchronizations: dict[str, list[Interval]] = field(default_factory=dict)
+    """Calls by thread in which a host waits for its device; disjoint, ascending."""
+
     ranges: dict[str, list[tuple[int, int, str]]] = field(default_factory=dict)
-    """Other annotations, by thread: those of the job's own (``record_function``) and of PyTorch."""
+    """Other annotations than steps, among them those of the job's own, by thread."""
 
     groups: dict[str, Group] = field(default_factory=dict)
     """By name."""
@@ -149,6 +154,9 @@ def read_trace(
     trace.steps, trace.are_steps_numbered = find_steps(
         path, annotations, [*trace.compute, *trace.comm], step_name=options.step_name
     )
+    steps = {(begin, end) for begin, end, _ in trace.steps}
+    for thread, ranges in trace.ranges.items():
+        trace.ranges[thread] = [each for each in ranges if each[:2] not in steps]
     return trace
 
 
@@ -182,8 +190,7 @@ def _describe(path: Path, document: Event, about: Event, options: ReadOptions) -
         members = tuple(sorted(map(int, each["ranks"]))) if each.get("ranks") else everyone
         if not 0 <= members[0] <= members[-1] < world_size or len(set(members)) < len(members):
             raise ValueError(f"members of group {name[:64]!r} of {world_size} ranks")
-        axis = AXIS_OF_DESCRIPTION.get(described, described.removeprefix("mesh_"))
-        groups[name] = Group(name, axis, members, make_group_id(name, members))
+        groups[name] = Group(name, axis_of(described), members, make_group_id(name, members))
     if not {group.axis for group in groups.values()} & AXES:
         # Without a named axis, the job is data parallel over the group of all ranks.
         groups = {
@@ -199,6 +206,11 @@ def _describe(path: Path, document: Event, about: Event, options: ReadOptions) -
         base_ns=base_ns,
         groups=groups,
     )
+
+
+def axis_of(described: str) -> str:
+    """Return the axis of a group by its description."""
+    return AXIS_OF_DESCRIPTION.get(described, described.removeprefix("mesh_"))
 
 
 def check_members(path: Path, num_members: int) -> None:
@@ -219,12 +231,12 @@ def _fill(trace: RankTrace, events: Events) -> list[Annotation]:
     """Add the work and the annotations of a file to its trace, and return the annotations."""
     trace.is_of_device = events.is_of_device
     if trace.is_of_device:
-        for work in events.kernels(trace.base_ns):
-            is_comm = COMM_KERNEL.match(work.event["name"])
-            (trace.comm if is_comm else trace.compute).append(work)
+        trace.compute = events.kernels(trace.base_ns)
     else:
         trace.compute = events.outermost_operators(trace.base_ns)
         trace.comm = events.host_comm(trace.base_ns)
+    trace.calls = events.calls(trace.base_ns)
+    trace.synchronizations = events.synchronizations(trace.base_ns)
     annotations = events.annotations(trace.base_ns)
     for begin, end, thread, name, is_own in annotations:
         if name.startswith(BACKWARD_PREFIX):
@@ -235,7 +247,7 @@ def _fill(trace: RankTrace, events: Events) -> list[Annotation]:
             trace.loader.append((begin, end))
         elif is_own:
             trace.ranges.setdefault(thread, []).append((begin, end, name))
-    for regions in (trace.backward, trace.optimizer):
+    for regions in (trace.backward, trace.optimizer, trace.synchronizations):
         for thread, own in regions.items():
             regions[thread] = _merge(own)
     return annotations
@@ -243,7 +255,7 @@ def _fill(trace: RankTrace, events: Events) -> list[Annotation]:
 
 def _merge(intervals: list[Interval]) -> list[Interval]:
     merged: list[Interval] = []
-    for begin, end in intervals:
+    for begin, end in sorted(intervals):
         if merged and begin <= merged[-1][1]:
             merged[-1] = merged[-1][0], max(end, merged[-1][1])
         else:

@@ -13,6 +13,7 @@ from rankscope.tracer.spool import (
     CORE,
     COUNTS,
     COUNTS_OFFSET,
+    EVENTS_FILE,
     EXIT_FILE,
     GROUPS_FILE,
     HAS_COMM,
@@ -37,6 +38,8 @@ from rankscope.tracer.spool import (
     pack_header,
     record_offset,
 )
+
+from ..spool.descriptions import IMPORT_NOTE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,6 +93,8 @@ class Process:
     """Kind, name and members by id. It is enough if one process of a run has a group."""
 
     records: list[Record] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What its import assumed or could not find, in sentences."""
 
 
 def make_group_id(name: str, members: tuple[int, ...]) -> int:
@@ -148,6 +153,10 @@ def write_process(spool: Path, process: Process) -> None:
         for group_id, (kind, name, members) in process.groups.items():
             line = {"group_id": f"{group_id:016x}", "kind": kind, "name": name, "members": members}
             file.write(json.dumps(line) + "\n")
+    with (folder / EVENTS_FILE).open("w") as file:
+        for note in process.notes:
+            event = {"at_ns": begin_ns, "kind": IMPORT_NOTE, "text": note, "data": {}}
+            file.write(json.dumps(event) + "\n")
     _write_json(folder / EXIT_FILE, {"state": "ended", "at_ns": end_ns})
 
 

@@ -204,6 +204,7 @@ def _warnings(rows: RunRows, *, has_coords: bool) -> tuple[str, ...]:
         for row in rows.bad
     ]
     warnings += [f"descriptions were left out: {text}" for text in rows.invalid]
+    warnings += rows.notes
     warnings += [_format_expired(row) for row in rows.expired]
     warnings += _format_gaps(rows.gaps)
     if not has_coords:

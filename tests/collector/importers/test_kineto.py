@@ -20,7 +20,7 @@ from rankscope.collector.store.store import open_store
 from rankscope.commands.import_trace import import_files
 from rankscope.errors import BadInputError
 from rankscope.sources.store_source import StoreSource
-from rankscope.tracer.span import NONE, NS_PER_MS, SpanFlag, SpanKind
+from rankscope.tracer.span import NONE, NS_PER_MS, IdleName, SpanFlag, SpanKind
 from tests.support.collector.kineto_builder import AUTOGRAD, BASE_NS, TraceBuilder
 from tests.support.paths import ROOT
 from tests.support.trainer.job import trainer_environment
@@ -138,8 +138,10 @@ def test_the_time_in_which_a_host_was_late_is_no_compute(tmp_path: Path) -> None
     trace.kernel("gelu", 50, 60, launch=49.9)
     process = read_one(trace, tmp_path)
 
-    assert spans(process, SpanKind.FORWARD) == [(10.0, 20.0), (50.0, 60.0)]
-    assert [each.microbatch for each in of_kind(process, SpanKind.FORWARD)] == [0, 0]
+    assert spans(process, SpanKind.FORWARD) == [(10.0, 60.0)]
+    assert spans(process, SpanKind.HOST) == [(20.0, 50.0)]
+    (idle,) = of_kind(process, SpanKind.HOST)
+    assert (idle.name, idle.depth, idle.flags) == (IdleName.LATE, 1, ON_DEVICE)
 
 
 def test_what_was_launched_after_the_last_backward_belongs_to_the_optimizer(tmp_path: Path) -> None:
@@ -446,7 +448,7 @@ def test_names_of_another_type_are_empty(tmp_path: Path) -> None:
 
     process = read_one(trace, tmp_path)
 
-    assert of_kind(process, SpanKind.DP_COMM)[0].track == "comm "
+    assert of_kind(process, SpanKind.DP_COMM)[0].track == "comm dp"
 
 
 def test_a_text_of_more_values_than_a_trace_has_is_refused(tmp_path: Path) -> None:
@@ -503,17 +505,12 @@ def test_ranks_that_are_named_after_the_events_are_found(tmp_path: Path) -> None
     assert {record.step for record in processes[0].records} == {0, 2}
 
 
-def test_two_files_of_one_step_and_an_unknown_group_are_refused(tmp_path: Path) -> None:
+def test_two_files_of_one_step_are_refused(tmp_path: Path) -> None:
     path = one_step().write(tmp_path)
     again = tmp_path / "again.json"
     again.write_bytes(path.read_bytes())
     with pytest.raises(TraceError, match="of rank 0, as has"):
         list(read_traces([path, again], "run"))
-
-    trace = one_step()
-    trace.comm("allreduce", 70, 80, group="9")
-    with pytest.raises(TraceError, match="names no known process group"):
-        read_one(trace, tmp_path)
 
 
 def test_a_folder_without_traces_and_a_missing_name_are_refused(tmp_path: Path) -> None:
