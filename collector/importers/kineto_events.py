@@ -114,7 +114,7 @@ class Events:
 
     @property
     def is_of_device(self) -> bool:
-        """Whether there are kernels."""
+        """True if there are kernels."""
         return bool(self._kernels)
 
     def add(self, events: Iterable[Any]) -> None:
