@@ -21,14 +21,24 @@ The spool that comes of it is that of docs/spool-format.md.
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from rankscope.tracer.span import NONE, SpanFlag, SpanKind
 from rankscope.tracer.topology import AXES, AxisGroup, derive_layout
 
 from ..errors import TraceError
+from .device_time import DEVICE_TIME, describe_step, split_steps
+from .kernel_sums import sum_kernels
 from .kineto_trace import (
-    GLOO_PREFIX, LOADER_PREFIX, MAX_NS, check_members, find_rank, index_around, read_trace, text_of,
+    GLOO_PREFIX,
+    LOADER_PREFIX,
+    MAX_NS,
+    check_members,
+    find_rank,
+    index_around,
+    read_trace,
+    text_of,
 )
 from .spool_folder import Comm, Process, Record
 
@@ -56,6 +66,8 @@ LATE_NS = 1_000_000
 usual pauses between the launches of a program that runs eagerly."""
 
 COMPUTE_TRACK = "compute"
+
+
 def read_traces(files: Sequence[Path], run_id: str) -> Iterator[Process]:
     """Yield the process of each rank, with its records, and with the groups of no process before.
 
@@ -85,6 +97,8 @@ def read_traces(files: Sequence[Path], run_id: str) -> Iterator[Process]:
         check_members(path, num_members)
         if process is not None and process.rank == window.rank:
             process.records += window.records
+            process.kernels += window.kernels
+            process.events += window.events
             process.groups |= window.groups
             continue
         if window.rank in ranks:
@@ -122,6 +136,7 @@ def _to_process(trace: RankTrace, run_id: str) -> Process:
     phases = _find_phases(trace)
     process.records += _compute_records(trace, phases)
     process.records += _comm_records(trace)
+    _add_device_time(process, trace)
     for begin, end, step in trace.steps:
         process.records.append(Record(None, "", COMPUTE_TRACK, step, begin, end))
     for begin, end in trace.loader:
@@ -133,6 +148,27 @@ def _to_process(trace: RankTrace, run_id: str) -> Process:
                 Record(SpanKind.DATA, LOADER_PREFIX, "loader", step, begin, end, flags)
             )
     return process
+
+
+def _add_device_time(process: Process, trace: RankTrace) -> None:
+    """Add the sums of kernels, and an event with the parts of each step."""
+    works = sorted([*trace.compute, *trace.comm], key=lambda work: work[:2])
+    comm = {id(work) for work in trace.comm}
+    process.kernels += sum_kernels(
+        works,
+        _find_phases(replace(trace, compute=works)),
+        comm=frozenset(place for place, work in enumerate(works) if id(work) in comm),
+        costs=trace.costs,
+    )
+    kinds = [
+        (record.start_ns, record.end_ns, str(record.kind))
+        for record in process.records
+        if record.comm is not None and record.kind is not SpanKind.WAIT
+    ]
+    process.events += [
+        {"at_ns": end_ns, "kind": DEVICE_TIME, "text": describe_step(data), "data": data}
+        for end_ns, data in split_steps(trace, kinds)
+    ]
 
 
 def _find_phases(trace: RankTrace) -> list[tuple[int, SpanKind] | None]:

@@ -20,6 +20,8 @@ from rankscope.tracer.spool import open_regular_file
 from rankscope.tracer.topology import AXES, GROUP_KINDS
 
 from ..errors import TraceError
+from .intervals import unite
+from .operator_costs import Cost, find_cost
 from .spool_folder import make_group_id
 
 if TYPE_CHECKING:
@@ -55,6 +57,10 @@ OPTIMIZER_PREFIX = "Optimizer.step#"
 LOADER_PREFIX = "enumerate(DataLoader)"
 KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime"})
+BLOCKING = "Synchronize"
+"""End of the names of calls that return when the device, a stream or an event is done."""
+
+OPERATORS = frozenset({"cpu_op", "kernel"})
 COMM_KERNEL = re.compile(r"(?:nccl|rccl|mscclpp?)", re.IGNORECASE)
 GLOO_PREFIX = "gloo:"
 AXIS_OF_DESCRIPTION = {
@@ -117,6 +123,12 @@ class RankTrace:
 
     optimizer: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     loader: list[tuple[int, int]] = field(default_factory=list)
+    blocked: list[tuple[int, int]] = field(default_factory=list)
+    """Times in which a thread of the host waited for the device to be done."""
+
+    costs: dict[str, Cost] = field(default_factory=dict)
+    """Work of operators by their external id, as far as the trace has it."""
+
     groups: dict[str, Group] = field(default_factory=dict)
     """By name."""
 
@@ -241,6 +253,11 @@ def text_of(value: Any) -> str:  # noqa: ANN401  # of any JSON type
     return str(value) if isinstance(value, str | int | float) else ""
 
 
+def external_id(args: Event) -> str:
+    """Return the number that an operator shares with what it launched; "" if it has none."""
+    return text_of(args.get("External id", args.get("external id")))
+
+
 def _is_complete(event: Any) -> bool:  # noqa: ANN401  # of any JSON type
     """Return whether an event is an interval of time; absent arguments are added."""
     if not isinstance(event, dict) or event.get("ph") != "X":
@@ -268,13 +285,18 @@ def _read_events(trace: RankTrace, events: list[Event]) -> None:
             (trace.comm if COMM_KERNEL.match(event["name"]) else trace.compute).append(work)
         elif not event["cat"].startswith("gpu_"):  # a copy of an annotation on the device
             _read_annotation(trace, event)
+        if event["cat"] in LAUNCHES and event["name"].endswith(BLOCKING):
+            trace.blocked.append(_times(trace, event))
+        elif event["cat"] in OPERATORS and (cost := find_cost(event["name"], event["args"])):
+            trace.costs[external_id(event["args"])] = cost
     if not trace.is_of_device:
         trace.compute = _outermost_operators(trace, events)
     for regions in (trace.backward, trace.optimizer):
         for thread, own in regions.items():
-            regions[thread] = _merge(own)
+            regions[thread] = unite(own)
     trace.steps.sort()
     trace.loader.sort()
+    trace.blocked = unite(trace.blocked)
     for items in (trace.compute, trace.comm):
         items.sort(key=lambda each: each[:2])
 
@@ -318,18 +340,7 @@ def _outermost_operators(trace: RankTrace, events: Iterable[Event]) -> list[Work
     return outermost
 
 
-def _merge(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for begin, end in sorted(intervals):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        else:
-            merged.append((begin, end))
-    return merged
-
-
 def index_around(intervals: Sequence[tuple[int, ...]], at_ns: int) -> int:
     """Return the index of the disjoint interval around a time, else `NONE`."""
     index = bisect_right(intervals, at_ns, key=lambda each: each[0]) - 1
     return index if index >= 0 and at_ns < intervals[index][1] else NONE
-

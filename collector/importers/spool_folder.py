@@ -13,10 +13,12 @@ from rankscope.tracer.spool import (
     CORE,
     COUNTS,
     COUNTS_OFFSET,
+    EVENTS_FILE,
     EXIT_FILE,
     GROUPS_FILE,
     HAS_COMM,
     HEADER_BYTES,
+    KERNELS_FILE,
     MANIFEST_FILE,
     NAME_BYTES,
     NAME_CAPACITY,
@@ -90,6 +92,11 @@ class Process:
     """Kind, name and members by id. It is enough if one process of a run has a group."""
 
     records: list[Record] = field(default_factory=list)
+    kernels: list[dict[str, Any]] = field(default_factory=list)
+    """Lines of ``kernels.jsonl``."""
+
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """Lines of ``events.jsonl``."""
 
 
 def make_group_id(name: str, members: tuple[int, ...]) -> int:
@@ -144,10 +151,14 @@ def write_process(spool: Path, process: Process) -> None:
     segment = header(SEGMENT_MAGIC, num)
     SEALED.pack_into(segment, SEALED_OFFSET, 1 + num)
     (folder / "seg-000000.rsp").write_bytes(segment + rows)
-    with (folder / GROUPS_FILE).open("w") as file:
-        for group_id, (kind, name, members) in process.groups.items():
-            line = {"group_id": f"{group_id:016x}", "kind": kind, "name": name, "members": members}
-            file.write(json.dumps(line) + "\n")
+    groups = [
+        {"group_id": f"{group_id:016x}", "kind": kind, "name": name, "members": members}
+        for group_id, (kind, name, members) in process.groups.items()
+    ]
+    for file, lines in (
+        (GROUPS_FILE, groups), (EVENTS_FILE, process.events), (KERNELS_FILE, process.kernels),
+    ):  # fmt: skip
+        (folder / file).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     _write_json(folder / EXIT_FILE, {"state": "ended", "at_ns": end_ns})
 
 
