@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,10 @@ from rankscope.tracer.span import NONE, SpanFlag, SpanKind
 from rankscope.tracer.topology import AXES, AxisGroup, derive_layout
 
 from ..errors import TraceError
+from .device_time import DEVICE_TIME, describe_step, split_steps
+from .kernel_sums import sum_kernels
 from .kineto_comm import CommKernels, find_communication, split_communication
-from .kineto_compute import COMPUTE_TRACK, compute_records
+from .kineto_compute import COMPUTE_TRACK, compute_records, find_phases
 from .kineto_events import LOADER_PREFIX
 from .kineto_files import JobFiles, find_job
 from .kineto_trace import ReadOptions, check_members, index_around, read_trace
@@ -88,6 +91,8 @@ def read_traces(
         check_members(file.path, num_members)
         if process is not None and process.rank == window.rank:
             process.records += window.records
+            process.kernels += window.kernels
+            process.events += window.events
             process.groups |= window.groups
             process.notes += [note for note in window.notes if note not in process.notes]
             continue
@@ -175,11 +180,33 @@ def _to_process(trace: RankTrace, run_id: str, kernels: CommKernels) -> Process:
     )
     process.records += compute_records(trace, comm.calls)
     process.records += _comm_records(trace, comm.calls)
+    _add_device_time(process, trace)
     process.records += [
         Record(None, "", COMPUTE_TRACK, step, begin, end) for begin, end, step in trace.steps
     ]
     process.records += _host_records(trace)
     return process
+
+
+def _add_device_time(process: Process, trace: RankTrace) -> None:
+    """Add the sums of kernels, and an event with the parts of each step."""
+    works = sorted([*trace.compute, *trace.comm], key=lambda work: work[:2])
+    comm = {id(work) for work in trace.comm}
+    process.kernels += sum_kernels(
+        works,
+        find_phases(replace(trace, compute=works)),
+        comm=frozenset(place for place, work in enumerate(works) if id(work) in comm),
+        costs=trace.costs,
+    )
+    kinds = [
+        (record.start_ns, record.end_ns, str(record.kind))
+        for record in process.records
+        if record.comm is not None and record.kind is not SpanKind.WAIT
+    ]
+    process.events += [
+        {"at_ns": end_ns, "kind": DEVICE_TIME, "text": describe_step(data), "data": data}
+        for end_ns, data in split_steps(trace, kinds)
+    ]
 
 
 def _comm_records(trace: RankTrace, calls: Sequence[Call]) -> Iterator[Record]:

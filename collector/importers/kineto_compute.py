@@ -49,7 +49,7 @@ def compute_records(trace: RankTrace, calls: Sequence[Call]) -> list[Record]:
     """
     sweep = _Sweep(trace, calls)
     main = _main_stream(trace)
-    for work, phase in zip(trace.compute, _find_phases(trace), strict=True):
+    for work, phase in zip(trace.compute, find_phases(trace), strict=True):
         if phase is not None:
             sweep.add(work, phase, is_main=_stream_of(work) == main)
     return sweep.finish()
@@ -168,7 +168,7 @@ class _Sweep:
         self._idle.clear()
 
 
-def _find_phases(trace: RankTrace) -> list[Phase | None]:
+def find_phases(trace: RankTrace) -> list[Phase | None]:
     """Return step and kind of each item of compute; None outside the steps."""
     phases: list[Phase | None] = []
     last_backward: dict[int, int] = {}

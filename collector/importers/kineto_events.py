@@ -10,8 +10,12 @@ import re
 from sys import intern
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
+from .operator_costs import find_cost
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from .operator_costs import Cost
 
 Event = dict[str, Any]
 Interval = tuple[int, int]
@@ -102,6 +106,9 @@ class Events:
         """True if any event has a category of `CATEGORIES`."""
 
         self._annotated = ANNOTATED if step_name is None else (*ANNOTATED, step_name)
+        self.costs: dict[str, Cost] = {}
+        """Work of operators by their external id, as far as the file has it."""
+
         self._is_annotation: dict[str, bool] = {}
         self._kernels: list[tuple[float, float, str, Event]] = []
         self._launches: dict[str, tuple[float, str]] = {}
@@ -139,6 +146,7 @@ class Events:
 
     def _add_kernel(self, event: Event, begin: float, duration: float, name: str) -> None:
         args = event["args"]
+        self._add_cost(name, args)
         event = {
             "name": name,
             "cat": CATEGORIES_TODAY.get(event["cat"], event["cat"]),
@@ -147,6 +155,11 @@ class Events:
         }
         self._kernels.append((begin, duration, text_of(args.get("correlation")), event))
         self._operators.clear()  # they only launched
+
+    def _add_cost(self, name: str, args: Event) -> None:
+        cost = find_cost(name, args)
+        if cost is not None:
+            self.costs[external_id(args)] = cost
 
     def _add_launch(self, event: Event, begin: float, duration: float, name: str) -> None:
         if "correlation" in event["args"]:
@@ -160,9 +173,10 @@ class Events:
     def _add_operator(self, event: Event, begin: float, duration: float, name: str) -> None:
         if self._is_annotated(name):
             self._add_annotation(event, begin, duration, name)
+        self._add_cost(name, event["args"])
         if not self._kernels:
             thread = intern(text_of(event.get("tid")))
-            number = event["args"].get("External id")
+            number = external_id(event["args"])
             self._operators.append((begin, duration, thread, name, number))
 
     def _add_annotation(self, event: Event, begin: float, duration: float, name: str) -> None:
@@ -263,6 +277,11 @@ def _times(base_ns: int, begin: float, duration: float) -> Interval:
 
 def _is_time(value: Any) -> TypeGuard[float]:  # noqa: ANN401  # of any JSON type
     return isinstance(value, int | float) and 0 <= value < MAX_US
+
+
+def external_id(args: Event) -> str:
+    """Return the number that an operator shares with what it launched; "" if it has none."""
+    return text_of(args.get("External id", args.get("external id")))
 
 
 def text_of(value: Any) -> str:  # noqa: ANN401  # of any JSON type

@@ -16,6 +16,7 @@ from rankscope.tracer.topology import AXES, GROUP_KINDS
 from ..errors import NotATraceError, TraceError
 from .event_stream import EventStream
 from .foreign_formats import describe_format
+from .intervals import unite
 from .kineto_events import (
     BACKWARD_PREFIX,
     LOADER_PREFIX,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .kineto_events import Annotation, Event, Interval, Work
+    from .operator_costs import Cost
 
 MAX_RANKS = 1 << 20
 MAX_MEMBERS = 1 << 22
@@ -94,6 +96,12 @@ class RankTrace:
 
     synchronizations: dict[str, list[Interval]] = field(default_factory=dict)
     """Calls by thread in which a host waits for its device; disjoint, ascending."""
+
+    blocked: list[Interval] = field(default_factory=list)
+    """Times in which a thread of the host waited for the device to be done."""
+
+    costs: dict[str, Cost] = field(default_factory=dict)
+    """Work of operators by their external id, as far as the trace has it."""
 
     ranges: dict[str, list[tuple[int, int, str]]] = field(default_factory=dict)
     """Other annotations than steps, among them those of the job's own, by thread."""
@@ -249,18 +257,10 @@ def _fill(trace: RankTrace, events: Events) -> list[Annotation]:
             trace.ranges.setdefault(thread, []).append((begin, end, name))
     for regions in (trace.backward, trace.optimizer, trace.synchronizations):
         for thread, own in regions.items():
-            regions[thread] = _merge(own)
+            regions[thread] = unite(own)
+    trace.blocked = unite(call for own in trace.synchronizations.values() for call in own)
+    trace.costs = events.costs
     return annotations
-
-
-def _merge(intervals: list[Interval]) -> list[Interval]:
-    merged: list[Interval] = []
-    for begin, end in sorted(intervals):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        else:
-            merged.append((begin, end))
-    return merged
 
 
 def index_around(intervals: Sequence[tuple[int, ...]], at_ns: int) -> int:

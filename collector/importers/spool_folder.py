@@ -18,6 +18,7 @@ from rankscope.tracer.spool import (
     GROUPS_FILE,
     HAS_COMM,
     HEADER_BYTES,
+    KERNELS_FILE,
     MANIFEST_FILE,
     NAME_BYTES,
     NAME_CAPACITY,
@@ -96,6 +97,12 @@ class Process:
     notes: list[str] = field(default_factory=list)
     """What its import assumed or could not find, in sentences."""
 
+    kernels: list[dict[str, Any]] = field(default_factory=list)
+    """Lines of ``kernels.jsonl``."""
+
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """Lines of ``events.jsonl``."""
+
 
 def make_group_id(name: str, members: tuple[int, ...]) -> int:
     """Return the id of a group, the same on all its members. See docs/spool-format.md."""
@@ -149,14 +156,18 @@ def write_process(spool: Path, process: Process) -> None:
     segment = header(SEGMENT_MAGIC, num)
     SEALED.pack_into(segment, SEALED_OFFSET, 1 + num)
     (folder / "seg-000000.rsp").write_bytes(segment + rows)
-    with (folder / GROUPS_FILE).open("w") as file:
-        for group_id, (kind, name, members) in process.groups.items():
-            line = {"group_id": f"{group_id:016x}", "kind": kind, "name": name, "members": members}
-            file.write(json.dumps(line) + "\n")
-    with (folder / EVENTS_FILE).open("w") as file:
-        for note in process.notes:
-            event = {"at_ns": begin_ns, "kind": IMPORT_NOTE, "text": note, "data": {}}
-            file.write(json.dumps(event) + "\n")
+    groups = [
+        {"group_id": f"{group_id:016x}", "kind": kind, "name": name, "members": members}
+        for group_id, (kind, name, members) in process.groups.items()
+    ]
+    notes = [
+        {"at_ns": begin_ns, "kind": IMPORT_NOTE, "text": note, "data": {}} for note in process.notes
+    ]
+    events = [*notes, *process.events]
+    for file, lines in (
+        (GROUPS_FILE, groups), (EVENTS_FILE, events), (KERNELS_FILE, process.kernels),
+    ):  # fmt: skip
+        (folder / file).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     _write_json(folder / EXIT_FILE, {"state": "ended", "at_ns": end_ns})
 
 
