@@ -21,7 +21,7 @@ from rankscope.tracer.span import NONE
 from rankscope.tracer.spool import open_regular_file
 
 from ..errors import TraceError
-from .kineto import ELEMENT_BYTES
+from .kineto_comm import ELEMENT_BYTES
 from .plain_pickle import MAX_OPCODES, MAX_VALUES, PlainPickleError, load_plain_pickle
 
 if TYPE_CHECKING:

@@ -192,8 +192,10 @@ def to_processes(recorded: Recorded, run_id: str) -> Iterator[Process]:
         group.group_id: (str(group.kind), group.name, tuple(sorted(group.members)))
         for group in recorded.groups.values()
     }
-    events = to_events(recorded)
-    for rank, event in events.items():
+    notes = [
+        f"no dump of rank {rank} could be read: {why}" for rank, why in recorded.unread.items()
+    ]
+    for rank, event in to_events(recorded).items():
         dump = recorded.dumps.get(rank)
         yield Process(
             run_id=run_id,
@@ -209,8 +211,9 @@ def to_processes(recorded: Recorded, run_id: str) -> Iterator[Process]:
             groups=groups,
             events=[event],
             state="unknown",
+            notes=notes,
         )  # fmt: skip
-        groups = {}
+        groups, notes = {}, []
 
 
 def to_rows(recorded: Recorded, run_id: str, epoch: int) -> tuple[list[Row], list[Row]]:

@@ -18,6 +18,7 @@ from rankscope.tracer.spool import (
     GROUPS_FILE,
     HAS_COMM,
     HEADER_BYTES,
+    KERNELS_FILE,
     MANIFEST_FILE,
     NAME_BYTES,
     NAME_CAPACITY,
@@ -38,6 +39,8 @@ from rankscope.tracer.spool import (
     pack_header,
     record_offset,
 )
+
+from ..spool.descriptions import IMPORT_NOTE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,8 +94,14 @@ class Process:
     """Kind, name and members by id. It is enough if one process of a run has a group."""
 
     records: list[Record] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What its import assumed or could not find, in sentences."""
+
+    kernels: list[dict[str, Any]] = field(default_factory=list)
+    """Lines of ``kernels.jsonl``."""
+
     events: list[dict[str, Any]] = field(default_factory=list)
-    """Lines of its `events.jsonl`."""
+    """Lines of ``events.jsonl``."""
 
     state: str = "ended"
     """As in `exit.json`."""
@@ -156,12 +165,18 @@ def write_process(spool: Path, process: Process) -> None:
     segment = header(SEGMENT_MAGIC, num)
     SEALED.pack_into(segment, SEALED_OFFSET, 1 + num)
     (folder / "seg-000000.rsp").write_bytes(segment + rows)
-    with (folder / GROUPS_FILE).open("w") as file:
-        for group_id, (kind, name, members) in process.groups.items():
-            line = {"group_id": f"{group_id:016x}", "kind": kind, "name": name, "members": members}
-            file.write(json.dumps(line) + "\n")
-    with (folder / EVENTS_FILE).open("w") as file:
-        file.writelines(json.dumps(event) + "\n" for event in process.events)
+    groups = [
+        {"group_id": f"{group_id:016x}", "kind": kind, "name": name, "members": members}
+        for group_id, (kind, name, members) in process.groups.items()
+    ]
+    notes: list[dict[str, Any]] = [
+        {"at_ns": begin_ns, "kind": IMPORT_NOTE, "text": note, "data": {}} for note in process.notes
+    ]
+    events = [*notes, *process.events]
+    for file, lines in (
+        (GROUPS_FILE, groups), (EVENTS_FILE, events), (KERNELS_FILE, process.kernels),
+    ):  # fmt: skip
+        (folder / file).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     _write_json(folder / EXIT_FILE, {"state": process.state, "at_ns": end_ns})
 
 

@@ -1,4 +1,4 @@
-"""Descriptions: rows of ``runs``, ``ranks``, ``groups``, ``events`` and ``manifests``.
+"""Descriptions: rows of ``runs``, ``ranks``, ``groups``, ``events``, ``kernels`` and ``manifests``.
 
 They are made of a process's files. A manifest may come from another program or version: a field
 that is missing or of another type is stored as unknown.
@@ -40,6 +40,9 @@ INVALID_LINE = -5
 """Line numbers of events that are not from ``events.jsonl``."""
 
 INVALID = "invalid-description"
+IMPORT_NOTE = "import-note"
+"""Kinds of events whose texts are warnings: what was left out, and what an import assumed."""
+
 """Kind of the event of a process whose description was left out in part; its text says why."""
 
 MAX_FLOAT = sys.float_info.max
@@ -48,6 +51,8 @@ MAX_FLOAT = sys.float_info.max
 GROUP_ID = re.compile(r"[0-9a-fA-F]{1,16}")
 MAX_TEXT = 4_000
 MAX_DATA_BYTES = 256 << 10
+
+KERNEL_NUMBERS = ("step", "num", "num_names", "total_ns", "max_ns", "flops", "num_bytes")
 
 SQUARED = "flops_per_squared_length"
 
@@ -263,6 +268,27 @@ def event_row(
         "process": files.process,
         "line": line,
     }
+
+
+def kernel_rows(
+    files: ProcessFiles, lines: Iterable[tuple[int, dict[str, Any]]]
+) -> tuple[list[Row], list[str]]:
+    """Return the rows of new lines of ``kernels.jsonl``, and why other lines are left out."""
+    rows, problems = [], []
+    for number, line in lines:
+        row = {
+            "run_id": files.run_id,
+            "epoch": files.epoch,
+            "rank": files.identity.rank,
+            **{name: _text(line.get(name)) for name in ("phase", "stream", "name", "dtype")},
+            **{name: line.get(name) for name in KERNEL_NUMBERS},
+        }
+        found = find_problems("kernels", row)
+        if found:
+            problems.append(f"the kernel in line {number + 1}: {next(iter(found.items()))}")
+        else:
+            rows.append(row)
+    return rows, problems
 
 
 def exit_event(files: ProcessFiles, record: Mapping[str, Any]) -> Row:
