@@ -54,6 +54,22 @@ class SpanKind(StrEnum):
     __hash__ = str.__hash__
 
 
+class IdleName(StrEnum):
+    """Names of ``host`` spans inside compute in which nothing was computed.
+
+    The tracer writes none: it does not know the kernels of a phase. Imported profiles have them.
+    """
+
+    LATE = "launched late"
+    """The device had become idle before its host launched more."""
+
+    IDLE = "idle"
+    """The device had work and did not compute: the usual time between two kernels, another stream;
+    or a processor between two operators."""
+
+    __hash__ = str.__hash__
+
+
 KINDS: tuple[SpanKind, ...] = tuple(SpanKind)
 """Every kind, in code order."""
 

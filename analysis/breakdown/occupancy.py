@@ -1,7 +1,7 @@
 """Occupancy of a rank's steps: how long operations, waits and transfers fill them.
 
-Each moment has one owner: an operation of the rank itself before a wait, and a wait before a
-transfer.
+Each moment has one owner: an operation of the rank itself before a wait, a wait before a transfer,
+and a transfer before the idle time of a device: communication is exposed if no compute covers it.
 """
 
 from __future__ import annotations
@@ -138,6 +138,8 @@ def compute_occupancy(
     others = np.flatnonzero(~has_kind(model, P2P_KINDS))
     following = _in_order(others, model.rank, operations.start_ns)
     own = following[is_own(model)[following]]
+    is_idle = np.zeros(num, dtype=np.bool_) if model.idle is None else model.idle
+    own, idle = own[~is_idle[own]], own[is_idle[own]]
     transfers = _in_order(find_exposable_transfers(model), model.rank, arrival_ns)
     columns = model.rank, operations.start_ns, operations.end_ns
     is_compute, is_launched = (
@@ -161,6 +163,7 @@ def compute_occupancy(
             waits.rank, waits.start_ns, waits.end_ns,
         ),
         loop.Intervals(len(transfers), num, transfers, model.rank, arrival_ns, operations.end_ns),
+        loop.Intervals(len(idle), num, idle, *columns),
         loop.Intervals(len(following), num, following, *columns),
         found.spent_ns, found.of_compute, num_waits, found.waited_ns, found.of_wait
     )  # fmt: skip

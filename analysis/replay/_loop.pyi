@@ -129,6 +129,7 @@ def fill(
     own: Intervals,
     waits: Intervals,
     transfers: Intervals,
+    idle: Intervals,
     following: Intervals,
     spent: Int64s,
     of_compute: Int32s,

@@ -1024,7 +1024,7 @@ typedef struct {
     const int16_t *kind;             /* of an operation */
     const int32_t *step_of;
     const uint8_t *is_compute, *is_launched;  /* of a kind */
-    Intervals own, waits, transfers, next;
+    Intervals own, waits, transfers, idle, next;
     int64_t *spent;                  /* before the first compute, then after it */
     int64_t *waited;
     int32_t *of_compute, *of_wait;
@@ -1049,13 +1049,14 @@ free_column(Fill *f, int32_t s, int64_t until)
 static void
 fill_step(Fill *f, int32_t s, int64_t now)
 {
-    Intervals *lists[] = {&f->own, &f->waits, &f->transfers};
+    Intervals *lists[] = {&f->own, &f->waits, &f->transfers, &f->idle};
+    enum { OWN, WAITS, TRANSFERS, IDLE, NOTHING };
     const int32_t width = f->num_kinds + 3;
     int64_t *spent = f->spent + (Py_ssize_t)s * width;
     while (now < f->end[s]) {
         int64_t until = f->end[s];
-        int32_t owner = 3, row = -1;
-        for (int32_t k = 2; k >= 0; k--) {
+        int32_t owner = NOTHING, row = -1;
+        for (int32_t k = IDLE; k >= OWN; k--) {
             Intervals *list = lists[k];
             if (!seek(list, f->rank[s], now)) {
                 continue;
@@ -1068,19 +1069,21 @@ fill_step(Fill *f, int32_t s, int64_t now)
             }
         }
         int32_t column = f->num_kinds;  /* a transfer */
-        if (owner == 0) {
+        if (owner == IDLE) {
+            column = f->kind[row];
+        } else if (owner == OWN) {
             column = f->kind[row];
             if (f->is_compute[column]) {
                 f->of_compute[row] = s;
                 spent = f->spent + ((Py_ssize_t)f->num_steps + s) * width;
             }
-        } else if (owner == 1) {
+        } else if (owner == WAITS) {
             f->waited[row] += until - now;
             f->of_wait[row] = s;
-        } else if (owner == 3) {
+        } else if (owner == NOTHING) {
             column = free_column(f, s, until);
         }
-        if (owner != 1) {
+        if (owner != WAITS) {
             spent[column] += until - now;
         }
         now = until;
@@ -1106,13 +1109,13 @@ fill(PyObject *Py_UNUSED(self), PyObject *args)
     Fill f;
     Arrays a = {.num = 0};
     PyObject *rank, *step, *start, *end, *kind, *step_of, *is_compute, *is_launched;
-    PyObject *own, *waits, *transfers, *next, *spent, *waited, *of_compute, *of_wait;
+    PyObject *own, *waits, *transfers, *idle, *next, *spent, *waited, *of_compute, *of_wait;
     PyObject *result = NULL;
     int32_t num_rows, num_waits;
-    if (!PyArg_ParseTuple(args, "iOOOOiOOiOOO!O!O!O!OOiOO", &f.num_steps, &rank, &step, &start, &end,
+    if (!PyArg_ParseTuple(args, "iOOOOiOOiOOO!O!O!O!O!OOiOO", &f.num_steps, &rank, &step, &start, &end,
                           &num_rows, &kind, &step_of, &f.num_kinds, &is_compute, &is_launched,
                           &PyTuple_Type, &own, &PyTuple_Type, &waits, &PyTuple_Type, &transfers,
-                          &PyTuple_Type, &next, &spent, &of_compute, &num_waits, &waited, &of_wait)) {
+                          &PyTuple_Type, &idle, &PyTuple_Type, &next, &spent, &of_compute, &num_waits, &waited, &of_wait)) {
         return NULL;
     }
     if ((f.rank = borrow(&a, rank, f.num_steps, 4, 0))
@@ -1124,7 +1127,8 @@ fill(PyObject *Py_UNUSED(self), PyObject *args)
         && (f.is_compute = borrow(&a, is_compute, f.num_kinds, 1, 0))
         && (f.is_launched = borrow(&a, is_launched, f.num_kinds, 1, 0))
         && borrow_intervals(&a, &f.own, own) && borrow_intervals(&a, &f.waits, waits)
-        && borrow_intervals(&a, &f.transfers, transfers) && borrow_intervals(&a, &f.next, next)
+        && borrow_intervals(&a, &f.transfers, transfers) && borrow_intervals(&a, &f.idle, idle)
+        && borrow_intervals(&a, &f.next, next)
         && (f.spent = borrow(&a, spent, (Py_ssize_t)2 * f.num_steps * (f.num_kinds + 3), 8, 1))
         && (f.of_compute = borrow(&a, of_compute, num_rows, 4, 1))
         && (f.waited = borrow(&a, waited, num_waits, 8, 1))

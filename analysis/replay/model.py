@@ -89,6 +89,10 @@ class ReplayModel:
     """Shape (ops,): for a piece of compute, the number of its span; undefined for the others.
     None: each operation is a whole span."""
 
+    idle: NDArray[np.bool_] | None = None
+    """Shape (ops,): host time in which a device had nothing to do, beside which communication may
+    go on; None: there is none."""
+
     work: NDArray[np.int64] | None = None
     """Shape (ops,): for compute, equal for spans of equal kind, micro-batch part, chunk and
     stage, into however many pieces they are cut; undefined for the others. None: use the label."""
@@ -431,6 +435,7 @@ def split_by_time(
                     **own,
                 ),
                 kinds=model.kinds,
+                idle=None if model.idle is None else model.idle[rows],
                 **columns,
             ),
             waits=WaitIntervals(

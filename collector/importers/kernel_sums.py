@@ -8,14 +8,14 @@ from dataclasses import dataclass, fields
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .kineto_trace import external_id
+from .kineto_events import external_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rankscope.tracer.span import SpanKind
 
-    from .kineto_trace import Work
+    from .kineto_events import Work
     from .operator_costs import Cost
 
 MAX_NAMES = 500

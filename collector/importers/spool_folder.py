@@ -40,6 +40,8 @@ from rankscope.tracer.spool import (
     record_offset,
 )
 
+from ..spool.descriptions import IMPORT_NOTE
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -92,11 +94,14 @@ class Process:
     """Kind, name and members by id. It is enough if one process of a run has a group."""
 
     records: list[Record] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What its import assumed or could not find, in sentences."""
+
     kernels: list[dict[str, Any]] = field(default_factory=list)
     """Lines of ``kernels.jsonl``."""
 
     events: list[dict[str, Any]] = field(default_factory=list)
-    """Lines of ``events.jsonl``."""
+    """Further lines of ``events.jsonl``."""
 
 
 def make_group_id(name: str, members: tuple[int, ...]) -> int:
@@ -155,10 +160,16 @@ def write_process(spool: Path, process: Process) -> None:
         {"group_id": f"{group_id:016x}", "kind": kind, "name": name, "members": members}
         for group_id, (kind, name, members) in process.groups.items()
     ]
+    notes = [
+        {"at_ns": begin_ns, "kind": IMPORT_NOTE, "text": note, "data": {}} for note in process.notes
+    ]
     for file, lines in (
-        (GROUPS_FILE, groups), (EVENTS_FILE, process.events), (KERNELS_FILE, process.kernels),
-    ):  # fmt: skip
-        (folder / file).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        (GROUPS_FILE, groups),
+        (EVENTS_FILE, [*notes, *process.events]),
+        (KERNELS_FILE, process.kernels),
+    ):
+        own = "".join(f"{json.dumps(line)}\n" for line in lines)
+        (folder / file).write_text(own, encoding="utf-8")
     _write_json(folder / EXIT_FILE, {"state": "ended", "at_ns": end_ns})
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rankscope.tracer.span import NONE
 
 from ..bounds import COORD_AXES, MAX_WORLD_SIZE, keep_valid
-from ..spool.descriptions import INVALID, RUNNING
+from ..spool.descriptions import IMPORT_NOTE, INVALID, RUNNING
 from .heartbeats import mark_lost_runs
 
 if TYPE_CHECKING:
@@ -122,9 +122,10 @@ SELECT epoch, last_step, kept_first, kept_last FROM expired FINAL
 WHERE run_id = {run_id:String} ORDER BY epoch
 """
 
-SELECT_INVALID = """
-SELECT DISTINCT text FROM events WHERE run_id = {run_id:String} AND kind = {kind:String}
-ORDER BY text LIMIT {most:UInt8}
+SELECT_WARNINGS = """
+SELECT DISTINCT kind, text FROM events
+WHERE run_id = {run_id:String} AND kind IN {kinds:Array(String)}
+ORDER BY text LIMIT {most:UInt8} BY kind
 """
 
 SELECT_EVENTS = """
@@ -239,6 +240,9 @@ class RunRows:
     invalid: list[str] = field(default_factory=list)
     """What of the descriptions was left out because it is out of bounds, and why."""
 
+    notes: list[str] = field(default_factory=list)
+    """What the import of the run assumed or could not find."""
+
 
 def list_runs(store: Store, *, unix_ns: Callable[[], int] = time.time_ns) -> list[Row]:
     """Return one row per run, newest first.
@@ -286,8 +290,11 @@ def read_run(store: Store, run_id: str, *, unix_ns: Callable[[], int] = time.tim
         unix_ns: Clock that measures the age of gaps.
     """
     bound = {"run_id": run_id}
-    of_kind = {**bound, "kind": INVALID, "most": MAX_INVALID}
-    invalid = [row["text"] for row in store.rows(SELECT_INVALID, of_kind)]
+    of_kinds = {**bound, "kinds": [INVALID, IMPORT_NOTE], "most": MAX_INVALID}
+    texts: dict[str, list[str]] = {INVALID: [], IMPORT_NOTE: []}
+    for row in store.rows(SELECT_WARNINGS, of_kinds):
+        texts[row["kind"]].append(row["text"])
+    invalid = texts[INVALID]
     epochs = _read_valid(store, "runs", SELECT_EPOCHS, bound, invalid)
     if not epochs:
         return RunRows(epochs=[], ranks=[], groups=[], account=[], bad=[], pace=[], clocks=[])
@@ -307,6 +314,7 @@ def read_run(store: Store, run_id: str, *, unix_ns: Callable[[], int] = time.tim
         expired=store.rows(SELECT_EXPIRED, bound),
         gaps=read_gaps(store, run_id, is_running=epochs[-1]["state"] == RUNNING, now_ns=unix_ns()),
         invalid=invalid[:MAX_INVALID],
+        notes=texts[IMPORT_NOTE],
     )
 
 

@@ -40,6 +40,9 @@ INVALID_LINE = -5
 """Line numbers of events that are not from ``events.jsonl``."""
 
 INVALID = "invalid-description"
+IMPORT_NOTE = "import-note"
+"""Kinds of events whose texts are warnings: what was left out, and what an import assumed."""
+
 """Kind of the event of a process whose description was left out in part; its text says why."""
 
 MAX_FLOAT = sys.float_info.max

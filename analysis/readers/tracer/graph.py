@@ -139,6 +139,7 @@ def build_model(  # noqa: PLR0913  # a run and what its reader found
             "ideal_gap_ns": ideal_gap,
             "kind": kind,
             "on_device": on_device,
+            "idle": np.append(find_idle(matched, pieces), np.zeros(len(comm), dtype=np.bool_)),
             "span": np.append(pieces.compute, np.full(len(comm), GAP)),
             "work": work,
         }
@@ -354,7 +355,8 @@ def ideal_durations(
 ) -> NDArray[np.float64]:
     """Return the duration of each operation in a straggler-free step.
 
-    That is the median of its label for a host gap, 0 for a pause, and for a compute span the mean
+    That is the median of its label for a host gap, 0 for a pause, for the idle time in a compute
+    span the median of such spans, divided as it is in this one, and for a compute span the mean
     self time of its (kind, chunk, part) over all ranks and stages. The latter is divided among the
     span's pieces as the spans of its stage divide theirs on average. Communications have theirs
     from `ideal_transfers`.
@@ -374,6 +376,7 @@ def ideal_durations(
     own = np.flatnonzero(is_own_compute(pieces, len(pieces.start)))
     if not len(own):
         return ideal
+    _share_idle(matched, pieces, part, ideal_ns=ideal, duration_ns=duration_ns)
     span = pieces.compute[own]
     chunk = matched.spans.chunk[span].astype(np.int64)
     work = kind[own].astype(np.int64) * MAX_PARTS**2 + part[span]
@@ -388,6 +391,39 @@ def ideal_durations(
     num_spans = np.bincount(index[piece_of_span[piece_of_span != NOT_FOUND]], minlength=num)
     ideal[own] = share * (np.bincount(index, weights=duration_ns[own]) / num_spans)[index]
     return ideal
+
+
+def _share_idle(
+    matched: MatchedWaits,
+    pieces: Pieces,
+    part: NDArray[np.int64],
+    *,
+    ideal_ns: NDArray[np.float64],
+    duration_ns: NDArray[np.float64],
+) -> None:
+    """Make the ideal of the idle time in each compute span the median of spans of its work.
+
+    The span's own pieces have no ideals: how many there are depends on its kernels' times.
+    """
+    idle = np.flatnonzero(pieces.is_idle)
+    if not len(idle):
+        return
+    spans = matched.spans
+    row = sorted_unique(pieces.compute[pieces.compute != GAP])
+    at = np.searchsorted(row, pieces.compute[idle])
+    whole_ns = np.bincount(at, weights=duration_ns[idle], minlength=len(row))
+    work, _ = factorize(spans.kind[row], spans.chunk[row], part[row])
+    usual_ns = medians_by_key(whole_ns, work)
+    ideal_ns[idle] = duration_ns[idle] * (usual_ns / np.maximum(whole_ns, 1.0))[at]
+
+
+def find_idle(matched: MatchedWaits, pieces: Pieces) -> NDArray[np.bool_]:
+    """Return which pieces are time in which a device computed nothing. Shape (pieces,)."""
+    spans = matched.spans
+    on_device = (spans.flags[matched.compute.row] & SpanFlag.DEVICE_END_KNOWN) != 0
+    ranks = sorted_unique(spans.rank[matched.compute.row[on_device]])
+    is_idle: NDArray[np.bool_] = np.isin(matched.rank_steps.rank[pieces.rank_step], ranks)
+    return is_idle & ~is_own_compute(pieces, len(pieces.start))
 
 
 def _share_calls(

@@ -17,7 +17,7 @@ from ...report.text import format_count
 from ..waits import instance_keys, is_one_sided
 from .device_steps import is_device_timed
 from .inferred_waits import MIN_STEPS, RankActivity, UnwaitedComm, infer_waits
-from .pieces import PlacedSpans, RankSteps, place_rank_steps
+from .pieces import PlacedSpans, RankSteps, is_idle_span, place_rank_steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -193,13 +193,15 @@ def _find_activity(
     busy = compute
     if by_host.any():
         busy = PlacedSpans.outermost(spans, line, np.flatnonzero(computes | by_host))
+    idle = PlacedSpans.outermost(spans, line, np.flatnonzero(is_idle_span(spans)))
+    idle = idle.inside(busy)
     launched = comm[on_host[comm]]
     launch_ns = np.where(spans.launch_ns > 0, spans.launch_ns, spans.start_ns)[launched]
     launches = line.place(spans.rank[launched], launch_ns)
     uncertain = _is_queued(spans, launched) & (spans.launch_ns[launched] <= 0)
     return RankActivity(
-        start=np.concatenate((busy.start, waits[0])),
-        end=np.concatenate((busy.end, waits[1])),
+        start=np.concatenate((np.sort(np.append(busy.start, idle.end)), waits[0])),
+        end=np.concatenate((np.sort(np.append(busy.end, idle.start)), waits[1])),
         launches=launches,
         uncertain=np.sort(launches[uncertain]),
     )

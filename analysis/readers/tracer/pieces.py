@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
+from rankscope.tracer.span import KIND_CODES, NONE, IdleName, SpanFlag, SpanKind
 
 from ...arrays.grouping import cumcount, factorize, is_one_of, sorted_unique
 from ...arrays.intervals import NOT_FOUND, Line, find_covering, keep_outermost, merge_intervals
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 GAP = NOT_FOUND
 
 HOST, OTHER = KIND_CODES[SpanKind.HOST], KIND_CODES[SpanKind.OTHER]
+IDLE_NAMES = frozenset(IdleName)
 FORWARD, BACKWARD = KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD]
 
 WHOLE = 0
@@ -87,6 +88,9 @@ class Pieces:
     host_kind: NDArray[np.int8]
     """Code of the kind of the host span that took the time, or `GAP`."""
 
+    is_idle: NDArray[np.bool_]
+    """Whether a compute span contains it in which nothing was computed then (`IdleName`)."""
+
     named_row: NDArray[np.int64]
     """Row of that span, if it has a name of the job's or of the compiler, or `GAP`."""
 
@@ -136,6 +140,12 @@ class PlacedSpans:
         end[:-1] = np.minimum(end[:-1], start[1:])
         return cls(rows[kept], start, end)
 
+    def inside(self, others: PlacedSpans) -> PlacedSpans:
+        """Return those that are inside another placed span."""
+        around = find_covering(others.start, others.end, self.start)
+        inside = (around != NOT_FOUND) & (self.end <= np.append(others.end, 0)[around])
+        return PlacedSpans(self.row[inside], self.start[inside], self.end[inside])
+
 
 def cut_pieces(
     spans: SpanTable,
@@ -156,7 +166,8 @@ def cut_pieces(
         The steps without the waits, cut at every border of a compute or host span and at every
         launch.
     """
-    interrupting = np.flatnonzero(is_one_of(spans.kind, INTERRUPTING_CODES))
+    idle = is_idle_span(spans)
+    interrupting = np.flatnonzero(is_one_of(spans.kind, INTERRUPTING_CODES) | idle)
     host = PlacedSpans.outermost(spans, line, interrupting)
     named = _named_layers(spans, line)
     wait_start, wait_end = merge_intervals(*waits)
@@ -181,7 +192,8 @@ def cut_pieces(
     # A device continues to compute while its host does something else.
     on_device = (spans.flags[compute.row] & SpanFlag.DEVICE_END_KNOWN) != 0
     on_device = (in_compute != NOT_FOUND) & np.append(on_device, False)[in_compute]
-    in_host[on_device] = NOT_FOUND
+    idles = np.append(idle[host.row], False)[in_host]
+    in_host[on_device & ~idles] = NOT_FOUND
     span = np.where(in_compute == NOT_FOUND, GAP, np.append(compute.row, GAP)[in_compute])
     host_kind = np.where(in_host == NOT_FOUND, GAP, spans.kind[np.append(host.row, 0)[in_host]])
     named_row = _named_rows(spans, named, compute, first, in_compute, on_device=on_device)
@@ -196,16 +208,26 @@ def cut_pieces(
         rank_step=rank_step,
         compute=span,
         host_kind=host_kind.astype(np.int8),
+        is_idle=idles & (host_kind == HOST) & ~is_named,
         named_row=np.where(is_named, named_row, GAP),
         ordinal=ordinal,
         num_ordinals=num_ordinals,
     )
 
 
+def is_idle_span(spans: SpanTable) -> NDArray[np.bool_]:
+    """Return which spans are time inside compute in which nothing was computed. Shape (spans,)."""
+    names = np.array([name in IDLE_NAMES for name in spans.names], dtype=np.bool_)
+    is_idle: NDArray[np.bool_] = (spans.kind == HOST) & names[spans.name]
+    return is_idle
+
+
 def _named_layers(spans: SpanTable, line: Line) -> list[PlacedSpans]:
     """Return the host spans with a name of the job's or of the compiler, the outermost first."""
     layers = []
-    is_own = (spans.kind == HOST) | ((spans.kind == OTHER) & (spans.group_id == 0))
+    is_own = ((spans.kind == HOST) & ~is_idle_span(spans)) | (
+        (spans.kind == OTHER) & (spans.group_id == 0)
+    )
     rows = np.flatnonzero(is_own & (spans.duration_ns > 0))
     while len(rows):
         layers.append(PlacedSpans.outermost(spans, line, rows))

@@ -9,19 +9,19 @@ import numpy as np
 
 from rankscope.tracer.span import COMM_KINDS, KINDS, NONE, SpanKind, pack_kinds, unpack_kinds
 
-from ...arrays.grouping import sorted_unique
+from ...arrays.grouping import cumcount, sorted_unique
 from ...arrays.intervals import NOT_FOUND
 from ...arrays.sorting import find_positions
 from ...replay.model import COMPUTE_CODES, Reading, WaitIntervals, remove_overlaps
 from ...report.text import format_count, format_ranks
 from ...trace.rows import select_rows
-from ...trace.tables import num_expected_ranks
+from ...trace.tables import is_tp_collapsed, num_expected_ranks
 from ..transfers import find_truncated
 from ..waits import is_communication, is_one_sided, is_p2p, split_traced_waits
 from .compute_items import build_compute_items
 from .device_steps import measure_steps
 from .evidence import find_gaps, find_transfers
-from .graph import build_model
+from .graph import build_model, find_idle
 from .incomplete_steps import RANK_COMPUTE_BITS, drop_incomplete
 from .job_ends import find_job_ends
 from .matched_waits import MatchedWaits, match_waits
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from ...trace.tables import RunInfo, SpanTable, StepTable
     from ..waits import WaitSplit
+    from .pieces import Pieces
 
 OTHER = SpanKind.OTHER
 NEEDED_KINDS = COMM_KINDS | {SpanKind.WAIT} | {KINDS[code] for code in COMPUTE_CODES}
@@ -73,7 +74,7 @@ def read_traced(
         waits=(matched.wait_start, matched.wait_end),
         launches=matched.launch,
     )
-    if num_expected_ranks(run) < run.world_size:
+    if is_tp_collapsed(run, run.epochs[-1]):
         warnings.append(
             "one tensor-parallel rank of each worker was traced, and is taken for all of them"
         )
@@ -105,7 +106,7 @@ def read_traced(
         gaps = find_gaps(
             matched, pieces, steps, numbers=numbers, piece_number=piece_number, part=part
         )
-        waits = _find_wait_intervals(matched, comm_number)
+        waits = _find_wait_intervals(matched, pieces, comm_number)
     items, calls, expert_pieces = built_items.result()
     complete = drop_incomplete(items, gaps, run=run, spans=spans, steps=all_steps, numbers=numbers)
 
@@ -232,8 +233,14 @@ def _find_not_recorded_kinds(run: RunInfo, steps: StepTable) -> dict[int, str]:
     return {step: ", ".join(unpack_kinds(kinds)) for step, kinds in kinds_of_step.items()}
 
 
-def _find_wait_intervals(matched: MatchedWaits, number: NDArray[np.int64]) -> WaitIntervals:
-    """Return the part of each wait that is before the last member's arrival."""
+def _find_wait_intervals(
+    matched: MatchedWaits, pieces: Pieces, number: NDArray[np.int64]
+) -> WaitIntervals:
+    """Return the part of each wait that is before the last member's arrival.
+
+    If the device of a rank is idle while one of its communications waits for a member, the rank
+    waits, even if its host is late too.
+    """
     spans, split = matched.spans, matched.split
     known = matched.wait_comm != NOT_FOUND
     member = matched.wait_comm[known]
@@ -242,13 +249,40 @@ def _find_wait_intervals(matched: MatchedWaits, number: NDArray[np.int64]) -> Wa
     start = matched.line.time_at(begin)
     arrival = spans.start_ns[comm] + split.wait_ns[comm]
     end = np.minimum(arrival, start + (until - begin))
+    beside, idle_start, idle_end = _find_idle_waits(matched, pieces)
+    member = np.concatenate((member, beside))
+    start = np.concatenate((start, matched.line.time_at(idle_start)))
+    end = np.concatenate((end, matched.line.time_at(idle_end)))
     is_real = (end > start) & ~matched.one_sided[member]
     # Threads of one rank may wait at the same time.
     return remove_overlaps(
         WaitIntervals(
-            rank=spans.rank[comm][is_real],
+            rank=spans.rank[matched.comm[member]][is_real],
             operation=number[member[is_real]],
             start_ns=start[is_real],
             end_ns=end[is_real],
         )
+    )
+
+
+def _find_idle_waits(
+    matched: MatchedWaits, pieces: Pieces
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return communications that wait beside an idle device, and begin and end on the line.
+
+    A communication occurs once for each idle time.
+    """
+    spans, comm = matched.spans, matched.comm
+    idle = np.flatnonzero(find_idle(matched, pieces) & (pieces.end > pieces.start))
+    start = matched.line.place(spans.rank[comm], spans.start_ns[comm])
+    end = start + matched.split.wait_ns[comm]
+    waits = np.flatnonzero((end > start) & ~matched.has_no_wait)
+    first = np.searchsorted(pieces.end[idle], start[waits], side="right")
+    num = np.maximum(np.searchsorted(pieces.start[idle], end[waits]) - first, 0)
+    member = np.repeat(waits, num)
+    piece = idle[np.repeat(first, num) + cumcount(np.repeat(np.arange(len(waits)), num))]
+    return (
+        member,
+        np.maximum(start[member], pieces.start[piece]),
+        np.minimum(end[member], pieces.end[piece]),
     )

@@ -1,110 +1,121 @@
 """`rankscope import`: store a trace that another program recorded, or a spool whose job ended."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import BadInputError
-from ..terminal.lines import Progress
+from ..terminal.lines import Progress, say
 from .flags import Store, open_store
 
 if TYPE_CHECKING:
+    from rankscope.collector.importers.spool_folder import Process
     from rankscope.collector.store.store import Store as OpenStore
 
-BYTEDANCE, KINETO, RANKSCOPE = "bytedance", "kineto", "rankscope"
-FORMATS = (BYTEDANCE, KINETO, RANKSCOPE)
-"""Formats that `rankscope import` reads."""
-
-TRACE_SUFFIXES = (".json", ".json.gz")
-"""Names of the files of `torch.profiler`."""
+MAX_LEFT_OUT = 5
+"""Files that are named."""
 
 
-def import_(
-    files: Annotated[
-        list[Path],
-        typer.Argument(metavar="PATH", help="Trace, or spool, to store.", show_default=False),
-    ],
-    *,
-    file_format: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help="bytedance (a parquet file), kineto (JSON files of torch.profiler, one of each"
-            " rank, or their folder), or rankscope (a spool folder whose jobs have ended).",
-        ),
-    ],
-    run: Annotated[
-        str | None,
-        typer.Option(
-            "--run",
-            metavar="NAME",
-            help="bytedance, kineto: name under which the run is stored. rankscope: the only run to"
-            " read.",
-            show_default=False,
-        ),
-    ] = None,
-    meta: Annotated[
-        Path | None,
-        typer.Option(
-            "--meta", metavar="FILE", help="YAML file with the sizes of the job (bytedance)."
-        ),
-    ] = None,
-    store: Store = None,
-) -> None:
-    """Store a trace that another program recorded, or the spool of a job that has ended."""
-    typer.echo(import_files(files, file_format=file_format, run_id=run, meta=meta, store_url=store))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportRequest:
+    """Arguments of `rankscope import`."""
+
+    paths: Sequence[Path]
+    run_id: str
+    """Empty if it was not given."""
+
+    store_url: str | None
+    meta: Path | None = None
+    rank: int | None = None
+    step_name: str | None = None
 
 
-def import_files(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Format:
+    """A format that `rankscope import` reads."""
+
+    description: str
+    """What a path is, for the help."""
+
+    read: Callable[[ImportRequest], str]
+    """Stores what the paths hold, and returns a line that says what was stored."""
+
+    options: tuple[str, ...] = ()
+    """Fields of `ImportRequest` that only some formats take."""
+
+    has_many_paths: bool = False
+    needs_run: bool = True
+
+
+def import_files(  # noqa: PLR0913  # one parameter an option
     files: Sequence[Path],
     *,
     file_format: str,
     run_id: str | None,
-    meta: Path | None,
     store_url: str | None,
+    meta: Path | None = None,
+    rank: int | None = None,
+    step_name: str | None = None,
 ) -> str:
-    """Store a file or a spool, and return a line with what was stored.
+    """Store files or a spool, and return a line with what was stored.
 
     Raises:
         BadInputError: The format is not supported, there is not exactly one path, or an option is
-            missing or belongs to the other format.
-        CollectorError: See `collector.importers.bytedance.import_bytedance`.
+            missing or belongs to another format.
+        CollectorError: See `collector.importers.bytedance.import_bytedance` and
+            `collector.importers.kineto.read_traces`.
         StoreError: The store could not be opened or written.
     """
     if file_format not in FORMATS:
         raise BadInputError(f"--format {file_format} is not supported: give {', '.join(FORMATS)}")
-    if meta is not None and file_format != BYTEDANCE:
-        raise BadInputError("--meta belongs to --format bytedance: leave it out")
-    if file_format != RANKSCOPE and run_id is None:
+    chosen = FORMATS[file_format]
+    request = ImportRequest(
+        paths=files, run_id=run_id or "", store_url=store_url, meta=meta, rank=rank,
+        step_name=step_name,
+    )  # fmt: skip
+    for option in ("meta", "rank", "step_name"):
+        if getattr(request, option) is not None and option not in chosen.options:
+            others = " or ".join(name for name, each in FORMATS.items() if option in each.options)
+            name = option.replace("_", "-")
+            raise BadInputError(f"--{name} belongs to --format {others}: leave it out")
+    if chosen.needs_run and run_id is None:
         raise BadInputError(f"--format {file_format} needs --run NAME, the name of the run")
-    if file_format == KINETO and run_id is not None:
-        return import_kineto(files, run_id=run_id, store_url=store_url)
-    if len(files) != 1:
+    if len(files) != 1 and not chosen.has_many_paths:
         raise BadInputError(
             f"--format {file_format} takes one path, got {len(files)}: import each on its own"
         )
-    if file_format == RANKSCOPE or run_id is None:
-        return import_spool(files[0], run_id=run_id, store_url=store_url)
-    if not files[0].is_file():
-        raise BadInputError(f"{files[0]} is not a file: give the trace")
+    return chosen.read(request)
+
+
+def import_bytedance_file(request: ImportRequest) -> str:
+    """Store a parquet file of ByteDance's format.
+
+    Raises:
+        BadInputError: The path is no file.
+        CollectorError: See `collector.importers.bytedance.import_bytedance`.
+        StoreError: The store could not be opened or written.
+    """
+    path, run_id = request.paths[0], request.run_id
+    if not path.is_file():
+        raise BadInputError(f"{path} is not a file: give the trace")
     from rankscope.collector.importers.bytedance import import_bytedance
 
     from ..memory import without_collection
     from ..sources.store_source import StoreSource
 
-    with without_collection(), open_store(store_url) as store, Progress() as progress:
-        what = f"importing {files[0].name} as run {run_id}"
+    with without_collection(), open_store(request.store_url) as store, Progress() as progress:
+        what = f"importing {path.name} as run {run_id}"
         progress.show(what)
         result = import_bytedance(
             store,
-            files[0],
+            path,
             run_id=run_id,
-            meta=meta,
+            meta=request.meta,
             show=lambda text: progress.show(f"{what}: {text}"),
         )
         world_size = next(
@@ -118,46 +129,109 @@ def import_files(
     return f"imported run {run_id}: {counts}. Next: rankscope analyze {run_id}"
 
 
-def import_kineto(paths: Sequence[Path], *, run_id: str, store_url: str | None) -> str:
-    """Store the traces of `torch.profiler` of a job's ranks, which are turned into a spool first.
+def import_kineto(request: ImportRequest) -> str:
+    """Store the traces of `torch.profiler` of a job's ranks.
 
     Raises:
         BadInputError: A path holds no trace.
         CollectorError: See `collector.importers.kineto.read_traces`.
         StoreError: The store could not be opened or written.
     """
-    from rankscope.collector.identity import check_run_name
     from rankscope.collector.importers.kineto import read_traces
+    from rankscope.collector.importers.kineto_files import find_job
+
+    from ..memory import without_collection
+
+    for path in request.paths:
+        _trace_files(path)
+    job = find_job(request.paths, rank=request.rank)
+    if job.left_out:
+        names = ", ".join(str(path) for path in job.left_out[:MAX_LEFT_OUT])
+        say(f"{len(job.left_out):,} files are no traces and were left out: {names}")
+    with without_collection(), Progress() as progress:
+        processes = read_traces(
+            job, request.run_id, step_name=request.step_name, show=progress.show
+        )
+        return store_processes(processes, request, progress=progress)
+
+
+def store_processes(
+    processes: "Iterable[Process]", request: ImportRequest, *, progress: Progress | None = None
+) -> str:
+    """Store the processes of a run that an importer reads, by a spool that is written first.
+
+    Args:
+        processes: The processes.
+        request: Says where, and under which name.
+        progress: Line on which the importer shows its progress; None: one with the number of ranks.
+
+    Raises:
+        BadInputError: There is no process.
+        CollectorError: The name of the run is not valid, or the processes can't be read.
+        StoreError: The store could not be opened or written.
+    """
+    from rankscope.collector.identity import check_run_name
     from rankscope.collector.importers.spool_folder import write_process
 
-    check_run_name(run_id)
-    files = [file for path in paths for file in _trace_files(path)]
+    check_run_name(request.run_id)
+    ranks, world_size = set[int](), 0
     with tempfile.TemporaryDirectory(prefix="rankscope-") as folder:
-        with Progress() as progress:
-            for number, process in enumerate(read_traces(files, run_id), 1):
-                progress.show(f"read {number} of {len(files)} files")
+        with progress or Progress() as shown:
+            for number, process in enumerate(processes, 1):
+                if progress is None:
+                    shown.show(f"read {number} ranks")
                 write_process(Path(folder), process)
-        return import_spool(Path(folder), run_id=run_id, store_url=store_url)
+                ranks.add(process.rank)
+                world_size = max(world_size, process.world_size)
+        say_missing(ranks, world_size)
+        return _store_spool(Path(folder), run_id=request.run_id, store_url=request.store_url)
+
+
+def say_missing(ranks: Collection[int], world_size: int) -> None:
+    """Say which ranks of a job were not imported, if any."""
+    from rankscope.analysis.report.text import format_ranks
+
+    missing = [rank for rank in range(world_size) if rank not in ranks]
+    if ranks and missing:
+        say(
+            f"{format_ranks(missing)} of {world_size:,} have no file: the diagnosis is of"
+            f" {format_ranks(sorted(ranks))}"
+        )
 
 
 def _trace_files(path: Path) -> list[Path]:
-    """Return the traces of a folder, or the file itself."""
-    found = sorted(file for suffix in TRACE_SUFFIXES for file in path.glob(f"*{suffix}"))
-    files = found if path.is_dir() else [path]
-    if not files or not all(file.is_file() for file in files):
+    """Return the JSON files of a folder and of the folders directly in it, or the file itself.
+
+    Raises:
+        BadInputError: There is none.
+    """
+    from rankscope.collector.importers.foreign_formats import describe_format
+    from rankscope.collector.importers.kineto_files import SUFFIXES, list_json
+
+    if path.is_file():
+        return [path]
+    files = list_json(path) if path.is_dir() else []
+    if not files:
+        others = sorted(each for each in path.glob("*") if each.is_file())[:1]
+        what = "".join(f": {each.name} {describe_format(each)}" for each in others)
         raise BadInputError(
-            f"{path} is neither a trace nor a folder of {' or '.join(TRACE_SUFFIXES)}"
+            f"{path} is neither a trace nor a folder of {' or '.join(SUFFIXES)}{what}"
         )
     return files
 
 
-def import_spool(folder: Path, *, run_id: str | None, store_url: str | None) -> str:
+def import_spool(request: ImportRequest) -> str:
     """Store the runs of a spool whose processes have ended. The spool is not changed.
 
     Raises:
         BadInputError: The folder holds no such run, or one of its processes still runs.
         StoreError: The store could not be opened or written.
     """
+    run_id = request.run_id or None
+    return _store_spool(request.paths[0], run_id=run_id, store_url=request.store_url)
+
+
+def _store_spool(folder: Path, *, run_id: str | None, store_url: str | None) -> str:
     from rankscope.collector.client.served_writer import run_writer
 
     from ..spool_check import read_spool, say_unread
@@ -189,3 +263,84 @@ def _count_spans(store: "OpenStore") -> dict[str, int]:
     from ..sources.store_source import StoreSource
 
     return {run.run_id: run.num_spans for run in StoreSource(store).runs()}
+
+
+FORMATS = {
+    "bytedance": Format(
+        description="a parquet file", read=import_bytedance_file, options=("meta",)
+    ),
+    "kineto": Format(
+        description="JSON files of torch.profiler, one of each rank, or their folder",
+        read=import_kineto,
+        options=("rank", "step_name"),
+        has_many_paths=True,
+    ),
+    "rankscope": Format(
+        description="a spool folder whose jobs have ended", read=import_spool, needs_run=False
+    ),
+}
+"""Formats that `rankscope import` reads, by their names."""
+
+
+def import_(  # noqa: PLR0913  # one parameter a flag
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH", help="Trace, or spool, to store.", show_default=False),
+    ],
+    *,
+    file_format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="; ".join(f"{name}: {each.description}" for name, each in FORMATS.items()) + ".",
+        ),
+    ],
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run",
+            metavar="NAME",
+            help="Name under which the run is stored. rankscope: the only run to read.",
+            show_default=False,
+        ),
+    ] = None,
+    meta: Annotated[
+        Path | None,
+        typer.Option(
+            "--meta", metavar="FILE", help="YAML file with the sizes of the job (bytedance)."
+        ),
+    ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            "--rank",
+            metavar="N",
+            min=0,
+            help="Rank of the file, if neither it nor its name has one (kineto).",
+            show_default=False,
+        ),
+    ] = None,
+    step_name: Annotated[
+        str | None,
+        typer.Option(
+            "--step-name",
+            metavar="NAME",
+            help="Annotation of a step, or the begin of its name; all: the whole trace is one step"
+            " (kineto). Default: ProfilerStep.",
+            show_default=False,
+        ),
+    ] = None,
+    store: Store = None,
+) -> None:
+    """Store a trace that another program recorded, or the spool of a job that has ended."""
+    done = import_files(
+        files,
+        file_format=file_format,
+        run_id=run,
+        store_url=store,
+        meta=meta,
+        rank=rank,
+        step_name=step_name,
+    )
+    typer.echo(done)

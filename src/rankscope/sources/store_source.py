@@ -162,8 +162,15 @@ def build_run_info(run_id: str, rows: RunRows) -> RunInfo:
         pace_overrun_ratio=_overrun_ratio(rows.pace),
         accounts=_accounts(rows),
         clock_error_ns=_clock_error_ns(newest["source_format"], rows),
+        imported=_imported(newest),
         warnings=_warnings(rows, has_coords=coords is not None),
     )
+
+
+def _imported(epoch: Row) -> str:
+    """Return the program that recorded an imported run, as its importer notes in the manifest."""
+    config = _document(epoch["manifest"]).get("config")
+    return str(config.get("imported") or "") if isinstance(config, dict) else ""
 
 
 def _accounts(rows: RunRows) -> dict[tuple[int, int], RecordAccount]:
@@ -199,6 +206,7 @@ def _warnings(rows: RunRows, *, has_coords: bool) -> tuple[str, ...]:
         for row in rows.bad
     ]
     warnings += [f"descriptions were left out: {text}" for text in rows.invalid]
+    warnings += rows.notes
     warnings += [_format_expired(row) for row in rows.expired]
     warnings += _format_gaps(rows.gaps)
     if not has_coords:

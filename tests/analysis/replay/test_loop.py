@@ -325,9 +325,12 @@ def test_steps_are_filled_alike_in_c_and_python(data: st.DataObject) -> None:
     order, by_rank = operations[0], [column[steps[0]] for column in steps[1:]]
     kind = np.array(data.draw(st.lists(st.integers(0, 2), min_size=num, max_size=num)), np.int16)
     step_of = np.array(data.draw(st.lists(st.integers(0, 2), min_size=num, max_size=num)), np.int32)
+    is_idle = np.array(data.draw(st.lists(st.booleans(), min_size=num, max_size=num)), np.bool_)
+    own, transfers = order[kind[order] < 2], order[kind[order] == 2]
     lists = (
-        listed(order[kind[order] < 2], operations), listed(waits[0], waits),
-        listed(order[kind[order] == 2], operations), listed(order, operations),
+        listed(own[~is_idle[own]], operations), listed(waits[0], waits),
+        listed(transfers, operations), listed(own[is_idle[own]], operations),
+        listed(order, operations),
     )  # fmt: skip
     found = []
     for functions in (_loop, replay_oracle):

@@ -189,6 +189,7 @@ def fill(
     own: Intervals,
     waits: Intervals,
     transfers: Intervals,
+    idle: Intervals,
     following: Intervals,
     spent: Int64s,
     of_compute: Int32s,
@@ -199,8 +200,8 @@ def fill(
 ) -> None:
     """Fill the steps of each rank with its operations, waits and transfers.
 
-    Each moment belongs to an operation of the rank itself, else to a wait, else to a transfer; of
-    two that overlap to the earlier one.
+    Each moment belongs to an operation of the rank itself, else to a wait, else to a transfer, else
+    to idle time; of two that overlap to the earlier one.
 
     Args:
         num_steps: Number of (rank, step).
@@ -214,9 +215,10 @@ def fill(
         num_kinds: Number of kinds.
         is_compute: Shape (kinds,).
         is_launched: Shape (kinds,).
-        own: Compute and host operations.
+        own: Compute and host operations that are not ``idle``.
         waits: Waits.
         transfers: Communications, from the begin of the transfer.
+        idle: Operations in which a device had nothing to do.
         following: Operations; time in which a rank does nothing is known from the next of them in
             the step.
         spent: Shape (2, rank steps, kinds + 3): time before the first compute of the step, and from
@@ -228,7 +230,7 @@ def fill(
             added to.
         of_wait: Shape (waits,): the last rank step that each wait fills; filled in.
     """
-    lists = [_by_rank(each) for each in (own, waits, transfers)]
+    lists = [_by_rank(each) for each in (own, waits, transfers, idle)]
     next_of = _by_rank(following)
     reach: dict[int, int] = {}
     rank_steps = zip(rank.tolist(), start.tolist(), end.tolist(), strict=True)
@@ -242,6 +244,8 @@ def fill(
                 column = int(kind[row])
                 if is_compute[column]:
                     of_compute[row], has_computed = s, 1
+            elif owner == 3:
+                column = int(kind[row])
             elif owner == 1:
                 waited[row] += until - now
                 of_wait[row] = s
@@ -261,7 +265,7 @@ def _find_owner(
 ) -> tuple[int, int | None, int]:
     """Return until when a moment's owner remains, which list it is in, and its row."""
     until, owner, row = stop, None, -1
-    for number in (2, 1, 0):
+    for number in reversed(range(len(lists))):
         left = lists[number]
         while left and left[-1][1] <= max(now, left[-1][0]):
             left.pop()
