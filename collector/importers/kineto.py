@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rankscope.tracer.span import NONE, SpanFlag, SpanKind
 from rankscope.tracer.topology import AXES, AxisGroup, derive_layout
@@ -180,33 +180,28 @@ def _to_process(trace: RankTrace, run_id: str, kernels: CommKernels) -> Process:
     )
     process.records += compute_records(trace, comm.calls)
     process.records += _comm_records(trace, comm.calls)
-    _add_device_time(process, trace)
     process.records += [
         Record(None, "", COMPUTE_TRACK, step, begin, end) for begin, end, step in trace.steps
     ]
     process.records += _host_records(trace)
+    process.kernels += _sum_kernels(trace)
+    kinds = [(call.work.start_ns, call.work.end_ns, str(call.comm.kind)) for call in comm.calls]
+    process.events += [
+        {"at_ns": end_ns, "kind": DEVICE_TIME, "text": describe_step(data), "data": data}
+        for end_ns, data in split_steps(trace, kinds)
+    ]
     return process
 
 
-def _add_device_time(process: Process, trace: RankTrace) -> None:
-    """Add the sums of kernels, and an event with the parts of each step."""
+def _sum_kernels(trace: RankTrace) -> list[dict[str, Any]]:
     works = sorted([*trace.compute, *trace.comm], key=lambda work: work[:2])
     comm = {id(work) for work in trace.comm}
-    process.kernels += sum_kernels(
+    return sum_kernels(
         works,
         find_phases(replace(trace, compute=works)),
         comm=frozenset(place for place, work in enumerate(works) if id(work) in comm),
         costs=trace.costs,
     )
-    kinds = [
-        (record.start_ns, record.end_ns, str(record.kind))
-        for record in process.records
-        if record.comm is not None and record.kind is not SpanKind.WAIT
-    ]
-    process.events += [
-        {"at_ns": end_ns, "kind": DEVICE_TIME, "text": describe_step(data), "data": data}
-        for end_ns, data in split_steps(trace, kinds)
-    ]
 
 
 def _comm_records(trace: RankTrace, calls: Sequence[Call]) -> Iterator[Record]:

@@ -219,12 +219,8 @@ def test_windows_of_steps_without_numbers_go_on(tmp_path: Path) -> None:
             for event in document["traceEvents"]:
                 event["ts"] += begin_us
 
-        edit_traces(
-            "09-other-step-name",
-            folder,
-            lambda rank, window=window: f"iteration_{9 + window}/rank{rank}_trace.json",
-            move,
-        )
+        iteration = folder / f"iteration_{9 + window}"
+        edit_traces("09-other-step-name", iteration, "rank{}_trace.json".format, move)
 
     check_slow_rank(analyze_profiles(folder, tmp_path, step_name="train_step"), num_steps=16)
 
