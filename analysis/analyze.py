@@ -13,6 +13,7 @@ from rankscope.tracer.span import NS_PER_S
 
 from .arrays.grouping import sorted_unique
 from .breakdown.bandwidth import measure_bandwidths
+from .breakdown.device_time import summarize_profile
 from .breakdown.link_summary import summarize_links
 from .breakdown.mfu import compute_mfu, count_tokens, explain_missing_mfu, sum_squares
 from .breakdown.mfu_shape import with_mfu
@@ -156,8 +157,20 @@ def _analyze(
         reading, replay = _read_replayable(record, take_spans, executor)
         if replay is not None:
             record = replace(record, reading=reading)
-            return _report_with_replay(record, reading, *replay, executor)
-    return _report_without_replay(record, findings_of_record(record), reading)
+            return _with_device_time(
+                _report_with_replay(record, reading, *replay, executor), record
+            )
+    return _with_device_time(
+        _report_without_replay(record, findings_of_record(record), reading), record
+    )
+
+
+def _with_device_time(report: RunReport, record: Record) -> RunReport:
+    """Return the report with what a profile says of the device, which needs no replay."""
+    device_time, kernels = summarize_profile(
+        record.context, report.steps, {rank.device_name for rank in record.run.ranks.values()}
+    )
+    return replace(report, device_time=device_time, kernels=kernels)
 
 
 def read_operations(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:

@@ -119,10 +119,10 @@ def _explain(trace: RankTrace, idle: Sequence[Interval]) -> dict[str, list[Inter
     """Return the idle time of a device by reason."""
     reasons: dict[str, list[Interval]] = {reason: [] for reason in REASONS}
     loader = unite(trace.loader)
-    works = sorted((work.start_ns, work.launch_ns) for work in (*trace.compute, *trace.comm))
-    launches = sorted(launch for _, launch in works)
+    works = sorted((*trace.compute, *trace.comm), key=lambda work: work[:2])
+    launches = sorted(work.launch_ns for work in works)
     for begin, end in idle:
-        launch = _next_launch(trace, works, end)
+        launch, thread = _next_launch(trace, works, end)
         host = [(begin, end if launch is None else min(launch, end))]
         host = host if launch is None or launch > begin else []
         later = subtract(host, loader)
@@ -132,7 +132,7 @@ def _explain(trace: RankTrace, idle: Sequence[Interval]) -> dict[str, list[Inter
             continue
         before = bisect_left(launches, launch)
         since = launches[before - 1] if before else 0
-        blocked = _overlap(trace.blocked, since, launch)
+        blocked = _overlap(trace.synchronizations.get(thread, ()), since, launch)
         for first, last in later:
             middle = min(last, first + blocked)
             blocked -= middle - first
@@ -148,23 +148,24 @@ def _explain(trace: RankTrace, idle: Sequence[Interval]) -> dict[str, list[Inter
     }
 
 
-def _next_launch(trace: RankTrace, works: Sequence[Interval], at_ns: int) -> int | None:
-    """Return when the first kernel from a time on was launched; None if it is unknown.
+def _next_launch(trace: RankTrace, works: Sequence[Work], at_ns: int) -> tuple[int | None, str]:
+    """Return when and by which thread the first kernel from a time on was launched.
 
-    If there is none, the host has launched nothing by then.
+    None if it is unknown. If there is no such kernel, the last thread has launched none by then.
 
     Args:
         trace: A processor's operators are not launched.
-        works: Begin and launch of each kernel, ascending.
+        works: By begin.
         at_ns: The time.
     """
-    place = bisect_left(works, (at_ns, 0))
-    if not trace.is_of_device:
-        return None
+    place = bisect_left(works, at_ns, key=lambda work: work.start_ns)
+    if not trace.is_of_device or not works:
+        return None, ""
     if place == len(works):
-        return at_ns
-    begin, launch = works[place]
-    return launch if launch < begin else None  # that of a kernel without one is its begin
+        return at_ns, works[-1].thread
+    work = works[place]
+    is_known = work.launch_ns < work.start_ns  # a kernel without a launch has its begin
+    return work.launch_ns if is_known else None, work.thread
 
 
 def _times(works: Sequence[Work], is_copy: Sequence[bool], *, wanted: bool) -> list[Interval]:

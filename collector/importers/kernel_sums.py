@@ -29,7 +29,7 @@ MAX_CHARS = 160
 
 COMPUTE, COMMUNICATION, COPY = "compute", "communication", "copy"
 COPIES = frozenset({"gpu_memcpy", "gpu_memset"})
-NOISE = re.compile(r"\(anonymous namespace\)::|<unnamed>::|^(?:void|static) ")
+NOISE = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\bat::native::|^(?:void|static) ")
 
 
 class KernelKey(NamedTuple):
@@ -117,7 +117,7 @@ def sum_kernels(
 
 
 def shorten_name(full: str) -> str:
-    """Return the name of a kernel without return type, parameters and anonymous namespaces.
+    """Return the name of a kernel without return type, parameters and torch's namespaces.
 
     If it still has more than `MAX_CHARS`, the arguments of its innermost templates are left out,
     level by level, and a hash of the whole keeps it distinct.

@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rankscope.tracer.span import NONE, SpanFlag, SpanKind
 from rankscope.tracer.topology import AXES, AxisGroup, derive_layout
@@ -35,7 +35,7 @@ from .kineto_trace import ReadOptions, check_members, index_around, read_trace
 from .spool_folder import Process, Record, make_group_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
     from .kineto_comm import Call
@@ -46,8 +46,8 @@ def read_traces(
     files: Sequence[Path] | JobFiles,
     run_id: str,
     *,
+    kernels: CommKernels | None = None,
     step_name: str | None = None,
-    comm_kernels: Iterable[str] = (),
     show: Callable[[str], object] = lambda _: None,
 ) -> Iterator[Process]:
     """Yield the process of each rank, with its records, and with the groups of no process before.
@@ -57,16 +57,15 @@ def read_traces(
     Args:
         files: The traces of one job.
         run_id: Name of the run.
+        kernels: Which kernels communicate; None: those of `LIBRARIES`.
         step_name: As for `kineto_steps.find_steps`.
-        comm_kernels: Regular expressions of kernels that communicate, besides those of `LIBRARIES`.
         show: Called with the progress in words.
 
     Raises:
         TraceError: A file is no such trace, two have the same step of one rank, or the groups have
             more than `MAX_MEMBERS`.
-        re.error: One of ``comm_kernels`` is no regular expression.
     """
-    kernels = CommKernels(comm_kernels)
+    kernels = kernels or CommKernels()
     job = files if isinstance(files, JobFiles) else find_job(files)
     windows: dict[int, Windows] = defaultdict(Windows)
     known: set[int] = set()
@@ -180,33 +179,28 @@ def _to_process(trace: RankTrace, run_id: str, kernels: CommKernels) -> Process:
     )
     process.records += compute_records(trace, comm.calls)
     process.records += _comm_records(trace, comm.calls)
-    _add_device_time(process, trace)
     process.records += [
         Record(None, "", COMPUTE_TRACK, step, begin, end) for begin, end, step in trace.steps
     ]
     process.records += _host_records(trace)
+    process.kernels += _sum_kernels(trace)
+    kinds = [(call.work.start_ns, call.work.end_ns, str(call.comm.kind)) for call in comm.calls]
+    process.events += [
+        {"at_ns": end_ns, "kind": DEVICE_TIME, "text": describe_step(data), "data": data}
+        for end_ns, data in split_steps(trace, kinds)
+    ]
     return process
 
 
-def _add_device_time(process: Process, trace: RankTrace) -> None:
-    """Add the sums of kernels, and an event with the parts of each step."""
+def _sum_kernels(trace: RankTrace) -> list[dict[str, Any]]:
     works = sorted([*trace.compute, *trace.comm], key=lambda work: work[:2])
     comm = {id(work) for work in trace.comm}
-    process.kernels += sum_kernels(
+    return sum_kernels(
         works,
         find_phases(replace(trace, compute=works)),
         comm=frozenset(place for place, work in enumerate(works) if id(work) in comm),
         costs=trace.costs,
     )
-    kinds = [
-        (record.start_ns, record.end_ns, str(record.kind))
-        for record in process.records
-        if record.comm is not None and record.kind is not SpanKind.WAIT
-    ]
-    process.events += [
-        {"at_ns": end_ns, "kind": DEVICE_TIME, "text": describe_step(data), "data": data}
-        for end_ns, data in split_steps(trace, kinds)
-    ]
 
 
 def _comm_records(trace: RankTrace, calls: Sequence[Call]) -> Iterator[Record]:

@@ -106,9 +106,6 @@ class Events:
         """True if any event has a category of `CATEGORIES`."""
 
         self._annotated = ANNOTATED if step_name is None else (*ANNOTATED, step_name)
-        self.costs: dict[str, Cost] = {}
-        """Work of operators by their external id, as far as the file has it."""
-
         self._is_annotation: dict[str, bool] = {}
         self._kernels: list[tuple[float, float, str, Event]] = []
         self._launches: dict[str, tuple[float, str]] = {}
@@ -118,6 +115,8 @@ class Events:
         self._host_comm: list[tuple[float, float, str, Event]] = []
         self._synchronizations: list[tuple[float, float, str]] = []
         self._num_started = 0
+        self.costs: dict[str, Cost] = {}
+        """Work of operators by their external id, as far as the file has it."""
 
     @property
     def is_of_device(self) -> bool:
@@ -134,32 +133,28 @@ class Events:
         for event in events:
             if type(event) is not dict or event.get("ph") != "X":
                 continue
-            category = event.get("cat", "")
+            category = event.setdefault("cat", "")
             add = add_category.get(category) if type(category) is str else None
             if add is None:
                 continue
             name, args = event.get("name"), event.setdefault("args", {})
-            begin, duration = event.get("ts"), event.get("dur")
+            begin: Any = event.get("ts")
+            duration: Any = event.get("dur")
             if type(name) is str and type(args) is dict and _are_times(begin, duration):
                 add(event, begin, duration, intern(name))
                 self.is_of_profiler |= category != ""
 
     def _add_kernel(self, event: Event, begin: float, duration: float, name: str) -> None:
         args = event["args"]
-        self._add_cost(name, args)
         event = {
             "name": name,
             "cat": CATEGORIES_TODAY.get(event["cat"], event["cat"]),
             "tid": event.get("tid"),
             "args": {key: value for key, value in args.items() if key not in UNUSED_ARGS},
         }
+        self._add_cost(name, args)
         self._kernels.append((begin, duration, text_of(args.get("correlation")), event))
         self._operators.clear()  # they only launched
-
-    def _add_cost(self, name: str, args: Event) -> None:
-        cost = find_cost(name, args)
-        if cost is not None:
-            self.costs[external_id(args)] = cost
 
     def _add_launch(self, event: Event, begin: float, duration: float, name: str) -> None:
         if "correlation" in event["args"]:
@@ -171,13 +166,17 @@ class Events:
         self._num_started += STARTS_WORK.search(name) is not None
 
     def _add_operator(self, event: Event, begin: float, duration: float, name: str) -> None:
+        self._add_cost(name, event["args"])
         if self._is_annotated(name):
             self._add_annotation(event, begin, duration, name)
-        self._add_cost(name, event["args"])
         if not self._kernels:
             thread = intern(text_of(event.get("tid")))
-            number = external_id(event["args"])
+            number = event["args"].get("External id")
             self._operators.append((begin, duration, thread, name, number))
+
+    def _add_cost(self, name: str, args: Event) -> None:
+        if cost := find_cost(name, args):
+            self.costs[external_id(args)] = cost
 
     def _add_annotation(self, event: Event, begin: float, duration: float, name: str) -> None:
         thread = intern(text_of(event.get("tid")))
@@ -186,7 +185,7 @@ class Events:
         if name == CALL or BACKEND.fullmatch(name):
             self._calls.append((begin, duration, thread, event))
         else:
-            is_own = CATEGORIES[event.get("cat", "")] is ANNOTATION
+            is_own = CATEGORIES[event["cat"]] is ANNOTATION
             self._annotations.append((begin, duration, thread, name, is_own))
 
     def _is_annotated(self, name: str) -> bool:
@@ -277,7 +276,7 @@ def _times(base_ns: int, begin: float, duration: float) -> Interval:
 
 def _are_times(begin: Any, duration: Any) -> bool:  # noqa: ANN401  # of any JSON type
     try:
-        return 0 <= begin < MAX_US and 0 <= duration < MAX_US
+        return bool(0 <= begin < MAX_US and 0 <= duration < MAX_US)
     except TypeError:
         return False
 

@@ -97,14 +97,11 @@ class RankTrace:
     synchronizations: dict[str, list[Interval]] = field(default_factory=dict)
     """Calls by thread in which a host waits for its device; disjoint, ascending."""
 
-    blocked: list[Interval] = field(default_factory=list)
-    """Times in which a thread of the host waited for the device to be done."""
-
-    costs: dict[str, Cost] = field(default_factory=dict)
-    """Work of operators by their external id, as far as the trace has it."""
-
     ranges: dict[str, list[tuple[int, int, str]]] = field(default_factory=dict)
     """Other annotations than steps, among them those of the job's own, by thread."""
+
+    costs: dict[str, Cost] = field(default_factory=dict)
+    """Work of operators by their external id, as far as the file has it."""
 
     groups: dict[str, Group] = field(default_factory=dict)
     """By name."""
@@ -245,6 +242,7 @@ def _fill(trace: RankTrace, events: Events) -> list[Annotation]:
         trace.comm = events.host_comm(trace.base_ns)
     trace.calls = events.calls(trace.base_ns)
     trace.synchronizations = events.synchronizations(trace.base_ns)
+    trace.costs = events.costs
     annotations = events.annotations(trace.base_ns)
     for begin, end, thread, name, is_own in annotations:
         if name.startswith(BACKWARD_PREFIX):
@@ -258,8 +256,6 @@ def _fill(trace: RankTrace, events: Events) -> list[Annotation]:
     for regions in (trace.backward, trace.optimizer, trace.synchronizations):
         for thread, own in regions.items():
             regions[thread] = unite(own)
-    trace.blocked = unite(call for own in trace.synchronizations.values() for call in own)
-    trace.costs = events.costs
     return annotations
 
 

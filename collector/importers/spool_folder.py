@@ -101,7 +101,7 @@ class Process:
     """Lines of ``kernels.jsonl``."""
 
     events: list[dict[str, Any]] = field(default_factory=list)
-    """Lines of ``events.jsonl``."""
+    """Further lines of ``events.jsonl``."""
 
     state: str = "ended"
     """As in `exit.json`."""
@@ -172,11 +172,13 @@ def write_process(spool: Path, process: Process) -> None:
     notes: list[dict[str, Any]] = [
         {"at_ns": begin_ns, "kind": IMPORT_NOTE, "text": note, "data": {}} for note in process.notes
     ]
-    events = [*notes, *process.events]
     for file, lines in (
-        (GROUPS_FILE, groups), (EVENTS_FILE, events), (KERNELS_FILE, process.kernels),
-    ):  # fmt: skip
-        (folder / file).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        (GROUPS_FILE, groups),
+        (EVENTS_FILE, [*notes, *process.events]),
+        (KERNELS_FILE, process.kernels),
+    ):
+        own = "".join(f"{json.dumps(line)}\n" for line in lines)
+        (folder / file).write_text(own, encoding="utf-8")
     _write_json(folder / EXIT_FILE, {"state": process.state, "at_ns": end_ns})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.collector.importers.device_time import DEVICE_TIME, split_steps
+from rankscope.collector.importers.intervals import unite
 from rankscope.collector.importers.kineto import read_traces
 from rankscope.collector.importers.kineto_events import Work
 from rankscope.collector.importers.kineto_trace import RankTrace
@@ -121,8 +123,13 @@ def test_a_processor_without_a_device_has_no_launches(tmp_path: Path) -> None:
     trace.step(0, 0, 60)
     trace.add("aten::mm", "cpu_op", 0, 40, tid=MAIN)
     trace.add("enumerate(DataLoader)#_Iter.__next__", "user_annotation", 45, 50, tid=MAIN)
+    document = trace.document() | {"deviceProperties": []}
+    document["distributedInfo"]["backend"] = "gloo"
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps(document))
 
-    (step,) = step_times(trace, tmp_path)
+    (process,) = read_traces([path], "run")
+    step = _in_ms(process.events[0]["data"])
 
     assert step["compute_ns"] == 40
     assert step["idle_ns"] == {"input": 5, "unknown": 15}
@@ -145,6 +152,7 @@ def test_the_parts_of_a_step_sum_to_its_time(data: st.DataObject) -> None:
     ]  # fmt: skip
     comm = [(at, at + took, data.draw(st.sampled_from("ab"))) for at, took in data.draw(spans)]
     trace.comm = [Work(begin, end, begin, "1", {"cat": "kernel"}) for begin, end, _ in comm]
+    trace.synchronizations = {"1": unite((at, at + took) for at, took in data.draw(spans))}
     trace.loader = [(at, at + took) for at, took in data.draw(spans)]
 
     for _, parts in split_steps(trace, comm):

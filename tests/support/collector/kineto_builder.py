@@ -31,7 +31,8 @@ class TraceBuilder:
         groups: dict[str, tuple[str, tuple[int, ...]]] | None = None,
     ) -> None:
         self.rank, self.world_size = rank, world_size
-        self.groups = groups or {"0": ("default_pg", tuple(range(world_size)))}
+        everyone = {"0": ("default_pg", tuple(range(world_size)))}
+        self.groups = everyone if groups is None else groups
         self.events: list[dict[str, Any]] = []
         self._correlation = 0
 
