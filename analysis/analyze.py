@@ -13,6 +13,7 @@ from rankscope.tracer.span import NS_PER_S
 
 from .arrays.grouping import sorted_unique
 from .breakdown.bandwidth import measure_bandwidths
+from .breakdown.device_time import summarize_profile
 from .breakdown.link_summary import summarize_links
 from .breakdown.mfu import compute_mfu, count_tokens, explain_missing_mfu, sum_squares
 from .breakdown.mfu_shape import with_mfu
@@ -20,7 +21,7 @@ from .breakdown.starved import attribute_waits, find_starved_ranks
 from .breakdown.wait_graph import sum_direct_waits
 from .breakdown.waterfall import build_waterfall, summarize_waterfall
 from .causes.common_pause import list_pauses
-from .causes.crash import find_crashes
+from .causes.crash import DUMP, find_crashes
 from .causes.detector import Case, Record, insufficient
 from .causes.equal_lengths import equalize_declared_lengths
 from .diagnose import (
@@ -134,8 +135,10 @@ def _analyze(
         reading, replay = _read_replayable(record, take_spans, executor)
         if replay is not None:
             record = replace(record, reading=reading)
-            return _report_with_replay(record, reading, *replay, executor)
-    return _report_without_replay(record, findings_of_record(record), reading)
+            report = _report_with_replay(record, reading, *replay, executor)
+            return _with_device_time(report, record)
+    report = _report_without_replay(record, findings_of_record(record), reading)
+    return _with_device_time(report, record)
 
 
 def _read_record(
@@ -190,6 +193,14 @@ def read_case(source: SpanSource, run: RunInfo) -> tuple[Case, list[Candidate]]:
             if case is not None:
                 return case, find_candidates(case, parts)
     raise EmptyRunError(f"no step of run {run.run_id!r} can be replayed (see quality.warnings)")
+
+
+def _with_device_time(report: RunReport, record: Record) -> RunReport:
+    """Return the report with what a profile says of the device, which needs no replay."""
+    device_time, kernels = summarize_profile(
+        record.context, report.steps, {rank.device_name for rank in record.run.ranks.values()}
+    )
+    return replace(report, device_time=device_time, kernels=kernels)
 
 
 def read_operations(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:
@@ -433,7 +444,8 @@ def _report_without_spans(record: Record, *, is_whole_run: bool) -> RunReport:
     run = record.run
     if is_whole_run:
         findings = findings_of_record(record)
-        if any(ends_run(finding) for finding in findings):
+        has_dumps = any(event.kind == DUMP for event in record.context.events)
+        if has_dumps or any(ends_run(finding) for finding in findings):
             return _report_without_replay(record, findings, None)
     fatal = find_crashes(run, record.context, record.steps)
     crashes = "; ".join(finding.evidence for finding in fatal)
@@ -454,6 +466,7 @@ def _report_without_replay(
     actual_ns = np.array([_duration_ns(spans, step) for step in steps], dtype=np.int64)
     reason = left_out_sentence({} if reading is None else reading.left_out)
     unknown = insufficient(f"no step can be replayed: {reason or 'nothing was recorded'}")
+    is_known = not reason and any(finding.cause == unknown.cause for finding in findings)
     mfu = compute_mfu(
         run,
         record.steps,
@@ -475,7 +488,7 @@ def _report_without_replay(
             ideal=None,
         ),
         actual_s_by_step=_seconds_by_step(steps, actual_ns),
-        findings=combine_findings((unknown,), findings),
+        findings=combine_findings(() if is_known else (unknown,), findings),
         mfu=mfu,
         tokens_by_step={} if mfu else count_tokens(run, record.steps),
         missing_mfu="" if mfu else explain_missing_mfu(run, record.steps),

@@ -18,7 +18,7 @@ from .report.report import Quality
 from .report.text import format_count, format_ranges, format_ranks
 from .statistics.link_profile import find_lone_links
 from .trace.account import TORN, TRUNCATED
-from .trace.tables import format_of, num_expected_ranks
+from .trace.tables import format_of, is_tp_collapsed, num_expected_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -113,7 +113,17 @@ def _lone_group_warnings(
 
 def _missing_rank_warnings(run: RunInfo) -> list[str]:
     """Return a warning if ranks of the newest epoch were never received."""
-    num, expected = len(run.epochs[-1].ranks), num_expected_ranks(run)
+    newest = run.epochs[-1]
+    num, expected = len(newest.ranks), num_expected_ranks(run)
+    if run.imported and num < run.world_size and not is_tp_collapsed(run, newest):
+        ranks = sorted(rank.rank for rank in newest.ranks)
+        missing = sorted(set(range(run.world_size)).difference(ranks))
+        text = (
+            f"{format_ranks(missing)} of {run.world_size:,} were not imported: only"
+            f" {format_ranks(ranks)} {'is' if num == 1 else 'are'} compared, and the time in which"
+            " they wait for others counts as transfer"
+        )
+        return [text]
     if num >= expected:
         return []
     text = (

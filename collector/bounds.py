@@ -37,6 +37,8 @@ MAX_MANIFEST_CHARS = 4 << 20
 MAX_FLOPS = 1e24
 """Of one token, and of one device per second; the largest that exist are some 1e13 and 1e16."""
 
+MAX_SUM = 1 << 62
+"""Of the counts, times, FLOPs and bytes of the kernels of one step."""
 
 OWN_KINDS = "alert"
 """Prefix of the kinds of events that the server alone writes: one that a job could write would
@@ -72,6 +74,10 @@ def whole(low: int, high: int, *, unknown: int = NONE, is_needed: bool = False) 
 
     schema = {"type": "integer", "minimum": low, "maximum": high}
     return Bound(find_problem, unknown, is_needed, schema)
+
+
+def _find_sum_problem(value: object) -> str | None:
+    return None if value is None else SUM.find_problem(value)
 
 
 def find_layout_problem(value: object) -> str | None:
@@ -167,6 +173,8 @@ RANK_OR_NONE = whole(NONE, MAX_WORLD_SIZE - 1, is_needed=True)
 LOCAL = whole(NONE, MAX_WORLD_SIZE - 1)
 POSITION = whole(NONE, MAX_AXIS_SIZE - 1)
 NULL = {"type": "null"}
+SUM = whole(0, MAX_SUM, is_needed=True)
+SUM_OR_NONE = Bound(_find_sum_problem, schema={"anyOf": [SUM.schema, NULL]})
 FLOPS = Bound(
     _find_flops_problem,
     schema={"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": MAX_FLOPS}, NULL]},
@@ -234,6 +242,14 @@ BOUNDS: dict[str, dict[str, Bound]] = {
         "rank": RANK_OR_NONE,
         "kind": KIND,
         "data": MANIFEST,
+    },
+    "kernels": {
+        "epoch": EPOCH,
+        "rank": RANK,
+        "step": whole(NONE, MAX_INT32, is_needed=True),
+        **dict.fromkeys(("num", "num_names"), whole(1, MAX_SUM, is_needed=True)),
+        **dict.fromkeys(("total_ns", "max_ns"), SUM),
+        **dict.fromkeys(("flops", "num_bytes"), SUM_OR_NONE),
     },
     "heartbeats": {
         "epoch": EPOCH,

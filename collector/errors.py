@@ -150,6 +150,10 @@ class TraceError(CollectorError):
         self.path = path
 
 
+class NotATraceError(TraceError):
+    """A file is of another format; of a folder with traces it is left out."""
+
+
 class MetaError(CollectorError):
     """The parallel sizes of a trace are missing, unreadable, or contradict it."""
 

@@ -40,7 +40,10 @@ MIN_SILENCE_NS = 3_000_000_000
 """A busy machine stops all ranks for shorter times, and ends are dated to a second. Source: choice.
 """
 
-OWN_EVENTS = frozenset({"exit", "lost", "stalled", "alert", "alert-delivery", "pace"})
+DUMP = "flight-recorder"
+"""Kind of the events with the dumps of PyTorch's flight recorder."""
+
+OWN_EVENTS = frozenset({"exit", "lost", "stalled", "alert", "alert-delivery", "pace", DUMP})
 """Kinds of events that rankscope writes: they say nothing that the exit record does not."""
 
 OF_THE_JOB = re.compile(
@@ -196,7 +199,8 @@ def find_failures(epoch: EpochInfo, context: RunContext, steps: StepTable) -> tu
     """Return the processes of an epoch that failed or were lost, in order of time.
 
     A job that works records something in each step. If all were silent for `SILENT_STEPS` usual
-    steps, or for `STALL_NS`, before the first of them was lost, the job hung and was stopped. Of
+    steps, or for `STALL_NS`, before the first of them was lost, the job hung and was stopped; so
+    were the processes that had written a dump of the flight recorder in which ranks wait. Of
     exits that follow another one, an exception in whose context that was raised is the
     reason, unless most ranks have one of its type: then it is how a library works.
     """
@@ -216,10 +220,14 @@ def find_failures(epoch: EpochInfo, context: RunContext, steps: StepTable) -> tu
     usual_ns = float(np.median((steps.end_ns - steps.start_ns)[rows])) if rows.any() else STALL_NS
     least_ns = min(max(SILENT_STEPS * usual_ns, MIN_SILENCE_NS), STALL_NS)
     was_silent = not is_saving and (find_silence(died) or 0) >= least_ns
+    dumps = [event for event in context.events if event.kind == DUMP]
+    dumps = [event for event in dumps if event.epoch == epoch.epoch and event.data.get("has_dump")]
+    has_hung = any(event.data.get("open") for event in dumps)
+    lived = {event.rank for event in dumps if has_hung}
     failures = []
     for ended in died:
         reason, message = classify_exit(ended, events[ended.rank]), format_exit(ended)
-        if reason is ExitClass.LOST and was_silent:
+        if reason is ExitClass.LOST and (was_silent or ended.rank in lived):
             reason = ExitClass.STOPPED
         kind, _, text = ended.origin.partition(":")
         is_own = 0 < of_type[kind] <= THRESHOLDS.majority_share * len(exits)

@@ -24,11 +24,18 @@ from ..readers.waits import is_p2p
 from ..report.report import Finding
 from ..report.text import format_count, format_duration, format_ranks
 from ..statistics.thresholds import THRESHOLDS
-from .crash import ExitClass, find_failures, find_silence, own_failures
+from .crash import (
+    DUMP,
+    MIN_SILENCE_NS,
+    ExitClass,
+    find_failures,
+    find_silence,
+    own_failures,
+)
 from .detector import Cause, insufficient
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -88,6 +95,9 @@ class Entry(NamedTuple):
     num_bytes: int = 0
     """0 or less: none or unknown."""
 
+    dtype: str = ""
+    """Type of the elements; "" if it is unknown."""
+
     @property
     def is_p2p(self) -> bool:
         """Return whether it has two sides, known or unknown."""
@@ -124,16 +134,19 @@ class _Stuck:
     def sides(self) -> list[tuple[str, tuple[int, ...]]]:
         """Return the unlike operations in it with their ranks, that of most ranks first.
 
-        All members of a collective call the same operation, with as many bytes, and the two sides
-        of a p2p have as many.
+        All members of a collective call the same operation, with as many bytes of the same type,
+        and the two sides of a p2p have as many.
         """
         sizes = {entry.num_bytes for entry in self.entered}
         names = {"p2p" if entry.is_p2p else entry.name for entry in self.entered}
+        dtypes = {entry.dtype for entry in self.entered}
         is_sized = len(names) == 1 < len(sizes) and min(sizes) > 0 and UNEVEN not in min(names)
+        is_typed = len(names) == 1 < len(dtypes) and "" not in dtypes
         ranks_by_name: dict[str, list[int]] = defaultdict(list)
         for entry in sorted(self.entered):
             size = f" of {entry.num_bytes:,} bytes" if is_sized else ""
-            name = entry.name if is_sized or len(names) > 1 else ""
+            size += f" of type {entry.dtype}" if is_typed else ""
+            name = entry.name if is_sized or is_typed or len(names) > 1 else ""
             ranks_by_name[f"{name} {self.instance.seq}{size}"].append(entry.rank)
         sides = ((name, tuple(ranks)) for name, ranks in ranks_by_name.items())
         return sorted(sides, key=lambda side: (-len(side[1]), side[1]))
@@ -168,6 +181,12 @@ class _Job:
     certainty: float
     """Factor of every confidence."""
 
+    dumps: Mapping[int, EventRecord]
+    """Newest dump of a flight recorder of each rank that has one, or is known to have none."""
+
+    left_behind: Mapping[int, Entry]
+    """By rank, the first communication that all of its other members have left, by the dumps."""
+
     @property
     def blocked(self) -> frozenset[int]:
         """Return the blocked ranks."""
@@ -180,7 +199,10 @@ class _Job:
         A process that is frozen sends none. Empty if no more than half of the ranks do, or all:
         then that says nothing about the others.
         """
-        since = min(comm.inside[0].step for comm in self.stuck)
+        steps = [comm.inside[0].step for comm in self.stuck if comm.inside[0].step >= 0]
+        if not steps:
+            return frozenset()
+        since = min(steps)
         ranks = frozenset(
             event.rank
             for event in self.events
@@ -199,9 +221,17 @@ class _Job:
         last, line = self.last_step([rank]), ""
         after = NONE if last is None else last
         for event in self.events:
-            if event.rank == rank and event.data.get("step", after + 1) > after:
+            is_later = event.data.get("step", after + 1) > after
+            if event.rank == rank and event.kind != DUMP and is_later:
                 line = event.place or line
         return line
+
+    @property
+    def without_dump(self) -> frozenset[int]:
+        """Return the ranks that wrote no dump, or an empty file, where others wrote one."""
+        return frozenset(
+            rank for rank, event in self.dumps.items() if event.data.get("has_dump") is False
+        )
 
     def finding(
         self,
@@ -293,7 +323,13 @@ def find_hang(
     ended = frozenset(process.rank for process in exits if process.state == "ended")
     events = tuple(event for event in context.events if event.epoch == epoch.epoch)
     opened = _open_spans(epoch.epoch, events, steps)
-    blocked = [entry for entry in _find_blocked(epoch, spans, opened) if entry.rank not in ended]
+    dumps = {event.rank: event for event in events if event.kind == DUMP}
+    blocked = [
+        entry
+        for entry in (*_find_blocked(epoch, spans, opened), *_read_dumps(epoch, dumps, "open"))
+        if entry.rank not in ended
+    ]
+    left = tuple(_read_dumps(epoch, dumps, "ended"))
     stopped = (failure.ended for failure in failures if failure.reason is ExitClass.STOPPED)
     failed = [failure.ended.rank for failure in failures if failure.ended.state == "failed"]
     job = _Job(
@@ -304,19 +340,49 @@ def find_hang(
         failures=failures,
         opened=opened,
         ended=ended,
-        stuck=_find_stuck(epoch, spans, blocked, _last_entries(epoch.epoch, spans, steps, failed)),
+        stuck=_find_stuck(
+            epoch, spans, blocked, _last_entries(epoch.epoch, spans, steps, failed), left
+        ),
         silent_ns=find_silence(stopped) or 0,
         certainty=THRESHOLDS.doubt_factor if run.num_dropped else 1.0,
+        dumps=dumps,
+        left_behind=_find_left_behind(epoch, blocked, left),
     )
+    if dumps and not failures and (doubt := _doubt_dumps(job)):
+        return doubt
     if job.stuck and (unlike := _unlike(job)):
         return unlike
-    finding = _not_entered(job) if job.stuck and not independent else None
+    finding = None if independent or not (job.stuck or job.left_behind) else _not_entered(job)
     if independent or finding is not None or not job.silent_ns:
         return finding
     last = job.last_step(info.rank for info in epoch.ranks)
     steps_of_hang = None if last is None else (last + 1, last + 1)
     text = "what the ranks were doing is unknown"
     return job.finding((), text, steps=steps_of_hang, certainty=THRESHOLDS.doubt_factor)
+
+
+def _doubt_dumps(job: _Job) -> Finding | None:
+    """Return why dumps alone do not show which rank a job waits for; None if they do."""
+    times = (event.data.get("silent_ns") for event in job.dumps.values())
+    silent_ns = next((time for time in times if isinstance(time, int)), MIN_SILENCE_NS)
+    num, num_without = len(job.dumps), len(job.without_dump)
+    if not job.stuck and not job.left_behind and not len(job.spans):
+        return insufficient(
+            "no rank was in a communication when the dumps of the flight recorder were written, so"
+            " they do not show a hang"
+        )
+    if job.stuck and silent_ns < MIN_SILENCE_NS:
+        return insufficient(
+            f"the dumps of the flight recorder were written {format_duration(silent_ns)} after the"
+            " newest communication in them, so the job may not have hung: write them again when it"
+            f" has been silent for {format_duration(MIN_SILENCE_NS)}"
+        )
+    if job.stuck and num_without >= THRESHOLDS.majority_share * num:
+        return insufficient(
+            f"only {num - num_without} of {num} ranks have a dump of the flight recorder, so it is"
+            " unknown which of the others is missing: collect the dumps of all hosts"
+        )
+    return None
 
 
 def _unlike(job: _Job) -> Finding | None:
@@ -365,6 +431,11 @@ def _not_entered(job: _Job) -> Finding | None:
     last_ranks, last_instances = _follow_waits(job.stuck)
     silent = last_ranks - job.blocked
     ends = [comm for comm in job.stuck if comm.instance in last_instances]
+    if not silent and job.left_behind:
+        stops = _stop_texts(job, job.left_behind)
+        certainty = 1.0 if len(stops) == len(job.left_behind) else THRESHOLDS.doubt_factor
+        text = "; ".join((_left_text(job), *stops[:MAX_ODD]))
+        return job.finding(job.left_behind, text, steps=None, certainty=certainty)
     if not silent and (endless := _entered_by_all(job, ends)):
         return endless
     traced = {info.rank for info in job.epoch.ranks} - _without_capture(job)
@@ -376,6 +447,7 @@ def _not_entered(job: _Job) -> Finding | None:
         )
     behind = _least_advanced(job.epoch, silent & traced, job.spans)
     culprits = behind - job.reporting or behind or _odd_of_circle(ends) or last_ranks & traced
+    culprits |= job.left_behind.keys() & traced
     shown = next((comm for comm in job.stuck if comm.missing & culprits), None)
     opened = (entry for rank in silent for entry in job.opened.get(rank, ()))
     if shown is None or any(entry.get("kind") == SpanKind.CHECKPOINT for entry in opened):
@@ -385,7 +457,7 @@ def _not_entered(job: _Job) -> Finding | None:
     certainty = 1.0
     if {
         failure.ended.rank for failure in job.failures if failure.reason is ExitClass.LOST
-    } & culprits:
+    } & culprits or job.without_dump & culprits:
         certainty *= THRESHOLDS.doubt_factor
     num_others = len(shown.members) - len(shown.missing & culprits)
     certainty *= len(shown.inside) / max(num_others, 1)
@@ -435,6 +507,8 @@ def _one_too_many(job: _Job, shown: _Stuck) -> Finding | None:
     ranks of the job did than are blocked, those inside are named; of as many, none is.
     """
     since = max(entry.step for entry in shown.inside)
+    if since < 0 and job.dumps:  # a dump knows no steps
+        since = MAX_STEP
     rows = (job.steps.epoch == job.epoch.epoch) & (job.steps.step >= max(since, 0))
     passed = (job.ended | set(job.steps.rank[rows].tolist())) - job.blocked
     if not shown.missing <= passed or len(job.blocked) > len(passed):
@@ -469,7 +543,10 @@ def _entered_by_all(job: _Job, ends: Iterable[_Stuck]) -> Finding | None:
         if not comm.missing and len(comm.members) > 1
         if job.silent_ns
         or any(
-            entry.rank in timed_out or (entry.rank, entry.step) in stalled for entry in comm.inside
+            entry.rank in timed_out
+            or entry.rank in job.dumps
+            or (entry.rank, entry.step) in stalled
+            for entry in comm.inside
         )
     ]
     if not endless:
@@ -521,8 +598,56 @@ def _least_advanced(
     return {rank for rank, done in progress.items() if done == least[places[rank]]}
 
 
+def _find_left_behind(
+    epoch: EpochInfo, blocked: Iterable[Entry], left: Iterable[Entry]
+) -> dict[int, Entry]:
+    """Return the ranks that have not left a collective that all of its other members have left.
+
+    The others can't have left it without this rank's part, so the rank took part in it, and does
+    not see its end: its device or driver fails, or the thread that asks for it is blocked.
+
+    Args:
+        epoch: The epoch.
+        blocked: The communications in which ranks are.
+        left: Those that ranks have left, by the dumps of their flight recorders.
+    """
+    members = {group.group_id: frozenset(group.members) for group in epoch.groups}
+    ranks_left: dict[Instance, set[int]] = defaultdict(set)
+    for entry in left:
+        ranks_left[entry.instance].add(entry.rank)
+    inside: dict[Instance, dict[int, Entry]] = defaultdict(dict)
+    for entry in blocked:
+        if not entry.is_p2p and entry.instance in ranks_left:
+            inside[entry.instance][entry.rank] = entry
+    behind: dict[int, Entry] = {}
+    for instance, entries in sorted(inside.items()):
+        if ranks_left[instance] | entries.keys() >= members.get(instance.group_id, frozenset()):
+            behind = entries | behind
+    return behind
+
+
+def _left_text(job: _Job) -> str:
+    """Return which communications ranks have not left, though all others have."""
+    by_group: dict[str, list[int]] = defaultdict(list)
+    names = {group.group_id: group.name for group in job.epoch.groups}
+    for rank, entry in sorted(job.left_behind.items()):
+        group_id = entry.instance.group_id
+        name = names.get(group_id) or f"{group_id:016x}"
+        by_group[f"{entry.name} {entry.instance.seq} of group {name}"].append(rank)
+    parts = [f"{_they_are(tuple(ranks))} still in {text}" for text, ranks in by_group.items()]
+    others = f" and in {format_count(len(parts) - MAX_ODD, 'more')}" if len(parts) > MAX_ODD else ""
+    return (
+        f"{', '.join(parts[:MAX_ODD])}{others}, which all other members have left: a device or its"
+        " driver that failed, or a thread that no longer asks for the end"
+    )
+
+
 def _find_stuck(
-    epoch: EpochInfo, spans: SpanTable, blocked: Iterable[Entry], failed: Iterable[Entry]
+    epoch: EpochInfo,
+    spans: SpanTable,
+    blocked: Iterable[Entry],
+    failed: Iterable[Entry],
+    left: Iterable[Entry],
 ) -> tuple[_Stuck, ...]:
     """Return the communications with blocked members, those with most of them first.
 
@@ -532,6 +657,7 @@ def _find_stuck(
     Args:
         failed: The last communications of ranks that failed. A library may record one as ended that
             timed out; without all members, or with unlike ones, it can't have ended.
+        left: Communications that ranks have left, by the dumps of their flight recorders.
     """
     groups = {group.group_id: group for group in epoch.groups}
     inside: dict[Instance, dict[int, Entry]] = defaultdict(dict)
@@ -541,7 +667,8 @@ def _find_stuck(
     for entry in failed:
         inside[entry.instance].setdefault(entry.rank, entry)
     entered = {instance: dict(ranks) for instance, ranks in inside.items()}
-    for entry in _read_entered(epoch.epoch, spans, inside):
+    of_dumps = (entry for entry in left if entry.instance in inside)
+    for entry in (*_read_entered(epoch.epoch, spans, inside), *of_dumps):
         entered[entry.instance].setdefault(entry.rank, entry)
     communications = []
     for instance, ranks in inside.items():
@@ -585,13 +712,85 @@ def _evidence(job: _Job, shown: _Stuck, culprits: Iterable[int]) -> str:
         text += f" is blocked in another communication, {elsewhere[0]}; {reason}"
     else:
         text = f"{missing} never entered {shown}, in which {there}"
+        for rank in sorted(named - shown.missing - job.blocked)[:MAX_ODD]:
+            also = next((comm for comm in job.stuck if rank in comm.missing), None)
+            text += f"; rank {rank} never entered {also}" if also else ""
         last = job.last_step(named)
         text += "" if last is None else f"; the last step that it finished is {last}"
     group_id = shown.instance.group_id
+    text += _dump_text(job, shown, sorted(named))
     num_more = sum(bool(comm.missing) for comm in job.stuck if comm.instance.group_id != group_id)
     if num_more:
         text += f"; members are missing in {format_count(num_more, 'other communication')}"
     return text
+
+
+def _dump_text(job: _Job, shown: _Stuck, named: list[int]) -> str:
+    """Return what the dumps of flight recorders say of the named ranks."""
+    if not job.dumps:
+        return ""
+    without = tuple(rank for rank in named if rank in job.without_dump)
+    queued = tuple(
+        entry.rank
+        for entry in _read_dumps(job.epoch, job.dumps, "queued")
+        if entry.rank in named and entry.instance == shown.instance
+    )
+    text = f"; {format_ranks(without)} wrote no dump" if without else ""
+    idle = tuple(
+        rank
+        for rank in named
+        if rank in job.dumps and rank not in without and not job.dumps[rank].data.get("open")
+    )
+    if idle:
+        text += f"; no communication is in flight in the dump of {format_ranks(idle)}"
+    if queued:
+        text += f"; {format_ranks(queued)} had launched it, but the device has not begun it"
+    text += f"; {_left_text(job)}" if job.left_behind.keys() & set(named) else ""
+    text += "".join(f"; {stop}" for stop in _stop_texts(job, named)[:MAX_ODD])
+    of_named = {rank: event for rank, event in job.dumps.items() if rank in named}
+    for entry in sorted(_read_dumps(job.epoch, of_named, "last"))[:1]:
+        place = of_named[entry.rank].place
+        text += f"; rank {entry.rank} last called {entry.name} {entry.instance.seq}"
+        text += f" at {place}" if place else ""
+    return text
+
+
+def _stop_texts(job: _Job, named: Collection[int]) -> list[str]:
+    """Return in which group each named rank stopped furthest before the others, by the dumps."""
+    called: dict[str, dict[int, int]] = defaultdict(dict)
+    for rank, event in job.dumps.items():
+        numbers = event.data.get("called")
+        for group_id, seq in numbers.items() if isinstance(numbers, dict) else ():
+            if isinstance(seq, int):
+                called[group_id][rank] = seq
+    furthest: dict[int, tuple[int, str]] = {}
+    for group in job.epoch.groups:
+        seqs = called.get(f"{group.group_id:016x}", {})
+        least = min((seq for rank, seq in seqs.items() if rank not in named), default=0)
+        for rank in seqs.keys() & set(named):
+            text = (
+                f"rank {rank} stopped at {seqs[rank]} of group {group.name}, the others at {least}"
+            )
+            if least - seqs[rank] > furthest.get(rank, (0, ""))[0]:
+                furthest[rank] = least - seqs[rank], text
+    return [furthest[rank][1] for rank in sorted(furthest)]
+
+
+def _read_dumps(epoch: EpochInfo, dumps: Mapping[int, EventRecord], state: str) -> Iterable[Entry]:
+    """Yield the communications of a state in the dumps of flight recorders.
+
+    Args:
+        epoch: The epoch.
+        dumps: The events of the ranks.
+        state: ``open``, ``queued`` (launched, and not begun by the device), ``ended``, or ``last``:
+            the last that was called.
+    """
+    members = {group.group_id: group.members for group in epoch.groups}
+    for rank, event in dumps.items():
+        entries: Any = event.data.get(state)
+        listed = entries if isinstance(entries, list) else [entries]
+        dicts = (entry for entry in listed if isinstance(entry, dict))
+        yield from _read_open(rank, dicts, members)
 
 
 def _find_blocked(
@@ -686,6 +885,7 @@ def _read_open(
             kind=str(entry.get("kind", "")),
             name=str(entry.get("name", "")),
             num_bytes=num_bytes,
+            dtype=str(entry.get("dtype") or ""),
         )
         others = [member for member in members.get(group_id, ()) if member != rank]
         if not sides and communication.is_p2p and len(others) == 1:  # of an older tracer

@@ -18,6 +18,7 @@ SCHEMA = 1
 def to_document(report: RunReport) -> dict[str, Any]:
     """Return what `rankscope analyze --json` prints: JSON types only, null if undefined."""
     waterfall, links, waits = report.waterfall, report.links, report.direct_waits
+    device = report.device_time
     return {
         "schema": SCHEMA,
         "run": report.run,
@@ -59,6 +60,13 @@ def to_document(report: RunReport) -> dict[str, Any]:
         },
         "planned_steps": list(report.planned_steps),
         "quality": _quality(report.quality),
+        "device_time": device
+        and {
+            "steps": list(device.steps),
+            "mean_s": device.mean_s,
+            "by_rank_s": {str(rank): device.of_rank(rank) for rank in device.ranks},
+        },
+        "kernels": [asdict(kernel) for kernel in report.kernels],
         "paced": report.paced,
         "bandwidth": [asdict(entry) for entry in report.bandwidth],
         # Without the matrices of waterfall and links, which are for drawing.

@@ -12,6 +12,7 @@ from rankscope.tracer.topology import Coords, Layout
 
 from ..trace.account import RecordAccount
 from ..trace.tables import is_layout_known
+from .device_time import DeviceTime, Kernel
 from .fields import FloatArray, IntArray, Pair
 from .network import CommonPause, DirectWaits, LinkSummary
 from .text import MAX_NAMES, format_names
@@ -445,6 +446,12 @@ class RunReport:
     direct_waits: DirectWaits | None = None
     common_pauses: tuple[CommonPause, ...] = ()
     """By step."""
+
+    device_time: DeviceTime | None = None
+    """None if no profile was imported."""
+
+    kernels: tuple[Kernel, ...] = ()
+    """Of the mean step of a rank, the busiest first; empty if no profile was imported."""
 
     culprits: CulpritComparison | None = None
     """None if the S of workers is undefined."""

@@ -10,6 +10,7 @@ Every evidence sentence, printed table, page and alert formats its numbers here:
     format_seconds    the same, from seconds
     format_bytes      4.00 MiB
     format_rate       37.3 GB/s
+    format_flops_rate 312 TFLOP/s
     format_ranks      ranks 0 to 7, 9 and 12,279 more      (in a sentence)
     format_names      node-A, node-B, node-C and 9 more    (in a sentence)
     format_steps      step 3; steps 3 to 9                 (in a sentence)
@@ -57,6 +58,7 @@ MIN_RANGE = 3
 _TIME_UNITS = (("s", NS_PER_S), ("ms", NS_PER_MS), ("us", NS_PER_US))
 _BYTE_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _RATE_UNITS = (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3))
+_FLOPS_UNITS = (("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6))
 _MINUTE_S, _HOUR_S, _DAY_H = 60, 3600, 24
 
 MIN_AXIS_S = 5
@@ -180,6 +182,11 @@ def format_bytes(num_bytes: int) -> str:
 def format_rate(bytes_per_s: float | None) -> str:
     """Return a bandwidth in decimal units, as networks have, with three digits: "37.3 GB/s"."""
     return UNKNOWN if bytes_per_s is None else _in_unit(bytes_per_s, _RATE_UNITS, "B/s")
+
+
+def format_flops_rate(flops_per_s: float | None) -> str:
+    """Return a rate of computation with three digits: "312 TFLOP/s"."""
+    return UNKNOWN if flops_per_s is None else _in_unit(flops_per_s, _FLOPS_UNITS, "FLOP/s")
 
 
 def format_ranks(ranks: Sequence[int]) -> str:

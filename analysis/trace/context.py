@@ -78,6 +78,30 @@ class EventRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRecord:
+    """Launches of one kernel in one phase of a step: those of a rank, or of all."""
+
+    step: int
+    phase: str
+    stream: str
+    """compute, communication or copy."""
+
+    name: str
+    num: int
+    num_names: int
+    """Names that are summed: more than one of ``other``."""
+
+    total_ns: int
+    max_ns: int
+    flops: int | None
+    """None if that of any launch is unknown, as are the bytes."""
+
+    num_bytes: int | None
+    dtype: str
+    """Type of the numbers; "" if it is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankManifest:
     """Configuration of one rank, as it declared it at its start."""
 
@@ -154,6 +178,9 @@ class RunContext:
 
     events: tuple[EventRecord, ...] = ()
     """Of the whole run, in order of time."""
+
+    kernels: tuple[KernelRecord, ...] = ()
+    """Of an imported profile, by step, over all ranks."""
 
     manifests: tuple[RankManifest, ...] = ()
     exits: tuple[RankExit, ...] = ()

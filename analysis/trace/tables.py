@@ -163,6 +163,10 @@ class RunInfo:
     clock_error_ns: int | None = None
     """Largest error bound between the clocks of the ranks; 0 on one host; None if unknown."""
 
+    imported: str = ""
+    """The program that recorded it, `torch.profiler`; "" if our tracer did. Of an imported run no
+    more ranks will come: those that were imported are the job that is analysed."""
+
     warnings: tuple[str, ...] = ()
     """Problems of the stored data, one sentence each, for ``quality.warnings``."""
 
@@ -209,21 +213,26 @@ def is_tp_collapsed(run: RunInfo, epoch: EpochInfo) -> bool:
 
 
 def num_expected_ranks(run: RunInfo) -> int:
-    """Return how many ranks each step should have: all, or one per worker if TP is collapsed."""
+    """Return how many ranks each step should have: all, or those of an imported run.
+
+    If TP is collapsed, it is one of each worker.
+    """
     if format_of(run).is_tp_collapsed:
         return run.layout.dp * run.layout.pp
     newest = run.epochs[-1]
-    return len(newest.ranks) if is_tp_collapsed(run, newest) else run.world_size
+    is_part = run.imported or is_tp_collapsed(run, newest)
+    return len(newest.ranks) if is_part else run.world_size
 
 
 def traced_groups(run: RunInfo) -> list[GroupInfo]:
     """Return the groups of all epochs; if TP is collapsed, only with their traced members.
 
-    The ranks of a worker do the same, so such a group does not wait for the untraced ones.
+    The ranks of a worker do the same, so such a group does not wait for the untraced ones. The
+    groups of an imported run have the imported members: a wait for others counts as transfer.
     """
     groups: list[GroupInfo] = []
     for epoch in run.epochs:
-        if not is_tp_collapsed(run, epoch):
+        if not (run.imported or is_tp_collapsed(run, epoch)):
             groups += epoch.groups
             continue
         traced = {rank.rank for rank in epoch.ranks}

@@ -5,7 +5,7 @@ processor, instead of forwards and waits. `kineto_trace` reads a file, `kineto_c
 communication in it, `kineto_compute` phases, idle time and waits, and this module makes the
 process of a rank of them:
 
-* **Steps** are the annotations ``ProfilerStep#N``; work belongs to the step in which it was
+* **Steps** are the annotations that `kineto_steps` finds; work belongs to the step in which it was
   launched.
 * **Input** is what the loader of PyTorch annotates.
 * **Host spans** are the other annotations in which nothing was launched: what a host did instead.
@@ -16,19 +16,26 @@ The spool that comes of it is that of docs/spool-format.md.
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from rankscope.tracer.span import NONE, SpanFlag, SpanKind
 from rankscope.tracer.topology import AXES, AxisGroup, derive_layout
 
 from ..errors import TraceError
+from .device_time import DEVICE_TIME, describe_step, split_steps
+from .kernel_sums import sum_kernels
 from .kineto_comm import CommKernels, find_communication, split_communication
-from .kineto_compute import COMPUTE_TRACK, compute_records
-from .kineto_trace import LOADER_PREFIX, check_members, find_rank, index_around, read_trace
-from .spool_folder import Process, Record
+from .kineto_compute import COMPUTE_TRACK, compute_records, find_phases
+from .kineto_events import LOADER_PREFIX
+from .kineto_files import JobFiles, find_job
+from .kineto_trace import ReadOptions, check_members, index_around, read_trace
+from .spool_folder import Process, Record, make_group_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
     from .kineto_comm import Call
@@ -36,54 +43,114 @@ if TYPE_CHECKING:
 
 
 def read_traces(
-    files: Sequence[Path], run_id: str, *, kernels: CommKernels | None = None
+    files: Sequence[Path] | JobFiles,
+    run_id: str,
+    *,
+    kernels: CommKernels | None = None,
+    step_name: str | None = None,
+    show: Callable[[str], object] = lambda _: None,
 ) -> Iterator[Process]:
     """Yield the process of each rank, with its records, and with the groups of no process before.
 
     A profiler with a schedule writes a file for each window of steps; those of one rank are joined.
 
     Args:
-        files: The traces.
+        files: The traces of one job.
         run_id: Name of the run.
         kernels: Which kernels communicate; None: those of `LIBRARIES`.
+        step_name: As for `kineto_steps.find_steps`.
+        show: Called with the progress in words.
 
     Raises:
-        TraceError: A file is no such trace, two have the same step of one rank, the files of
-            a rank that is not named at their begin do not follow each other, or the groups have
+        TraceError: A file is no such trace, two have the same step of one rank, or the groups have
             more than `MAX_MEMBERS`.
     """
     kernels = kernels or CommKernels()
-    seen: dict[tuple[int, int], Path] = {}
+    job = files if isinstance(files, JobFiles) else find_job(files)
+    windows: dict[int, Windows] = defaultdict(Windows)
     known: set[int] = set()
-    ranks: set[int] = set()
     num_members = 0
     process: Process | None = None
-    for path in sorted(files, key=lambda path: (find_rank(path), path)):
-        trace = read_trace(path)
-        for *_, step in trace.steps:
-            if (trace.rank, step) in seen:
-                other = seen[trace.rank, step]
-                raise TraceError(path, f"has step {step} of rank {trace.rank}, as has {other}")
-            seen[trace.rank, step] = path
+    for number, file in enumerate(job.traces, 1):
+        what = f"reading {file.path.name}, {number} of {len(job.traces)}"
+        trace = read_trace(
+            file.path,
+            ReadOptions(rank=file.rank, world_size=job.ranks[-1] + 1, step_name=step_name),
+            show=partial(_show_share, show, what),
+        )
+        if trace.rank != file.rank:
+            reason = f"is of rank {trace.rank} by its distributedInfo, not of rank {file.rank}"
+            raise TraceError(file.path, reason)
+        windows[trace.rank].add(trace)
         window = _to_process(trace, run_id, kernels)
+        _cut_pairs(window, job.ranks)
         window.groups = {key: one for key, one in window.groups.items() if key not in known}
         known |= window.groups.keys()
         num_members += sum(len(members) for *_, members in window.groups.values())
-        check_members(path, num_members)
+        check_members(file.path, num_members)
         if process is not None and process.rank == window.rank:
             process.records += window.records
+            process.kernels += window.kernels
+            process.events += window.events
             process.groups |= window.groups
             process.notes += [note for note in window.notes if note not in process.notes]
             continue
-        if window.rank in ranks:
-            reason = f"is of rank {window.rank}, as are files before: name them one after another"
-            raise TraceError(path, reason)
-        ranks.add(window.rank)
         if process is not None:
             yield process
         process = window
     if process is not None:
         yield process
+
+
+def _cut_pairs(process: Process, ranks: Collection[int]) -> None:
+    """Give transfers to or from ranks without a file a group of this rank alone.
+
+    Who waited for whom in them is unknown, so they are no measure of a link.
+    """
+    alone = (process.rank,)
+    for record in process.records:
+        comm = record.comm
+        if comm is None or comm.src_rank == NONE or {comm.src_rank, comm.dst_rank} <= set(ranks):
+            continue
+        group_id = make_group_id(f"{comm.src_rank} to {comm.dst_rank}", alone)
+        process.groups[group_id] = (str(SpanKind.OTHER), comm.axis, alone)
+        record.comm = comm._replace(
+            group_id=group_id, kind=SpanKind.OTHER, src_rank=NONE, dst_rank=NONE
+        )
+        if record.kind is not SpanKind.WAIT:
+            record.kind = SpanKind.OTHER
+            record.flags |= SpanFlag.END_BOUND
+
+
+def _show_share(show: Callable[[str], object], what: str, share: float) -> None:
+    show(f"{what}: {share:.0%}")
+
+
+class Windows:
+    """The windows of steps of one rank."""
+
+    def __init__(self) -> None:
+        self._path_of: dict[int, Path] = {}
+        self._end_ns = 0
+
+    def add(self, trace: RankTrace) -> None:
+        """Add a window; steps that its trace does not number go on from the window before.
+
+        Raises:
+            TraceError: It has a step, or is of a time, of another window.
+        """
+        if not trace.are_steps_numbered:
+            first = 1 + max(self._path_of, default=-1)
+            trace.steps = [(begin, end, first + step) for begin, end, step in trace.steps]
+            if trace.steps[0][0] < self._end_ns:
+                reason = f"is of the same time as another file of rank {trace.rank}: leave one out"
+                raise TraceError(trace.path, reason)
+            self._end_ns = trace.steps[-1][1]
+        for *_, step in trace.steps:
+            if step in self._path_of:
+                reason = f"has step {step} of rank {trace.rank}, as has {self._path_of[step]}"
+                raise TraceError(trace.path, reason)
+            self._path_of[step] = trace.path
 
 
 def _to_process(trace: RankTrace, run_id: str, kernels: CommKernels) -> Process:
@@ -116,7 +183,24 @@ def _to_process(trace: RankTrace, run_id: str, kernels: CommKernels) -> Process:
         Record(None, "", COMPUTE_TRACK, step, begin, end) for begin, end, step in trace.steps
     ]
     process.records += _host_records(trace)
+    process.kernels += _sum_kernels(trace)
+    kinds = [(call.work.start_ns, call.work.end_ns, str(call.comm.kind)) for call in comm.calls]
+    process.events += [
+        {"at_ns": end_ns, "kind": DEVICE_TIME, "text": describe_step(data), "data": data}
+        for end_ns, data in split_steps(trace, kinds)
+    ]
     return process
+
+
+def _sum_kernels(trace: RankTrace) -> list[dict[str, Any]]:
+    works = sorted([*trace.compute, *trace.comm], key=lambda work: work[:2])
+    comm = {id(work) for work in trace.comm}
+    return sum_kernels(
+        works,
+        find_phases(replace(trace, compute=works)),
+        comm=frozenset(place for place, work in enumerate(works) if id(work) in comm),
+        costs=trace.costs,
+    )
 
 
 def _comm_records(trace: RankTrace, calls: Sequence[Call]) -> Iterator[Record]:

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rankscope.tracer.span import NONE, IdleName, SpanFlag, SpanKind
 
-from .kineto_trace import index_around, text_of
+from .kineto_events import text_of
+from .kineto_trace import index_around
 from .spool_folder import Comm, Record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .kineto_comm import Call
-    from .kineto_trace import RankTrace, Work
+    from .kineto_events import Work
+    from .kineto_trace import RankTrace
 
 DEVICE_SLACK_NS = 20_000
 """Longest time from the end of a communication to the begin of the kernel that waited for it: a
@@ -48,7 +50,7 @@ def compute_records(trace: RankTrace, calls: Sequence[Call]) -> list[Record]:
     """
     sweep = _Sweep(trace, calls)
     main = _main_stream(trace)
-    for work, phase in zip(trace.compute, _find_phases(trace), strict=True):
+    for work, phase in zip(trace.compute, find_phases(trace), strict=True):
         if phase is not None:
             sweep.add(work, phase, is_main=_stream_of(work) == main)
     return sweep.finish()
@@ -174,7 +176,7 @@ def _idle_name(trace: RankTrace, work: Work, begin_ns: int) -> IdleName:
     return IdleName.SYNCHRONIZED if synchronized else IdleName.LATE
 
 
-def _find_phases(trace: RankTrace) -> list[Phase | None]:
+def find_phases(trace: RankTrace) -> list[Phase | None]:
     """Return step and kind of each item of compute; None outside the steps."""
     phases: list[Phase | None] = []
     last_backward: dict[int, int] = {}

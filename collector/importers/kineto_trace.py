@@ -6,62 +6,40 @@ them.
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
-import re
-import zlib
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rankscope.tracer.span import NONE, SpanKind
-from rankscope.tracer.spool import open_regular_file
 from rankscope.tracer.topology import AXES, GROUP_KINDS
 
-from ..errors import TraceError
+from ..errors import NotATraceError, TraceError
+from .event_stream import EventStream
+from .foreign_formats import describe_format
+from .intervals import unite
+from .kineto_events import (
+    BACKWARD_PREFIX,
+    LOADER_PREFIX,
+    MAX_NS,
+    OPTIMIZER_PREFIX,
+    Events,
+    text_of,
+)
+from .kineto_steps import find_steps
 from .spool_folder import make_group_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    Event = dict[str, Any]
+    from .kineto_events import Annotation, Event, Interval, Work
+    from .operator_costs import Cost
 
-MAX_BYTES = 1 << 30
-"""Of one decompressed file; its events take some ten times as much memory."""
-
-MAX_RATIO = 100
-"""Decompressed over compressed size; of a trace it is 10 to 20."""
-
-MAX_PARSED_RATIO = 20
-"""Memory of the parsed values over size of the text; of a trace it is some 5."""
-
-FREE_BYTES = 64 << 20
-"""Memory that a small file may take whatever its ratio: lists of ranks alone have a high one."""
-
-MAX_NS = 1 << 62
 MAX_RANKS = 1 << 20
 MAX_MEMBERS = 1 << 22
 """Of the groups of one file, and of the different groups of all: 64 groups of 65,536 ranks. A group
 of all ranks, which lists none in the file, counts as many as any other."""
 
-BEGIN_BYTES = 1 << 20
-RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*"rank"\s*:\s*(\d{1,9})')
-
-STEP = re.compile(r"ProfilerStep#(\d{1,9})")
-BACKWARD_PREFIX = "autograd::engine::evaluate_function"
-OPTIMIZER_PREFIX = "Optimizer.step#"
-LOADER_PREFIX = "enumerate(DataLoader)"
-KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
-LAUNCHES = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime"})
-SYNCHRONIZATION = "Synchronize"
-CALL = "record_param_comms"
-BACKEND = re.compile(r"(nccl|rccl|gloo|mpi|ucc|xccl|hccl|mccl|cncl|custom):(\w+)")
-"""Annotation of a call of communication, as the backends of ``torch.distributed`` write it."""
-
-HOST_COMM = re.compile(r"(?:gloo|mpi|ucc):|oneccl_bindings_for_pytorch::cpu_work::")
-"""Communication of processors."""
 AXIS_OF_DESCRIPTION = {
     "TENSOR_MODEL_PARALLEL_GROUP": "tp",
     "PIPELINE_MODEL_PARALLEL_GROUP": "pp",
@@ -90,18 +68,6 @@ class Group(NamedTuple):
         return SpanKind(GROUP_KINDS.get(self.axis, SpanKind.OTHER))
 
 
-class Work(NamedTuple):
-    """A kernel of the device, or an outermost operator of the processor."""
-
-    start_ns: int
-    end_ns: int
-    launch_ns: int
-    thread: str
-    """That launched it."""
-
-    event: Event
-
-
 @dataclass(slots=True)
 class RankTrace:
     """Content of the file of one rank."""
@@ -113,23 +79,29 @@ class RankTrace:
     device: str
     base_ns: int
     steps: list[tuple[int, int, int]] = field(default_factory=list)
-    """(begin, end, number), Unix ns, ascending."""
+    """(begin, end, number), Unix ns, ascending and disjoint."""
+
+    are_steps_numbered: bool = True
+    """Whether the trace has the numbers; else they count from 0."""
 
     compute: list[Work] = field(default_factory=list)
     comm: list[Work] = field(default_factory=list)
-    backward: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    backward: dict[str, list[Interval]] = field(default_factory=dict)
     """By thread."""
 
-    optimizer: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    loader: list[tuple[int, int]] = field(default_factory=list)
+    optimizer: dict[str, list[Interval]] = field(default_factory=dict)
+    loader: list[Interval] = field(default_factory=list)
     calls: dict[str, list[tuple[int, int, Event]]] = field(default_factory=dict)
     """Calls of communication by thread, sorted by begin; one may contain another."""
 
-    synchronizations: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    synchronizations: dict[str, list[Interval]] = field(default_factory=dict)
     """Calls by thread in which a host waits for its device; disjoint, ascending."""
 
     ranges: dict[str, list[tuple[int, int, str]]] = field(default_factory=dict)
-    """Other annotations, among them those of the job's own, by thread."""
+    """Other annotations than steps, among them those of the job's own, by thread."""
+
+    costs: dict[str, Cost] = field(default_factory=dict)
+    """Work of operators by their external id, as far as the file has it."""
 
     groups: dict[str, Group] = field(default_factory=dict)
     """By name."""
@@ -137,79 +109,80 @@ class RankTrace:
     is_of_device: bool = False
 
 
-def find_rank(path: Path) -> int:
-    """Return the rank that the begin of a file names; `NONE` if it names none there."""
-    try:
-        with os.fdopen(open_regular_file(path), "rb") as file:
-            begin = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
-            rank = RANK.search(begin.read(BEGIN_BYTES))
-    except (OSError, EOFError, zlib.error):
-        return NONE
-    return NONE if rank is None else int(rank[1])
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadOptions:
+    """Facts that a file may not have."""
+
+    rank: int = 0
+    """Rank of a file whose ``distributedInfo`` has none."""
+
+    world_size: int = 1
+    """The same of the number of ranks."""
+
+    step_name: str | None = None
+    """As for `kineto_steps.find_steps`."""
 
 
-def read_trace(path: Path) -> RankTrace:
+def read_trace(
+    path: Path, options: ReadOptions, *, show: Callable[[float], object] = lambda _: None
+) -> RankTrace:
     """Read the file of one rank.
 
+    Args:
+        path: The file.
+        options: Facts that it may not have.
+        show: Called with the share of the file that was read, from time to time.
+
     Raises:
-        TraceError: It is no trace of this format, or has no step.
+        NotATraceError: It is of another format.
+        TraceError: It can't be read, lacks the device of its job, or its steps are not known.
     """
-    document = _load(path)
-    about, events = document.get("distributedInfo"), document.get("traceEvents")
-    if not isinstance(events, list):
-        raise TraceError(path, "has no list of traceEvents: it is no trace of torch.profiler")
-    if not isinstance(about, dict):
-        reason = "has no distributedInfo: start the profiler after init_process_group"
-        raise TraceError(path, reason)
+    stream = EventStream(path, show=show)
+    events = Events(step_name=options.step_name)
+    events.add(stream)
+    if not (stream.has_events and events.is_of_profiler):
+        raise NotATraceError(path, _name_format(path, stream))
+    about = stream.members.get("distributedInfo")
     try:
-        trace = _describe(path, document, about)
+        trace = _describe(path, stream.members, {} if about is None else about, options)
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         reason = f"has another distributedInfo than torch.profiler writes ({error!r})"
         raise TraceError(path, reason) from None
-    _read_events(trace, [each for each in events if _is_complete(each)])
-    if not trace.steps:
-        raise TraceError(path, "has no ProfilerStep: call step() of the profiler in each step")
+    if events.misses_device(stream.members):
+        raise TraceError(
+            path,
+            "has no kernels, though its job computes on a device: its operators only launch."
+            " Profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]; if you did,"
+            " the profiler was not allowed to record the device, and its log says why",
+        )
+    annotations = _fill(trace, events)
+    trace.steps, trace.are_steps_numbered = find_steps(
+        path, annotations, [*trace.compute, *trace.comm], step_name=options.step_name
+    )
+    steps = {(begin, end) for begin, end, _ in trace.steps}
+    for thread, ranges in trace.ranges.items():
+        trace.ranges[thread] = [each for each in ranges if each[:2] not in steps]
     return trace
 
 
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        with os.fdopen(open_regular_file(path), "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if path.suffix == ".gz":
-                most = min(MAX_BYTES, MAX_RATIO * size)
-                with gzip.GzipFile(fileobj=file) as unpacked:
-                    text = unpacked.read(most + 1)
-                size = len(text)
-            else:
-                most, text = MAX_BYTES, b"" if size > MAX_BYTES else file.read(size)
-        if size > most:
-            raise TraceError(path, f"has more than {most:,} bytes: profile fewer steps")
-        if _parsed_bytes(text) > max(MAX_PARSED_RATIO * size, FREE_BYTES):
-            reason = "has more values than a trace of its size: it is not from torch.profiler"
-            raise TraceError(path, reason)
-        document = json.loads(text)
-    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
-        raise TraceError(path, f"is no JSON file that can be read ({error})") from None
-    if not isinstance(document, dict):
-        raise TraceError(path, "is no trace of torch.profiler: it has no object")
-    return document
+def _name_format(path: Path, stream: EventStream) -> str:
+    if stream.has_events:
+        return (
+            "has no operator or kernel of torch.profiler. If it has forwards and backwards of a"
+            " framework, import it with --format chrome"
+        )
+    return describe_format(path) or "has no list of traceEvents: it is no trace of torch.profiler"
 
 
-def _parsed_bytes(text: bytes) -> int:
-    """Return about how much memory the values of a JSON text take."""
-    in_objects, in_lists, values = (text.count(each) for each in (b"{", b"[", b","))
-    return 2 * len(text) + 250 * in_objects + 90 * in_lists + 40 * values
-
-
-def _describe(path: Path, document: Event, about: Event) -> RankTrace:
+def _describe(path: Path, document: Event, about: Event, options: ReadOptions) -> RankTrace:
     """Return the trace without its events.
 
     Raises:
         ValueError: A number is out of range. Other errors come from values of another type.
         TraceError: The groups have more than `MAX_MEMBERS`.
     """
-    rank, world_size = int(about["rank"]), int(about["world_size"])
+    rank = int(about.get("rank", options.rank))
+    world_size = int(about.get("world_size", max(options.world_size, rank + 1)))
     base_ns = int(document.get("baseTimeNanoseconds", 0))
     if not (0 <= rank < world_size <= MAX_RANKS and 0 <= base_ns < MAX_NS):
         raise ValueError(f"rank {rank} of {world_size}, base time {base_ns}")
@@ -259,105 +232,31 @@ def check_members(path: Path, num_members: int) -> None:
         raise TraceError(path, reason)
 
 
-def text_of(value: Any) -> str:  # noqa: ANN401  # of any JSON type
-    """Return a name or a number as text; "" of anything else."""
-    return str(value) if isinstance(value, str | int | float) else ""
-
-
-def _is_complete(event: Any) -> bool:  # noqa: ANN401  # of any JSON type
-    """Return whether an event is an interval of time; absent arguments are added."""
-    if not isinstance(event, dict) or event.get("ph") != "X":
-        return False
-    times = event.get("ts"), event.get("dur")
-    if not all(isinstance(each, int | float) and 0 <= each < MAX_NS / 2000 for each in times):
-        return False
-    names = event.get("name"), event.setdefault("cat", "")
-    is_sound = isinstance(event.setdefault("args", {}), dict)
-    return is_sound and all(isinstance(name, str) for name in names)
-
-
-def _read_events(trace: RankTrace, events: list[Event]) -> None:
-    trace.is_of_device = any(each["cat"] in KERNELS for each in events)
-    launches = {
-        text_of(each["args"]["correlation"]): each
-        for each in events
-        if each["cat"] in LAUNCHES and "correlation" in each["args"]
-    }
-    for event in events:
-        if event["cat"] in KERNELS:
-            launch = launches.get(text_of(event["args"].get("correlation")), event)
-            begin, end = _times(trace, event)
-            work = Work(begin, end, _times(trace, launch)[0], _thread(launch), event)
-            trace.compute.append(work)
-        elif not event["cat"].startswith("gpu_"):  # a copy of an annotation on the device
-            _read_annotation(trace, event)
-    if not trace.is_of_device:
-        trace.compute = _outermost_operators(trace, events)
+def _fill(trace: RankTrace, events: Events) -> list[Annotation]:
+    """Add the work and the annotations of a file to its trace, and return the annotations."""
+    trace.is_of_device = events.is_of_device
+    if trace.is_of_device:
+        trace.compute = events.kernels(trace.base_ns)
+    else:
+        trace.compute = events.outermost_operators(trace.base_ns)
+        trace.comm = events.host_comm(trace.base_ns)
+    trace.calls = events.calls(trace.base_ns)
+    trace.synchronizations = events.synchronizations(trace.base_ns)
+    trace.costs = events.costs
+    annotations = events.annotations(trace.base_ns)
+    for begin, end, thread, name, is_own in annotations:
+        if name.startswith(BACKWARD_PREFIX):
+            trace.backward.setdefault(thread, []).append((begin, end))
+        elif name.startswith(OPTIMIZER_PREFIX):
+            trace.optimizer.setdefault(thread, []).append((begin, end))
+        elif name.startswith(LOADER_PREFIX):
+            trace.loader.append((begin, end))
+        elif is_own:
+            trace.ranges.setdefault(thread, []).append((begin, end, name))
     for regions in (trace.backward, trace.optimizer, trace.synchronizations):
         for thread, own in regions.items():
-            regions[thread] = _merge(own)
-    trace.steps.sort()
-    trace.loader.sort()
-    for calls in trace.calls.values():
-        calls.sort(key=lambda call: (call[0], -call[1]))
-    for items in (trace.compute, trace.comm):
-        items.sort(key=lambda each: each[:2])
-
-
-def _read_annotation(trace: RankTrace, event: Event) -> None:
-    begin, end = _times(trace, event)
-    name, thread = event["name"], _thread(event)
-    if step := STEP.fullmatch(name):
-        trace.steps.append((begin, end, int(step[1])))
-    elif name.startswith(BACKWARD_PREFIX):
-        trace.backward.setdefault(thread, []).append((begin, end))
-    elif name.startswith(OPTIMIZER_PREFIX):
-        trace.optimizer.setdefault(thread, []).append((begin, end))
-    elif name.startswith(LOADER_PREFIX):
-        trace.loader.append((begin, end))
-    elif HOST_COMM.match(name) and not trace.is_of_device:
-        trace.comm.append(Work(begin, end, begin, thread, event))
-    elif event["cat"] in LAUNCHES:
-        if SYNCHRONIZATION in name:
-            trace.synchronizations.setdefault(thread, []).append((begin, end))
-    elif name == CALL or BACKEND.fullmatch(name):
-        trace.calls.setdefault(thread, []).append((begin, end, event))
-    elif event["cat"] == "user_annotation":
-        trace.ranges.setdefault(thread, []).append((begin, end, name))
-
-
-def _times(trace: RankTrace, event: Event) -> tuple[int, int]:
-    """Return begin and end, Unix ns."""
-    begin = trace.base_ns + round(event["ts"] * 1000)
-    return begin, begin + round(event["dur"] * 1000)
-
-
-def _thread(event: Event) -> str:
-    return text_of(event.get("tid"))
-
-
-def _outermost_operators(trace: RankTrace, events: Iterable[Event]) -> list[Work]:
-    """Return the operators of a processor that no other one of their thread contains."""
-    outermost: list[Work] = []
-    until: dict[str, int] = {}
-    operators = [event for event in events if event["cat"] == "cpu_op"]
-    for event in sorted(operators, key=lambda event: (event["ts"], -event["dur"])):
-        begin, end = _times(trace, event)
-        thread = _thread(event)
-        if begin >= until.get(thread, 0):
-            outermost.append(Work(begin, end, begin, thread, event))
-            until[thread] = end
-    return outermost
-
-
-def _merge(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for begin, end in sorted(intervals):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        else:
-            merged.append((begin, end))
-    return merged
+            regions[thread] = unite(own)
+    return annotations
 
 
 def index_around(intervals: Sequence[tuple[int, ...]], at_ns: int) -> int:

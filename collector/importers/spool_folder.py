@@ -18,6 +18,7 @@ from rankscope.tracer.spool import (
     GROUPS_FILE,
     HAS_COMM,
     HEADER_BYTES,
+    KERNELS_FILE,
     MANIFEST_FILE,
     NAME_BYTES,
     NAME_CAPACITY,
@@ -96,11 +97,25 @@ class Process:
     notes: list[str] = field(default_factory=list)
     """What its import assumed or could not find, in sentences."""
 
+    kernels: list[dict[str, Any]] = field(default_factory=list)
+    """Lines of ``kernels.jsonl``."""
+
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """Further lines of ``events.jsonl``."""
+
+    state: str = "ended"
+    """As in `exit.json`."""
+
 
 def make_group_id(name: str, members: tuple[int, ...]) -> int:
     """Return the id of a group, the same on all its members. See docs/spool-format.md."""
     text = f"{name}\0{','.join(map(str, members))}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") or 1
+
+
+def make_process_uuid(run_id: str, rank: int) -> bytes:
+    """Return the id of the only process of a rank."""
+    return hashlib.blake2b(f"{run_id} {rank}".encode(), digest_size=16).digest()
 
 
 def write_process(spool: Path, process: Process) -> None:
@@ -109,11 +124,12 @@ def write_process(spool: Path, process: Process) -> None:
     Its monotonic clock is the Unix time of its records, so that all hosts share one.
     """
     rank, num = process.rank, len(process.records)
-    uuid = hashlib.blake2b(f"{process.run_id} {rank}".encode(), digest_size=16).digest()
+    uuid = make_process_uuid(process.run_id, rank)
     folder = spool / process.run_id / f"e0-r{rank:05d}-{uuid.hex()[:12]}"
     folder.mkdir(parents=True)
-    begin_ns = min((each.start_ns for each in process.records), default=0)
-    end_ns = max((each.end_ns for each in process.records), default=0)
+    at_ns = [event["at_ns"] for event in process.events]
+    begin_ns = min([*(each.start_ns for each in process.records), *at_ns], default=0)
+    end_ns = max([*(each.end_ns for each in process.records), *at_ns], default=0)
     boot_id = hashlib.blake2b(process.host.encode(), digest_size=16).digest()
     manifest = {
         "version": 1, "run_id": process.run_id, "epoch": 0, "rank": rank, "local_rank": None,
@@ -149,15 +165,21 @@ def write_process(spool: Path, process: Process) -> None:
     segment = header(SEGMENT_MAGIC, num)
     SEALED.pack_into(segment, SEALED_OFFSET, 1 + num)
     (folder / "seg-000000.rsp").write_bytes(segment + rows)
-    with (folder / GROUPS_FILE).open("w") as file:
-        for group_id, (kind, name, members) in process.groups.items():
-            line = {"group_id": f"{group_id:016x}", "kind": kind, "name": name, "members": members}
-            file.write(json.dumps(line) + "\n")
-    with (folder / EVENTS_FILE).open("w") as file:
-        for note in process.notes:
-            event = {"at_ns": begin_ns, "kind": IMPORT_NOTE, "text": note, "data": {}}
-            file.write(json.dumps(event) + "\n")
-    _write_json(folder / EXIT_FILE, {"state": "ended", "at_ns": end_ns})
+    groups = [
+        {"group_id": f"{group_id:016x}", "kind": kind, "name": name, "members": members}
+        for group_id, (kind, name, members) in process.groups.items()
+    ]
+    notes: list[dict[str, Any]] = [
+        {"at_ns": begin_ns, "kind": IMPORT_NOTE, "text": note, "data": {}} for note in process.notes
+    ]
+    for file, lines in (
+        (GROUPS_FILE, groups),
+        (EVENTS_FILE, [*notes, *process.events]),
+        (KERNELS_FILE, process.kernels),
+    ):
+        own = "".join(f"{json.dumps(line)}\n" for line in lines)
+        (folder / file).write_text(own, encoding="utf-8")
+    _write_json(folder / EXIT_FILE, {"state": process.state, "at_ns": end_ns})
 
 
 def _pack(record: Record, row: int, names: dict[str, int]) -> bytes:

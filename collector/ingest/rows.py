@@ -165,6 +165,21 @@ ROW_TABLES: dict[str, RowTable] = {
         identity={"run_id": RUN, "epoch": INT32, "rank": INT32, "at_ns": INT64, "kind": WORD},
         others={"text": TEXT, "data": TEXT, "process": WORD, "line": INT64},
     ),
+    "kernels": RowTable(
+        identity={
+            "run_id": RUN,
+            "epoch": INT32,
+            "rank": INT32,
+            "step": INT32,
+            **dict.fromkeys(("phase", "stream", "name"), WORD),
+            **dict.fromkeys(("num", "total_ns", "max_ns"), INT64),
+        },
+        others={
+            "num_names": INT64,
+            "dtype": WORD,
+            **dict.fromkeys(("flops", "num_bytes"), OPT_INT64),
+        },
+    ),
     "manifests": RowTable(
         identity={"run_id": RUN, "manifest_hash": WORD}, others={"settings": SETTINGS}
     ),

@@ -51,7 +51,9 @@ SELECT run_id, state, source_format, greatest(closed_ns, wrote_ns, beat_ns) AS c
         run_id,
         argMax(state, epoch) AS state,
         argMax(source_format, epoch) AS source_format,
-        greatest(max(created_ns), max(ifNull(ended_ns, 0))) AS closed_ns
+        greatest(
+            max(created_ns), max(ifNull(ended_ns, 0)), max(toInt64(revision))
+        ) AS closed_ns
     FROM runs FINAL WHERE run_id NOT IN (SELECT run_id FROM deletions) GROUP BY run_id
     UNION ALL
     SELECT run_id, 'running' AS state, 'rankscope' AS source_format, 0 AS closed_ns
@@ -69,7 +71,8 @@ LEFT JOIN (
 ORDER BY run_id
 """
 """A run without a description has spans only, and no record of its end: it is lost once it is
-silent. Ledger lines without a rank are of an interrupted import."""
+silent. Ledger lines without a rank are of an interrupted import. The revision of a description is
+the time at which it was written: dumps that are imported have no rows, and may be years old."""
 
 SELECT_LAST_STEPS = """
 SELECT run_id, epoch, max(step) AS last_step FROM spans

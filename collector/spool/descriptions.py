@@ -1,4 +1,4 @@
-"""Descriptions: rows of ``runs``, ``ranks``, ``groups``, ``events`` and ``manifests``.
+"""Descriptions: rows of ``runs``, ``ranks``, ``groups``, ``events``, ``kernels`` and ``manifests``.
 
 They are made of a process's files. A manifest may come from another program or version: a field
 that is missing or of another type is stored as unknown.
@@ -52,9 +52,14 @@ GROUP_ID = re.compile(r"[0-9a-fA-F]{1,16}")
 MAX_TEXT = 4_000
 MAX_DATA_BYTES = 256 << 10
 
+KERNEL_NUMBERS = ("step", "num", "num_names", "total_ns", "max_ns", "flops", "num_bytes")
+
 SQUARED = "flops_per_squared_length"
 
 RUNNING, ENDED, FAILED, LOST = "running", "ended", "failed", "lost"
+
+UNKNOWN = ""
+"""State of a process of which it is unknown what became: another program recorded it."""
 
 SETTINGS_PARTS = ("layout", "model", "paced", "git", "config", "environment", "versions", "device")
 """Parts of a manifest that are equal on all ranks of a healthy job. Seeds differ by rank."""
@@ -265,6 +270,27 @@ def event_row(
     }
 
 
+def kernel_rows(
+    files: ProcessFiles, lines: Iterable[tuple[int, dict[str, Any]]]
+) -> tuple[list[Row], list[str]]:
+    """Return the rows of new lines of ``kernels.jsonl``, and why other lines are left out."""
+    rows, problems = [], []
+    for number, line in lines:
+        row = {
+            "run_id": files.run_id,
+            "epoch": files.epoch,
+            "rank": files.identity.rank,
+            **{name: _text(line.get(name)) for name in ("phase", "stream", "name", "dtype")},
+            **{name: line.get(name) for name in KERNEL_NUMBERS},
+        }
+        found = find_problems("kernels", row)
+        if found:
+            problems.append(f"the kernel in line {number + 1}: {next(iter(found.items()))}")
+        else:
+            rows.append(row)
+    return rows, problems
+
+
 def exit_event(files: ProcessFiles, record: Mapping[str, Any]) -> Row:
     """Return the event of a process that wrote an exit record."""
     exception = _object(record.get("exception"))
@@ -274,14 +300,14 @@ def exit_event(files: ProcessFiles, record: Mapping[str, Any]) -> Row:
         line=EXIT_LINE,
         at_ns=_int(record.get("at_ns"), missing=0),
         kind="exit",
-        text=text if exception else exit_state(record),
+        text=text if exception else exit_state(record) or "unknown",
         data={"state": exit_state(record), "exception": exception or None},
     )
 
 
 def exit_state(record: Mapping[str, Any]) -> str:
-    """Return the state of an exit record; an unknown state counts as failed."""
-    return ENDED if record.get("state") == ENDED else FAILED
+    """Return the state of an exit record; one that is not valid counts as failed."""
+    return {ENDED: ENDED, "unknown": UNKNOWN}.get(str(record.get("state")), FAILED)
 
 
 def run_state(states: Iterable[str]) -> str:

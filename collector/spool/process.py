@@ -15,6 +15,7 @@ from rankscope.tracer.spool import (
     EXIT_FILE,
     GROUPS_FILE,
     HEADER_BYTES,
+    KERNELS_FILE,
     MANIFEST_FILE,
     NAME_BYTES,
     NAME_LENGTH,
@@ -97,7 +98,13 @@ class ProcessFiles:
         self.epoch = self.identity.epoch
         self.groups = JsonLines(folder / GROUPS_FILE)
         self.events = JsonLines(folder / EVENTS_FILE)
+        self.kernels = JsonLines(folder / KERNELS_FILE)
         self._texts: dict[int, str] = {0: OTHER_NAME}
+
+    @property
+    def line_files(self) -> tuple[JsonLines, ...]:
+        """The files of lines, which grow."""
+        return self.groups, self.events, self.kernels
 
     def refresh_derived(self) -> None:
         """Read the manifest's part ``derived`` again if the manifest was replaced."""

@@ -29,6 +29,7 @@ from .descriptions import (
     exit_event,
     exit_state,
     group_rows,
+    kernel_rows,
     rank_row,
 )
 from .folder import TEMPORARY, remove_spool_file, segment_paths
@@ -78,6 +79,7 @@ class NewDescriptions:
 
     groups: list[Row]
     events: list[Row]
+    kernels: list[Row]
 
 
 class ProcessTail:
@@ -182,15 +184,16 @@ class ProcessTail:
         self._find_segments()
         groups, wrong_lines = group_rows(files, files.groups.read(budget))
         events, wrong_events = event_rows(files, files.events.read(budget))
+        kernels, wrong_kernels = kernel_rows(files, files.kernels.read(budget))
         self._report_long_lines()
-        invalid = self._problems.poll([*wrong_lines, *wrong_events])
+        invalid = self._problems.poll([*wrong_lines, *wrong_events, *wrong_kernels])
         self.problems += [f"{files.folder}: {row['text']}" for row in invalid]
-        return NewDescriptions(groups=groups, events=[*events, *invalid])
+        return NewDescriptions(groups=groups, events=[*events, *invalid], kernels=kernels)
 
     @property
     def has_more_lines(self) -> bool:
         """True if complete lines wait for the next poll."""
-        return self.files.groups.has_more or self.files.events.has_more
+        return any(lines.has_more for lines in self.files.line_files)
 
     def cuts(self, *, now_ns: int) -> Iterator[Cut]:
         """Yield one cut for each segment with new rows; `advance` moves the cursors."""
@@ -319,7 +322,7 @@ class ProcessTail:
 
     def _report_long_lines(self) -> None:
         """Report the first skipped line of each file, and at the end their number."""
-        for lines in (self.files.groups, self.files.events):
+        for lines in self.files.line_files:
             is_end = self._has_ended and not lines.has_more
             if lines.num_skipped > self._reported_lines.get(lines.path, 0) and (
                 is_end or lines.path not in self._reported_lines

@@ -377,6 +377,7 @@ class SpoolTail:
     def _poll_processes(self, now_ns: int) -> None:
         groups: list[Row] = []
         events: list[Row] = []
+        kernels: list[Row] = []
         budget = LineBudget()
         for folder, tail in list(self._active.items()):
             try:
@@ -388,6 +389,7 @@ class SpoolTail:
                 self._active[folder] = self._active.pop(folder)
             groups += new.groups
             events += new.events
+            kernels += new.kernels
             self._unreadable |= tail.unreadable
             self._problems += tail.problems
             tail.problems.clear()
@@ -395,6 +397,7 @@ class SpoolTail:
             events += _stalled_events(epoch)
         self._upsert("groups", groups)
         self._upsert("events", events)
+        self._upsert("kernels", kernels)
 
     def _batches(self, now_ns: int) -> Iterator[list[tuple[ProcessTail, Cut]]]:
         """Yield batches of cuts until all segments have few new rows.

@@ -38,7 +38,7 @@ AND (run_id, epoch, segment) IN {segments:Array(Tuple(String, Int32, UInt64))}
 GROUP BY run_id, epoch, segment, row
 """
 
-SIGNS = frozenset({"stalled", "lost", "exit"})
+SIGNS = frozenset({"stalled", "lost", "exit", "flight-recorder"})
 """Kinds of events that say of a process that it does not go on."""
 
 MANY_SLICES = 64

@@ -28,6 +28,7 @@ from ..callback_checks import Number, checked
 from ..text import cut_middle, escape, escape_for_plotly
 from ..theme import IDEAL, STEP_TIME, apply_style, axis_unit
 from .components import announced, card, graph, labelled, rank_links, table
+from .device_time import kernel_changes_card
 from .overview_cards import cause_style, escape_sentence
 from .page import Content, Page
 from .placeholders import missing_run, no_runs
@@ -197,6 +198,11 @@ def _comparison(found: RunComparison, base_path: str) -> list[Component]:
                 ),
             ],
             className="columns",
+        ),
+        *(
+            [kernel_changes_card(found.kernels, names)]
+            if found.first.kernels and found.second.kernels
+            else []
         ),
         card(
             html.H2("Step time"),

@@ -29,6 +29,7 @@ from ..figures.step_time import kind_times_figure, marked_steps_figure, step_tim
 from ..figures.workers import worker_figure, worker_title
 from ..theme import blank_figure
 from .components import LOST, RUNNING, announced, card, graph, with_code
+from .device_time import profile_cards
 from .overview_cards import (
     early_figures,
     findings_table,
@@ -102,6 +103,7 @@ def show_overview(provider: ReportProvider, view: View, *, base_path: str) -> Co
         figures=_draw(report)[1],
         starved=starved_list(report, base_path=base_path),
         findings=[findings_table(report, base_path=base_path)],
+        device=profile_cards(report),
         kinds=kinds,
         quality=quality_list(report, base_path=base_path),
     )
@@ -186,6 +188,7 @@ class _Parts:
     findings: list[Component]
     kinds: Component
     quality: list[Component]
+    device: tuple[Component, ...] = ()
 
     def arrange(self, run_id: str, base_path: str) -> list[Component]:
         """Return the parts in their places."""
@@ -207,6 +210,7 @@ class _Parts:
                 html.Div([html.H2("Findings"), *downloads], className="titled"),
                 html.Div(self.findings, id="overview-findings"),
             ),
+            *self.device,
             self.kinds,
             card(html.H2("Data quality"), html.Div(self.quality, id="overview-quality")),
         ]

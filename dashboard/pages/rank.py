@@ -30,6 +30,7 @@ from ..callback_checks import Click, Posted, checked
 from ..figures.rank import heat_map_figure, place_figure, rank_over_steps_figure
 from ..text import escape
 from .components import LOST, RUNNING, card, graph, link_ranks, rank_link, rank_links, table
+from .device_time import device_time_card, kernels_card
 from .overview_cards import escape_sentence
 from .placeholders import no_data
 from .refresh import Shown
@@ -102,6 +103,7 @@ def show_rank(
             [_place(report, details, base_path), _waits(report, rank, base_path)], className="grid"
         ),
         _over_steps(report, details),
+        *_on_device(report, details),
         _findings(report, rank, base_path),
         _events(details),
         _host(details, base_path),
@@ -325,6 +327,17 @@ def _process(details: RankDetails) -> dict[str, str]:
     if last is not None and state == RUNNING:
         return {"process": state, "last record": f"{format_age(last[1])} ago"}
     return {"process": state}
+
+
+def _on_device(report: RunReport, details: RankDetails) -> list[Component]:
+    """Return the device time and the kernels of a rank; nothing if no profile was imported."""
+    if report.device_time is None:
+        return []
+    parts = report.device_time.of_rank(details.rank)
+    return [
+        *([device_time_card(parts, whose=f"mean of rank {details.rank}")] if parts else []),
+        *([kernels_card(details.kernels)] if details.kernels else []),
+    ]
 
 
 def _now(details: RankDetails) -> list[Component]:

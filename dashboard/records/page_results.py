@@ -14,6 +14,7 @@ from rankscope.analysis.report.text import (
 )
 
 if TYPE_CHECKING:
+    from rankscope.analysis.report.device_time import KernelChange
     from rankscope.analysis.report.report import Finding, RunReport
     from rankscope.analysis.trace.tables import RunSummary
 
@@ -142,6 +143,9 @@ class RunComparison:
     disappeared: tuple[Finding, ...]
     remained: tuple[Finding, ...]
     """Findings of the second that the first has too."""
+
+    kernels: tuple[KernelChange, ...] = ()
+    """Kernels that differ, if both are profiles: the largest differences in time first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

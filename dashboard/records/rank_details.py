@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from rankscope.analysis.report.device_time import Kernel
     from rankscope.tracer.span import SpanKind
 
 
@@ -135,6 +136,9 @@ class RankDetails:
     groups: tuple[RankGroup, ...]
     host_findings: tuple[HostFinding, ...]
     """The newest first."""
+
+    kernels: tuple[Kernel, ...] = ()
+    """Of its mean step, the busiest first; empty if no profile was imported."""
 
 
 class RankQuantity(StrEnum):

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.breakdown.kernel_changes import compare_kernels
 from rankscope.analysis.causes.misconfiguration import common_settings
 from rankscope.analysis.report.text import format_count, format_slowdown
 from rankscope.collector.arrow_columns import optional_numbers, strings
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from rankscope.collector.arrow_columns import Column
 
 Steps = tuple[int, int]
+
+_KERNELS: dict[str, pa.DataType] = {
+    **dict.fromkeys(("phase", "stream", "name", "change"), pa.string()),
+    **dict.fromkeys(("first_num", "first_seconds", "second_num", "second_seconds"), pa.float64()),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +64,26 @@ class Comparison:
                 "ratio": _optional_numbers(ratio),
             }
         )
+
+    def kernels(self) -> pa.Table:
+        """Return the kernels that differ, the largest differences in time first.
+
+        Columns: phase, stream, name, change, and of each run the launches and seconds per step of
+        a rank, null if it has none. Empty if not both are profiles.
+        """
+        rows = [
+            {
+                **{name: getattr(each.kernel, name) for name in ("phase", "stream", "name")},
+                "change": each.change,
+                **{
+                    f"{of}_{name}": None if one is None else getattr(one, name)
+                    for of, one in (("first", each.first), ("second", each.second))
+                    for name in ("num", "seconds")
+                },
+            }
+            for each in compare_kernels(self.first.kernels, self.second.kernels)
+        ]
+        return pa.Table.from_pylist(rows, schema=pa.schema(_KERNELS))
 
     def findings(self) -> pa.Table:
         """Return the findings of both; column ``of`` is ``first`` or ``second``."""

@@ -17,6 +17,7 @@ from rankscope.analysis.drawing.timeline import read_timeline
 from rankscope.analysis.report.text import format_percent
 from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.client.served_store import open_for_reading
+from rankscope.collector.read.kernels import read_kernels
 from rankscope.collector.read.runs import read_events
 from rankscope.collector.read.samples import read_samples
 from rankscope.collector.read.spans import read_filtered_spans
@@ -255,6 +256,16 @@ class Run:
             >>> run.events().to_pandas().query("kind == 'exit'")[["rank", "text"]]
         """
         return events_table(read_events(self._store, self.info.run_id))
+
+    def kernels(self) -> pa.Table:
+        """Return the sums of a profile's kernels by step, rank, phase and name, busiest first.
+
+        Empty if the run was not imported from `torch.profiler`. docs/sql.md has the columns.
+
+        Example:
+            >>> run.kernels().group_by(["phase", "name"]).aggregate([("total_ns", "sum")])
+        """
+        return read_kernels(self._store, self.info.run_id)
 
     def settings(self) -> pa.Table:
         """Return environment, versions and configuration of the newest epoch, by value.

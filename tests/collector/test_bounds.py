@@ -15,6 +15,7 @@ RIGHT: list[tuple[str, dict[str, Any]]] = [
     ("ranks", {"rank": (1 << 24) - 1, "dp": -1, "pp": 0, "local_rank": -1, "started_ns": None}),
     ("groups", {"epoch": 0, "members": [3, 1]}),
     ("events", {"epoch": 0, "rank": -1, "kind": "checkpoint", "data": "{}"}),
+    ("kernels", {"rank": 0, "step": -1, "num": 1, "total_ns": 0, "flops": None, "num_bytes": 7}),
     ("samples", {"device": -5}),
 ]
 
@@ -49,6 +50,11 @@ WRONG: list[tuple[str, str, Any]] = [
     ("groups", "members", [1 << 24]),
     ("events", "kind", "alert-silence"),
     ("events", "data", "null"),
+    ("kernels", "num", 0),
+    ("kernels", "total_ns", 1 << 63),
+    ("kernels", "max_ns", None),
+    ("kernels", "flops", -1),
+    ("kernels", "num_bytes", 0.5),
     ("heartbeats", "rank", -1),
     ("processes", "world_size", -3),
 ]

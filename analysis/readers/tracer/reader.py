@@ -15,7 +15,7 @@ from ...arrays.sorting import find_positions
 from ...replay.model import COMPUTE_CODES, Reading, WaitIntervals, remove_overlaps
 from ...report.text import format_count, format_ranks
 from ...trace.rows import select_rows
-from ...trace.tables import num_expected_ranks
+from ...trace.tables import is_tp_collapsed, num_expected_ranks
 from ..transfers import find_truncated
 from ..waits import is_communication, is_one_sided, is_p2p, split_traced_waits
 from .compute_items import build_compute_items
@@ -74,7 +74,7 @@ def read_traced(
         waits=(matched.wait_start, matched.wait_end),
         launches=matched.launch,
     )
-    if num_expected_ranks(run) < run.world_size:
+    if is_tp_collapsed(run, run.epochs[-1]):
         warnings.append(
             "one tensor-parallel rank of each worker was traced, and is taken for all of them"
         )

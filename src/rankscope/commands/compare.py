@@ -17,6 +17,7 @@ from rankscope.analysis.report.text import (
     format_slowdown,
 )
 
+from ..terminal.device_time_text import kernel_change_lines
 from ..terminal.lines import Progress, format_table, printable, table_width
 from .analyze import find_or_analyze, parse_steps
 from .flags import AsJson, Store, open_existing_store
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.report.report import Finding, RunReport
     from rankscope.dashboard.records.page_results import RunComparison
+
+
+TOP_KERNELS = 20
 
 
 def compare(
@@ -90,6 +94,7 @@ def _document(found: "RunComparison") -> dict[str, object]:
         "appeared": [asdict(each) for each in found.appeared],
         "disappeared": [asdict(each) for each in found.disappeared],
         "remained": [asdict(each) for each in found.remained],
+        "kernels": [asdict(each) for each in found.kernels],
     }
 
 
@@ -115,6 +120,9 @@ def _blocks(found: "RunComparison") -> list[str]:
         _table(("setting", *names), settings) if settings else "no setting differs",
         _table(("", *names, "change"), numbers, right="lrrr"),
     ]
+    kernels = kernel_change_lines(found.kernels, top=TOP_KERNELS, width=table_width())
+    if kernels:
+        blocks.append("\n".join(kernels))
     if findings:
         blocks.append(_table(("", *FINDING_COLUMNS), findings, right="klkllrrr"))
     return blocks

@@ -2,7 +2,7 @@
 
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +13,14 @@ import typer
 from ..errors import BadInputError
 from ..terminal.lines import Progress, say
 from .flags import Store, open_store
+from .import_dumps import import_flight_recorder
 
 if TYPE_CHECKING:
     from rankscope.collector.importers.spool_folder import Process
     from rankscope.collector.store.store import Store as OpenStore
 
-TRACE_SUFFIXES = (".json", ".json.gz")
-"""Names of the files of `torch.profiler`."""
+MAX_LEFT_OUT = 5
+"""Files that are named."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +33,8 @@ class ImportRequest:
 
     store_url: str | None
     meta: Path | None = None
+    rank: int | None = None
+    step_name: str | None = None
     comm_kernel: Sequence[str] | None = None
     """Regular expressions."""
 
@@ -53,13 +56,15 @@ class Format:
     needs_run: bool = True
 
 
-def import_files(
+def import_files(  # noqa: PLR0913  # one parameter an option
     files: Sequence[Path],
     *,
     file_format: str,
     run_id: str | None,
     store_url: str | None,
     meta: Path | None = None,
+    rank: int | None = None,
+    step_name: str | None = None,
     comm_kernel: Sequence[str] | None = None,
 ) -> str:
     """Store files or a spool, and return a line with what was stored.
@@ -74,9 +79,12 @@ def import_files(
     if file_format not in FORMATS:
         raise BadInputError(f"--format {file_format} is not supported: give {', '.join(FORMATS)}")
     chosen = FORMATS[file_format]
-    options = {"meta": meta, "comm_kernel": comm_kernel or None}
-    for option, value in options.items():
-        if value is not None and option not in chosen.options:
+    request = ImportRequest(
+        paths=files, run_id=run_id or "", store_url=store_url, meta=meta, rank=rank,
+        step_name=step_name, comm_kernel=comm_kernel or None,
+    )  # fmt: skip
+    for option in ("meta", "rank", "step_name", "comm_kernel"):
+        if getattr(request, option) is not None and option not in chosen.options:
             others = " or ".join(name for name, each in FORMATS.items() if option in each.options)
             name = option.replace("_", "-")
             raise BadInputError(f"--{name} belongs to --format {others}: leave it out")
@@ -86,13 +94,6 @@ def import_files(
         raise BadInputError(
             f"--format {file_format} takes one path, got {len(files)}: import each on its own"
         )
-    request = ImportRequest(
-        paths=files,
-        run_id=run_id or "",
-        store_url=store_url,
-        meta=meta,
-        comm_kernel=comm_kernel,
-    )
     return chosen.read(request)
 
 
@@ -143,18 +144,40 @@ def import_kineto(request: ImportRequest) -> str:
     """
     from rankscope.collector.importers.kineto import read_traces
     from rankscope.collector.importers.kineto_comm import CommKernels
+    from rankscope.collector.importers.kineto_files import find_job
 
-    files = [file for path in request.paths for file in _trace_files(path)]
-    patterns = request.comm_kernel or ()
+    from ..memory import without_collection
+
     try:
-        kernels = CommKernels(patterns)
+        kernels = CommKernels(request.comm_kernel or ())
     except re.error as error:
         raise BadInputError(f"--comm-kernel {error.pattern!r} is no pattern: {error}") from None
-    return store_processes(read_traces(files, request.run_id, kernels=kernels), request)
+    for path in request.paths:
+        _trace_files(path)
+    job = find_job(request.paths, rank=request.rank)
+    if job.left_out:
+        names = ", ".join(str(path) for path in job.left_out[:MAX_LEFT_OUT])
+        say(f"{len(job.left_out):,} files are no traces and were left out: {names}")
+    with without_collection(), Progress() as progress:
+        processes = read_traces(
+            job,
+            request.run_id,
+            kernels=kernels,
+            step_name=request.step_name,
+            show=progress.show,
+        )
+        return store_processes(processes, request, progress=progress)
 
 
-def store_processes(processes: "Iterable[Process]", request: ImportRequest) -> str:
+def store_processes(
+    processes: "Iterable[Process]", request: ImportRequest, *, progress: Progress | None = None
+) -> str:
     """Store the processes of a run that an importer reads, by a spool that is written first.
+
+    Args:
+        processes: The processes.
+        request: Says where, and under which name.
+        progress: Line on which the importer shows its progress; None: one with the number of ranks.
 
     Raises:
         BadInputError: There is no process.
@@ -165,25 +188,52 @@ def store_processes(processes: "Iterable[Process]", request: ImportRequest) -> s
     from rankscope.collector.importers.spool_folder import write_process
 
     check_run_name(request.run_id)
+    ranks, world_size = set[int](), 0
     notes: dict[str, None] = {}
     with tempfile.TemporaryDirectory(prefix="rankscope-") as folder:
-        with Progress() as progress:
+        with progress or Progress() as shown:
             for number, process in enumerate(processes, 1):
-                progress.show(f"read {number} ranks")
+                if progress is None:
+                    shown.show(f"read {number} ranks")
                 notes |= dict.fromkeys(process.notes)
                 write_process(Path(folder), process)
+                ranks.add(process.rank)
+                world_size = max(world_size, process.world_size)
+        say_missing(ranks, world_size)
         for note in notes:
             say(note)
         return _store_spool(Path(folder), run_id=request.run_id, store_url=request.store_url)
 
 
+def say_missing(ranks: Collection[int], world_size: int) -> None:
+    """Say which ranks of a job were not imported, if any."""
+    from rankscope.analysis.report.text import format_ranks
+
+    missing = [rank for rank in range(world_size) if rank not in ranks]
+    if ranks and missing:
+        say(
+            f"{format_ranks(missing)} of {world_size:,} have no file: the diagnosis is of"
+            f" {format_ranks(sorted(ranks))}"
+        )
+
+
 def _trace_files(path: Path) -> list[Path]:
-    """Return the traces of a folder, or the file itself."""
-    found = sorted(file for suffix in TRACE_SUFFIXES for file in path.glob(f"*{suffix}"))
-    files = found if path.is_dir() else [path]
-    if not files or not all(file.is_file() for file in files):
+    """Return the JSON files of a folder and of the folders directly in it, or the file itself.
+
+    Raises:
+        BadInputError: There is none.
+    """
+    from rankscope.collector.importers.foreign_formats import describe_format
+    from rankscope.collector.importers.kineto_files import SUFFIXES, list_json
+
+    if path.is_file():
+        return [path]
+    files = list_json(path) if path.is_dir() else []
+    if not files:
+        others = sorted(each for each in path.glob("*") if each.is_file())[:1]
+        what = "".join(f": {each.name} {describe_format(each)}" for each in others)
         raise BadInputError(
-            f"{path} is neither a trace nor a folder of {' or '.join(TRACE_SUFFIXES)}"
+            f"{path} is neither a trace nor a folder of {' or '.join(SUFFIXES)}{what}"
         )
     return files
 
@@ -237,10 +287,16 @@ FORMATS = {
     "bytedance": Format(
         description="a parquet file", read=import_bytedance_file, options=("meta",)
     ),
+    "flight-recorder": Format(
+        description="dumps of PyTorch's flight recorder, one of each rank, or their folder; a"
+        " stored run gets them as evidence",
+        read=import_flight_recorder,
+        has_many_paths=True,
+    ),
     "kineto": Format(
         description="JSON files of torch.profiler, one of each rank, or their folder",
         read=import_kineto,
-        options=("comm_kernel",),
+        options=("rank", "step_name", "comm_kernel"),
         has_many_paths=True,
     ),
     "rankscope": Format(
@@ -250,7 +306,7 @@ FORMATS = {
 """Formats that `rankscope import` reads, by their names."""
 
 
-def import_(
+def import_(  # noqa: PLR0913  # one parameter a flag
     files: Annotated[
         list[Path],
         typer.Argument(metavar="PATH", help="Trace, or spool, to store.", show_default=False),
@@ -279,6 +335,26 @@ def import_(
             "--meta", metavar="FILE", help="YAML file with the sizes of the job (bytedance)."
         ),
     ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            "--rank",
+            metavar="N",
+            min=0,
+            help="Rank of the file, if neither it nor its name has one (kineto).",
+            show_default=False,
+        ),
+    ] = None,
+    step_name: Annotated[
+        str | None,
+        typer.Option(
+            "--step-name",
+            metavar="NAME",
+            help="Annotation of a step, or the begin of its name; all: the whole trace is one step"
+            " (kineto). Default: ProfilerStep.",
+            show_default=False,
+        ),
+    ] = None,
     comm_kernel: Annotated[
         list[str] | None,
         typer.Option(
@@ -296,8 +372,10 @@ def import_(
         files,
         file_format=file_format,
         run_id=run,
-        meta=meta,
-        comm_kernel=comm_kernel,
         store_url=store,
+        meta=meta,
+        rank=rank,
+        step_name=step_name,
+        comm_kernel=comm_kernel,
     )
     typer.echo(done)

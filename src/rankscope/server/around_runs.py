@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.breakdown.kernel_changes import compare_kernels
 from rankscope.analysis.report.report import Severity
 from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.collector.read.spans import (
@@ -179,6 +180,7 @@ def compare_finished(source: SpanSource, first: RunReport, second: RunReport) ->
             for each in second.findings
             if any(_is_same(each, theirs) for theirs in first.findings)
         ),
+        kernels=compare_kernels(first.kernels, second.kernels),
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rankscope.analysis.breakdown.device_time import average_kernels
 from rankscope.analysis.report.liveness import (
     MAX_SHOWN,
     RECENT_NS,
@@ -48,6 +49,7 @@ from rankscope.dashboard.records.rank_details import (
 )
 from rankscope.tracer.span import COMM_KINDS, KINDS, NS_PER_S, SpanKind
 
+from ..sources.store_source import kernel_records
 from .reports import find_run
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from rankscope.analysis.report.device_time import Kernel
     from rankscope.analysis.report.report import RankStepExcess, RunReport
     from rankscope.analysis.trace.tables import SpanSource
     from rankscope.collector.identity import Row
@@ -128,10 +131,30 @@ class RankView:
         if self._store is None:
             return None
         details = read_rank_details(self._store, report.run, rank, report.coords)
+        if details is not None and report.device_time is not None:
+            details = replace(details, kernels=self._kernels(report, details, self._store))
         if details is None or details.exit_state != RUNNING:
             return details
         is_lost = find_run(self._source, report.run).state == LOST
         return replace(details, exit_state=LOST) if is_lost else details
+
+    @staticmethod
+    def _kernels(report: RunReport, details: RankDetails, store: Store) -> tuple[Kernel, ...]:
+        """Return the kernels of a rank's mean step, of the steps of the report."""
+        steps = frozenset(report.steps)
+        first, last = min(steps, default=0), max(steps, default=0)
+        records = [
+            record
+            for record in kernel_records(
+                store, report.run, first=first, last=last, rank=details.rank
+            )
+            if record.step in steps
+        ]
+        return average_kernels(
+            records,
+            num_rank_steps=len({record.step for record in records}),
+            device_names=(details.device_name,),
+        )
 
     def rank_values(
         self, report: RunReport, quantity: RankQuantity, *, steps: tuple[int, int] | None

@@ -17,9 +17,14 @@ TRACEBACK_FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILI
 def read_frames(kind: str, data: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the frames of an event, innermost first: "train.py:70 main".
 
-    They are those of the main thread in a long step (event ``stack``), or of the exception that
-    ended the process (``exit``). Other events have none, nor have malformed ones.
+    They are those of the main thread in a long step (event ``stack``), of the exception that ended
+    the process (``exit``), or of the last communication that was called (``flight-recorder``).
+    Other events have none, nor have malformed ones.
     """
+    if kind == "flight-recorder":
+        last = data.get("last")
+        frames = last.get("frames") if isinstance(last, dict) else None
+        return tuple(map(str, frames)) if isinstance(frames, list) else ()
     if kind == "stack":
         threads = data.get("threads")
         main = threads[0] if isinstance(threads, list) and threads else None

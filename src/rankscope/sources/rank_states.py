@@ -22,7 +22,7 @@ MAX_STATES = 64
 
 MAX_STEP = (1 << 31) - 1
 
-REPORTS_OPEN = frozenset({"stalled", "lost"})
+REPORTS_OPEN = frozenset({"stalled", "lost", "flight-recorder"})
 
 
 def read_rank_states(

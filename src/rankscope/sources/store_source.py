@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rankscope.analysis.trace.account import INVALID, TORN, RecordAccount, account_records
 from rankscope.analysis.trace.context import (
     EventRecord,
+    KernelRecord,
     RankExit,
     RankManifest,
     RunContext,
@@ -19,6 +20,7 @@ from rankscope.analysis.trace.context import (
 from rankscope.analysis.trace.errors import DeletedRunError, UnknownRunError
 from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, RankInfo, RunInfo, RunSummary
 from rankscope.collector.bounds import COORD_AXES, FLOPS
+from rankscope.collector.read.kernels import read_step_kernels
 from rankscope.collector.read.reports import read_comparable_mfu
 from rankscope.collector.read.runs import (
     list_runs,
@@ -160,8 +162,15 @@ def build_run_info(run_id: str, rows: RunRows) -> RunInfo:
         pace_overrun_ratio=_overrun_ratio(rows.pace),
         accounts=_accounts(rows),
         clock_error_ns=_clock_error_ns(newest["source_format"], rows),
+        imported=_imported(newest),
         warnings=_warnings(rows, has_coords=coords is not None),
     )
+
+
+def _imported(epoch: Row) -> str:
+    """Return the program that recorded an imported run, as its importer notes in the manifest."""
+    config = _document(epoch["manifest"]).get("config")
+    return str(config.get("imported") or "") if isinstance(config, dict) else ""
 
 
 def _accounts(rows: RunRows) -> dict[tuple[int, int], RecordAccount]:
@@ -335,11 +344,20 @@ def read_context(store: Store, run_id: str, *, first: int | None, last: int | No
         microbatches=microbatch_table(read_microbatches(store, run_id, first=first, last=last)),
         samples=_samples(store, run_id, first=first, last=last),
         events=tuple(to_event(row) for row in read_events(store, run_id)),
+        kernels=kernel_records(store, run_id, first=first, last=last),
         manifests=_manifests(store, run_id),
         exits=_exits(store, run_id),
         previous_manifests=() if previous is None else _manifests(store, previous),
         previous_mfu=None if previous is None else read_comparable_mfu(store, run_id, previous),
     )
+
+
+def kernel_records(
+    store: Store, run_id: str, *, first: int | None, last: int | None, rank: int = NONE
+) -> tuple[KernelRecord, ...]:
+    """Return the kernels of steps ``first`` to ``last``, of all ranks or of one."""
+    rows = read_step_kernels(store, run_id, first=first, last=last, rank=rank)
+    return tuple(KernelRecord(**row) for row in rows)
 
 
 def _samples(store: Store, run_id: str, *, first: int | None, last: int | None) -> SampleTable:

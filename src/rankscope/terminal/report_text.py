@@ -29,6 +29,7 @@ from rankscope.analysis.report.text import (
 )
 from rankscope.tracer.span import NONE
 
+from .device_time_text import device_time_lines, kernel_lines
 from .lines import DEFAULT_TOP, format_rows, format_table, printable, wrap_text
 
 if TYPE_CHECKING:
@@ -122,6 +123,9 @@ def report_text(
             blocks.append(_format_starved(report.longest_waits, view))
         if not ends_run(report.top_finding) or view.has_details:
             blocks.append(_format_waterfall(report.waterfall, width, view))
+    blocks.append(device_time_lines(report.device_time, view.rank, width=view.table_width))
+    if view.rank is None:
+        blocks.append(kernel_lines(report.kernels, top=view.top, width=view.table_width))
     if view.has_details:
         blocks += [_format_bandwidth(report.bandwidth, view), _legend(width)]
     blocks.append(_format_quality(report, width))

@@ -620,3 +620,70 @@ def test_the_line_of_code_of_the_named_rank_is_that_of_its_last_stack() -> None:
     (finding,) = find_hangs(job(), spans, UP_TO_16, RunContext(events=tuple(stacks)))
 
     assert finding.evidence.endswith("; rank 5 is at train.py:70 main")
+
+
+RECORDED = GroupInfo(group_id=0x70, kind="dp-comm", name="default_pg 0", members=tuple(range(8)))
+"""The same group as a flight recorder numbers it."""
+
+
+def dump(rank: int, *, opened: int | None = 90) -> EventRecord:
+    """Return the event of a dump in which a rank is in a collective of this number."""
+    entry = {
+        "name": "all_reduce", "kind": "dp-comm", "step": NONE, "start_ns": SECOND,
+        "group_id": f"{RECORDED.group_id:016x}", "seq": opened,
+    }  # fmt: skip
+    calls = [] if opened is None else [entry]
+    called = {f"{RECORDED.group_id:016x}": 89 if opened is None else opened}
+    return event(rank, "flight-recorder", open=calls, called=called, has_dump=True)
+
+
+def job_with_dumps() -> RunInfo:
+    return run_of(groups=(*GROUPS, RECORDED))
+
+
+def test_dumps_of_a_run_that_was_traced_are_further_evidence() -> None:
+    spans = table(comm(rank) for rank in range(8) if rank != 5)
+    dumps = tuple(dump(rank, opened=None if rank == 5 else 90) for rank in range(8))
+
+    (finding,) = find_hangs(job_with_dumps(), spans, UP_TO_16, RunContext(events=dumps))
+
+    assert (finding.ranks, finding.steps) == ((5,), (17, 17))
+    assert finding.evidence == (
+        "rank 5 never entered all_reduce 41 (dp-comm) of group dp with 8 ranks, in which ranks"
+        " 0 to 4, 6 and 7 are blocked; the last step that it finished is 16; no communication is in"
+        " flight in the dump of rank 5; rank 5 stopped at 89 of group default_pg 0, the others at"
+        " 90; members are missing in 1 other communication"
+    )
+
+
+def test_a_run_of_which_the_tracer_saw_no_end_is_explained_by_its_dumps() -> None:
+    dumps = tuple(dump(rank, opened=None if rank == 5 else 90) for rank in range(8))
+
+    (finding,) = find_hangs(job_with_dumps(), table([]), UP_TO_16, RunContext(events=dumps))
+
+    assert (finding.ranks, finding.steps) == ((5,), None)
+    assert "rank 5 never entered all_reduce 90" in finding.evidence
+
+
+def test_processes_that_were_lost_after_they_wrote_a_dump_had_hung() -> None:
+    run = job_with_dumps()
+    exits = [lost(rank, 10.0 + rank / 100) for rank in range(8)]
+    dumps = [dump(rank, opened=None if rank == 5 else 90) for rank in range(8)]
+    with_dumps, without = context_of(*exits, events=dumps), context_of(*exits)
+
+    (hang,) = find_hangs(run, table([]), UP_TO_16, with_dumps)
+
+    assert hang.ranks == (5,)
+    assert not find_crashes(run, with_dumps, UP_TO_16)
+    assert find_crashes(run, without, UP_TO_16)
+
+
+def test_a_malformed_dump_is_no_evidence() -> None:
+    spans = table(comm(rank) for rank in range(8) if rank != 5)
+    wrong = event(
+        0, "flight-recorder", open=4, ended=[3], queued={}, called={"x": "y"}, last=7, has_dump=True
+    )
+
+    (finding,) = find_hangs(job(), spans, UP_TO_16, RunContext(events=(wrong,)))
+
+    assert finding.ranks == (5,)

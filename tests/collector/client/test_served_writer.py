@@ -66,7 +66,8 @@ def num_rows(url: str, run_id: str) -> dict[str, int]:
         (found,) = store.rows(
             "SELECT (SELECT count() FROM spans WHERE run_id = {run:String}) AS spans,"
             " (SELECT count() FROM steps WHERE run_id = {run:String}) AS steps,"
-            " (SELECT count() FROM bad_rows WHERE run_id = {run:String}) AS bad_rows",
+            " (SELECT count() FROM bad_rows WHERE run_id = {run:String}) AS bad_rows,"
+            " (SELECT count() FROM kernels FINAL WHERE run_id = {run:String}) AS kernels",
             {"run": run_id},
         )
     return found
@@ -169,6 +170,7 @@ def test_a_spool_and_a_profile_are_the_same_as_in_a_store_of_this_process(
         said = bring(url, folder, name="kineto", run="profiled")
         assert said.startswith("imported run profiled")
     assert num_rows(served, "profiled") == num_rows(own, "profiled")
+    assert num_rows(served, "profiled")["kernels"] > 0
 
 
 def test_the_error_names_a_server_that_has_stopped(empty_store: Store) -> None:

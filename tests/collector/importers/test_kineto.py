@@ -14,14 +14,14 @@ import pytest
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.report.report import Severity
 from rankscope.collector.errors import TraceError
+from rankscope.collector.importers.event_stream import PIECE_BYTES
 from rankscope.collector.importers.kineto import read_traces
 from rankscope.collector.importers.kineto_comm import CommKernels
-from rankscope.collector.importers.kineto_trace import BEGIN_BYTES
 from rankscope.collector.store.store import open_store
 from rankscope.commands.import_trace import import_files
 from rankscope.errors import BadInputError
 from rankscope.sources.store_source import StoreSource
-from rankscope.tracer.span import NS_PER_MS, IdleName, SpanFlag, SpanKind
+from rankscope.tracer.span import NONE, NS_PER_MS, IdleName, SpanFlag, SpanKind
 from tests.support.collector.kineto_builder import AUTOGRAD, BASE_NS, TraceBuilder
 from tests.support.paths import ROOT
 from tests.support.trainer.job import trainer_environment
@@ -189,16 +189,35 @@ def test_the_recorded_number_of_a_collective_is_kept(tmp_path: Path) -> None:
     assert [each.comm.seq for each in of_kind(process, SpanKind.DP_COMM) if each.comm] == [41]
 
 
-def test_sends_and_receives_have_the_global_ranks_of_their_ends(tmp_path: Path) -> None:
+def with_send(folder: Path, rank: int) -> Path:
+    """Write a trace of rank 1 or 3 of four, with a transfer from rank 1 to 3."""
     groups = {"0": ("default_pg", (0, 1, 2, 3)), "3": ("mesh_pp", (1, 3))}
-    trace = TraceBuilder(1, 4, groups=groups)
+    trace = TraceBuilder(rank, 4, groups=groups)
     trace.step(0, 0, 100)
     ends: dict[str, Any] = {"Src Rank": 0, "Dst Rank": 1}
     trace.comm("send", 10, 20, group="3", **ends)
-    (sent,) = of_kind(read_one(trace, tmp_path), SpanKind.PP_SEND)
+    return trace.write(folder)
+
+
+def test_sends_and_receives_have_the_global_ranks_of_their_ends(tmp_path: Path) -> None:
+    first, last = read_traces([with_send(tmp_path, rank) for rank in (1, 3)], "run")
+    (sent,) = of_kind(first, SpanKind.PP_SEND)
+    (received,) = of_kind(last, SpanKind.PP_RECV)
 
     assert sent.comm is not None
+    assert received.comm is not None
     assert (sent.comm.src_rank, sent.comm.dst_rank) == (1, 3)
+    assert (received.comm.group_id, received.comm.src_rank) == (sent.comm.group_id, 1)
+
+
+def test_a_transfer_with_a_rank_without_a_file_is_of_this_rank_alone(tmp_path: Path) -> None:
+    (process,) = read_traces([with_send(tmp_path, 1)], "run")
+    (sent,) = of_kind(process, SpanKind.OTHER)
+
+    assert sent.comm is not None
+    assert (sent.comm.src_rank, sent.comm.dst_rank) == (NONE, NONE)
+    assert process.groups[sent.comm.group_id] == ("other", "pp", (1,))
+    assert sent.flags & SpanFlag.END_BOUND
 
 
 @pytest.mark.parametrize(
@@ -227,6 +246,7 @@ def test_the_descriptions_of_the_groups_give_the_layout(
 ) -> None:
     trace = TraceBuilder(3, 4, groups=groups)
     trace.step(0, 0, 100)
+    trace.kernel("gemm", 10, 20)
     found = read_one(trace, tmp_path).manifest
 
     def positive(sizes: dict[str, int] | None, least: int) -> dict[str, int] | None:
@@ -451,20 +471,25 @@ def test_the_slow_rank_of_a_job_is_named(tmp_path: Path) -> None:
     assert (report.layout.dp, report.steps) == (4, tuple(range(8)))
 
 
+OPERATORS = [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 1}]
 BAD: dict[str, tuple[Any, str]] = {
-    "no object": ([], "has no object"),
+    "a list": ([], "a list of Chrome events"),
+    "no object": ("text", "is no JSON object"),
     "no events": ({"distributedInfo": {}}, "no list of traceEvents"),
-    "no distributed job": ({"traceEvents": []}, "has no distributedInfo"),
+    "events of another program": ({"traceEvents": [{"ph": "X", "ts": 1, "dur": 1}]}, "no operator"),
     "a rank of another type": (
-        {"traceEvents": [], "distributedInfo": {"rank": [], "world_size": 2}},
+        {"traceEvents": OPERATORS, "distributedInfo": {"rank": [], "world_size": 2}},
         "another distributedInfo",
     ),
     "a rank out of range": (
-        {"traceEvents": [], "distributedInfo": {"rank": 2, "world_size": 2}},
+        {"traceEvents": OPERATORS, "distributedInfo": {"rank": 2, "world_size": 2}},
         "rank 2 of 2",
     ),
     "groups of another type": (
-        {"traceEvents": [], "distributedInfo": {"rank": 0, "world_size": 2, "pg_config": [1]}},
+        {
+            "traceEvents": OPERATORS,
+            "distributedInfo": {"rank": 0, "world_size": 2, "pg_config": [1]},
+        },
         "another distributedInfo",
     ),
     "no step": (
@@ -474,10 +499,15 @@ BAD: dict[str, tuple[Any, str]] = {
                 {},
                 {"ph": "X", "name": 3, "ts": 1, "dur": 1},
                 {"ph": "X", "ts": "x"},
+                *OPERATORS,
+                *(
+                    {"ph": "X", "cat": "user_annotation", "name": "x", "ts": 1, "dur": 1}
+                    for _ in "ab"
+                ),
             ],
             "distributedInfo": {"rank": 0, "world_size": 2},
         },
-        "no ProfilerStep",
+        r"no ProfilerStep.*Annotations that repeat: x \(2 times\)",
     ),
 }
 
@@ -495,6 +525,7 @@ def with_groups(folder: Path, rank: int, world_size: int, config: list[dict[str,
     """Write a trace of one step with these groups."""
     trace = TraceBuilder(rank, world_size)
     trace.step(0, 0, 100)
+    trace.kernel("gemm", 10, 20)
     document = trace.document()
     document["distributedInfo"]["pg_config"] = config
     path = folder / f"rank{rank}.json"
@@ -604,7 +635,7 @@ def test_names_of_another_type_are_empty(tmp_path: Path) -> None:
 
 def test_a_text_of_more_values_than_a_trace_has_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "values.json"
-    path.write_bytes(b'{"traceEvents": [' + 500_000 * b"{}," + b"{}]}")
+    path.write_bytes(b'{"traceEvents": [[' + 1_000_000 * b"{}," + b"{}]]}")
 
     with pytest.raises(TraceError, match="more values than a trace of its size"):
         list(read_traces([path], "run"))
@@ -616,7 +647,7 @@ def test_a_text_that_is_no_json_and_a_small_file_of_much_text_are_refused(tmp_pa
     for name, content in contents.items():
         path = tmp_path / name
         path.write_bytes(content)
-        with pytest.raises(TraceError, match=r"no JSON file|more than"):
+        with pytest.raises(TraceError, match=r"no JSON file|more than|can't be read"):
             list(read_traces([path], "run"))
 
 
@@ -639,19 +670,21 @@ def test_windows_of_a_rank_are_joined_wherever_their_files_are(tmp_path: Path) -
     assert [len(process.groups) for process in processes] == [1, 0]
 
 
-def test_windows_of_an_unnamed_rank_between_those_of_another_are_refused(tmp_path: Path) -> None:
+def test_ranks_that_are_named_after_the_events_are_found(tmp_path: Path) -> None:
     paths = []
     for number, rank in enumerate((0, 1, 0)):
         trace = TraceBuilder(rank, 2)
         trace.step(number, 0, 100)
         add_step(trace, 10, reduced=60)
         document = trace.document()
-        events = {"traceEvents": document.pop("traceEvents"), "padding": " " * BEGIN_BYTES}
+        events = {"traceEvents": document.pop("traceEvents"), "padding": " " * PIECE_BYTES}
         paths.append(tmp_path / f"{number}.json")
         paths[-1].write_text(json.dumps(events | document))
 
-    with pytest.raises(TraceError, match="is of rank 0, as are files before"):
-        list(read_traces(paths, "run"))
+    processes = list(read_traces(paths, "run"))
+
+    assert [process.rank for process in processes] == [0, 1]
+    assert {record.step for record in processes[0].records} == {0, 2}
 
 
 def test_two_files_of_one_step_are_refused(tmp_path: Path) -> None:

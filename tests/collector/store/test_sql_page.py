@@ -121,7 +121,7 @@ def answers(run_store: Store) -> dict[str, Rows]:
 def test_the_ready_queries_agree_with_the_report(
     run_store: Store, answers: dict[str, Rows]
 ) -> None:
-    assert len(answers) == 13
+    assert len(answers) == 15
     with open_run("slow", store=run_store.url) as run:
         steps = run.steps().to_pylist()
         waits = run.kind_times(3).to_pylist()

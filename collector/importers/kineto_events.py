@@ -1,0 +1,291 @@
+"""Events of a file of `torch.profiler` that say something about its job.
+
+Source: categories of Kineto's ``ActivityType.cpp``; those of torch 1.8 as its TensorBoard plugin
+maps them (``EventTypeMap``).
+"""
+
+from __future__ import annotations
+
+import re
+from sys import intern
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .operator_costs import find_cost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .operator_costs import Cost
+
+Event = dict[str, Any]
+Interval = tuple[int, int]
+
+MAX_NS = 1 << 62
+MAX_US = MAX_NS / 2000
+
+OPERATOR, ANNOTATION, KERNEL, LAUNCH = "operator", "annotation", "kernel", "launch"
+CATEGORIES = {
+    "cpu_op": OPERATOR, "Operator": OPERATOR,
+    "user_annotation": ANNOTATION, "ProfilerStep": ANNOTATION, "": ANNOTATION,
+    "kernel": KERNEL, "gpu_memcpy": KERNEL, "gpu_memset": KERNEL,
+    "Kernel": KERNEL, "Memcpy": KERNEL, "Memset": KERNEL,
+    "cuda_runtime": LAUNCH, "cuda_driver": LAUNCH, "hip_runtime": LAUNCH, "Runtime": LAUNCH,
+    "xpu_runtime": LAUNCH, "xpu_driver": LAUNCH, "mtia_runtime": LAUNCH,
+    "privateuse1_runtime": LAUNCH, "privateuse1_driver": LAUNCH,
+}  # fmt: skip
+"""What an event is by its category; those of torch 1.8 begin with a capital. Nothing is read of any
+other: copies of annotations on the device, arrows, functions of Python."""
+
+CATEGORIES_TODAY = {"Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}
+
+UNUSED_ARGS = frozenset({
+    "queued", "context", "registers per thread", "shared memory", "blocks per SM", "warps per SM",
+    "grid", "block", "est. achieved occupancy %",
+})  # fmt: skip
+"""Arguments of kernels that nothing here needs; they are most of the memory of an event."""
+
+BACKWARD_PREFIX = "autograd::engine::evaluate_function"
+OPTIMIZER_PREFIX = "Optimizer.step#"
+LOADER_PREFIX = "enumerate(DataLoader)"
+SYNCHRONIZATION = "Synchronize"
+CALL = "record_param_comms"
+BACKEND = re.compile(r"(nccl|rccl|gloo|mpi|ucc|xccl|hccl|mccl|cncl|custom):(\w+)")
+"""Annotation of a call of communication, as the backends of ``torch.distributed`` write it."""
+
+HOST_COMM = re.compile(r"(?:gloo|mpi|ucc):|oneccl_bindings_for_pytorch::cpu_work::")
+"""Communication of processors."""
+
+OWN_PREFIXES = (
+    BACKWARD_PREFIX, OPTIMIZER_PREFIX, LOADER_PREFIX, "nccl:", "gloo:", "Optimizer.",
+    "DistributedDataParallel.", "FSDP::", "FullyShardedDataParallel.", "record_param_comms",
+    "PyTorch Profiler", "## Call CompiledFxGraph", "Torch-Compiled Region", "TorchDynamo",
+    "Pregraph bytecode",
+)  # fmt: skip
+"""Begins of the annotations that PyTorch writes itself."""
+
+ANNOTATED = (BACKWARD_PREFIX, OPTIMIZER_PREFIX, LOADER_PREFIX, "ProfilerStep#", CALL)
+"""Begins of names that are annotations, though older torch gives them the category of operators."""
+
+DEVICE_BACKEND = re.compile(r"nccl|rccl|xccl|hccl", re.IGNORECASE)
+STARTS_WORK = re.compile(r"Launch|Memcpy")
+
+
+class Work(NamedTuple):
+    """A kernel of the device, or an outermost operator of the processor."""
+
+    start_ns: int
+    end_ns: int
+    launch_ns: int
+    thread: str
+    """That launched it."""
+
+    event: Event
+    """Its name, category ``cat`` and arguments ``args``, without `UNUSED_ARGS`."""
+
+
+class Annotation(NamedTuple):
+    """An interval of the host that was given a name. Times are Unix ns."""
+
+    start_ns: int
+    end_ns: int
+    thread: str
+    name: str
+    is_own: bool
+    """True if PyTorch or the job annotated it; False if older torch calls it an operator."""
+
+
+class Events:
+    """The work and the annotations of a file, in µs of the file: its base time may come last.
+
+    Args:
+        step_name: Begin of the name of an annotation that older torch may take for an operator.
+    """
+
+    def __init__(self, *, step_name: str | None = None) -> None:
+        self.is_of_profiler = False
+        """True if any event has a category of `CATEGORIES`."""
+
+        self._annotated = ANNOTATED if step_name is None else (*ANNOTATED, step_name)
+        self._is_annotation: dict[str, bool] = {}
+        self._kernels: list[tuple[float, float, str, Event]] = []
+        self._launches: dict[str, tuple[float, str]] = {}
+        self._operators: list[tuple[float, float, str, str, Any]] = []
+        self._annotations: list[tuple[float, float, str, str, bool]] = []
+        self._calls: list[tuple[float, float, str, Event]] = []
+        self._host_comm: list[tuple[float, float, str, Event]] = []
+        self._synchronizations: list[tuple[float, float, str]] = []
+        self._num_started = 0
+        self.costs: dict[str, Cost] = {}
+        """Work of operators by their external id, as far as the file has it."""
+
+    @property
+    def is_of_device(self) -> bool:
+        """True if there are kernels."""
+        return bool(self._kernels)
+
+    def add(self, events: Iterable[Any]) -> None:
+        """Add the events that are intervals of time; absent arguments are added to them."""
+        add_kind = {
+            OPERATOR: self._add_operator, ANNOTATION: self._add_annotation,
+            KERNEL: self._add_kernel, LAUNCH: self._add_launch,
+        }  # fmt: skip
+        add_category = {category: add_kind[kind] for category, kind in CATEGORIES.items()}
+        for event in events:
+            if type(event) is not dict or event.get("ph") != "X":
+                continue
+            category = event.setdefault("cat", "")
+            add = add_category.get(category) if type(category) is str else None
+            if add is None:
+                continue
+            name, args = event.get("name"), event.setdefault("args", {})
+            begin: Any = event.get("ts")
+            duration: Any = event.get("dur")
+            if type(name) is str and type(args) is dict and _are_times(begin, duration):
+                add(event, begin, duration, intern(name))
+                self.is_of_profiler |= category != ""
+
+    def _add_kernel(self, event: Event, begin: float, duration: float, name: str) -> None:
+        args = event["args"]
+        event = {
+            "name": name,
+            "cat": CATEGORIES_TODAY.get(event["cat"], event["cat"]),
+            "tid": event.get("tid"),
+            "args": {key: value for key, value in args.items() if key not in UNUSED_ARGS},
+        }
+        self._add_cost(name, args)
+        self._kernels.append((begin, duration, text_of(args.get("correlation")), event))
+        self._operators.clear()  # they only launched
+
+    def _add_launch(self, event: Event, begin: float, duration: float, name: str) -> None:
+        if "correlation" in event["args"]:
+            number = text_of(event["args"]["correlation"])
+            self._launches[number] = begin, intern(text_of(event.get("tid")))
+        if SYNCHRONIZATION in name:
+            thread = intern(text_of(event.get("tid")))
+            self._synchronizations.append((begin, duration, thread))
+        self._num_started += STARTS_WORK.search(name) is not None
+
+    def _add_operator(self, event: Event, begin: float, duration: float, name: str) -> None:
+        self._add_cost(name, event["args"])
+        if self._is_annotated(name):
+            self._add_annotation(event, begin, duration, name)
+        if not self._kernels:
+            thread = intern(text_of(event.get("tid")))
+            number = event["args"].get("External id")
+            self._operators.append((begin, duration, thread, name, number))
+
+    def _add_cost(self, name: str, args: Event) -> None:
+        if cost := find_cost(name, args):
+            self.costs[external_id(args)] = cost
+
+    def _add_annotation(self, event: Event, begin: float, duration: float, name: str) -> None:
+        thread = intern(text_of(event.get("tid")))
+        if HOST_COMM.match(name):
+            self._host_comm.append((begin, duration, thread, event))
+        if name == CALL or BACKEND.fullmatch(name):
+            self._calls.append((begin, duration, thread, event))
+        else:
+            is_own = CATEGORIES[event["cat"]] is ANNOTATION
+            self._annotations.append((begin, duration, thread, name, is_own))
+
+    def _is_annotated(self, name: str) -> bool:
+        """Return whether an operator's name is that of an annotation."""
+        known = self._is_annotation.get(name)
+        if known is None:
+            is_call = BACKEND.fullmatch(name) or HOST_COMM.match(name)
+            known = name.startswith(self._annotated) or is_call is not None
+            self._is_annotation[name] = known
+        return known
+
+    def misses_device(self, document: Event) -> bool:
+        """Return whether there are no kernels although the job computes on a device.
+
+        It does if it launched something or NCCL communicated, or if it has a device and does not
+        communicate by gloo.
+        """
+        if self._kernels:
+            return False
+        has_nccl = any(event["name"].startswith("nccl:") for *_, event in self._calls)
+        about = document.get("distributedInfo")
+        backend = text_of(about.get("backend")) if isinstance(about, dict) else ""
+        has_device = bool(document.get("deviceProperties")) or DEVICE_BACKEND.search(backend)
+        return bool(self._num_started or has_nccl or (has_device and not self._host_comm))
+
+    def kernels(self, base_ns: int) -> list[Work]:
+        """Return the kernels, sorted by begin. One without a launch began as it was launched."""
+        works = []
+        for begin, duration, number, event in self._kernels:
+            launch_us, thread = self._launches.get(number) or (begin, text_of(event["tid"]))
+            start_ns, end_ns = _times(base_ns, begin, duration)
+            works.append(Work(start_ns, end_ns, base_ns + round(launch_us * 1000), thread, event))
+        works.sort(key=lambda work: work[:2])
+        return works
+
+    def outermost_operators(self, base_ns: int) -> list[Work]:
+        """Return the operators that no other one of their thread contains, sorted by begin."""
+        outermost: list[Work] = []
+        until: dict[str, int] = {}
+        for begin, duration, thread, name, number in sorted(
+            self._operators, key=lambda operator: (operator[0], -operator[1])
+        ):
+            start_ns, end_ns = _times(base_ns, begin, duration)
+            if start_ns >= until.get(thread, 0):
+                until[thread] = end_ns
+                event = {"name": name, "cat": "cpu_op", "args": {"External id": number}}
+                outermost.append(Work(start_ns, end_ns, start_ns, thread, event))
+        return outermost
+
+    def host_comm(self, base_ns: int) -> list[Work]:
+        """Return the communication of processors, sorted by begin."""
+        works = []
+        for begin, duration, thread, event in self._host_comm:
+            start_ns, end_ns = _times(base_ns, begin, duration)
+            works.append(Work(start_ns, end_ns, start_ns, thread, event))
+        return sorted(works, key=lambda work: work[:2])
+
+    def calls(self, base_ns: int) -> dict[str, list[tuple[int, int, Event]]]:
+        """Return the calls of communication by thread, sorted by begin; one may contain another."""
+        calls: dict[str, list[tuple[int, int, Event]]] = {}
+        for begin, duration, thread, event in self._calls:
+            calls.setdefault(thread, []).append((*_times(base_ns, begin, duration), event))
+        for own in calls.values():
+            own.sort(key=lambda call: (call[0], -call[1]))
+        return calls
+
+    def synchronizations(self, base_ns: int) -> dict[str, list[Interval]]:
+        """Return the calls by thread in which a host waits for its device, in any order."""
+        calls: dict[str, list[Interval]] = {}
+        for begin, duration, thread in self._synchronizations:
+            calls.setdefault(thread, []).append(_times(base_ns, begin, duration))
+        return calls
+
+    def annotations(self, base_ns: int) -> list[Annotation]:
+        """Return the annotations, sorted by begin, those that contain others first."""
+        annotations = []
+        for begin, duration, thread, name, is_own in self._annotations:
+            start_ns, end_ns = _times(base_ns, begin, duration)
+            annotations.append(Annotation(start_ns, end_ns, thread, name, is_own))
+        return sorted(annotations, key=lambda each: (each.start_ns, -each.end_ns))
+
+
+def _times(base_ns: int, begin: float, duration: float) -> Interval:
+    """Return begin and end in Unix ns."""
+    start_ns = base_ns + round(begin * 1000)
+    return start_ns, start_ns + round(duration * 1000)
+
+
+def _are_times(begin: Any, duration: Any) -> bool:  # noqa: ANN401  # of any JSON type
+    try:
+        return bool(0 <= begin < MAX_US and 0 <= duration < MAX_US)
+    except TypeError:
+        return False
+
+
+def external_id(args: Event) -> str:
+    """Return the number that an operator shares with what it launched; "" if it has none."""
+    return text_of(args.get("External id", args.get("external id")))
+
+
+def text_of(value: Any) -> str:  # noqa: ANN401  # of any JSON type
+    """Return a name or a number as text; "" of anything else."""
+    return str(value) if isinstance(value, str | int | float) else ""

@@ -1,0 +1,56 @@
+"""Text of a profile's device time for a terminal: parts of the step, and kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankscope.analysis.report.device_time import CHANGE_COLUMNS, KERNEL_COLUMNS
+from rankscope.analysis.report.text import format_count, format_percent, format_seconds
+
+from .lines import format_table, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankscope.analysis.report.device_time import DeviceTime, Kernel, KernelChange
+
+
+def device_time_lines(
+    device_time: DeviceTime | None, rank: int | None, *, width: int | None
+) -> list[str]:
+    """Return the parts of the mean step on the device, of all ranks or of one."""
+    if device_time is None:
+        return []
+    parts = device_time.mean_s if rank is None else device_time.of_rank(rank)
+    total_s = sum(parts.values())
+    rows = [
+        (part, format_seconds(seconds), format_percent(seconds / total_s, digits=1))
+        for part, seconds in parts.items()
+        if seconds
+    ]
+    header = ("device time of a step", "per step", "share")
+    return format_table(header, rows, right="lrr", width=width) if rows else []
+
+
+def kernel_lines(kernels: Sequence[Kernel], *, top: int, width: int | None) -> list[str]:
+    """Return the busiest kernels, and the rates that they reach if any is known."""
+    if not kernels:
+        return []
+    shown = kernels[:top]
+    num_columns = len(KERNEL_COLUMNS) - (not any(each.reached for each in shown))
+    rows = [(printable(name), *rest)[:num_columns] for name, *rest in (e.cells for e in shown)]
+    lines = format_table(KERNEL_COLUMNS[:num_columns], rows, right="lkrrl", width=width)
+    more = len(kernels) - top
+    return [*lines, f"  and {more:,} more (--top {len(kernels)})"] if more > 0 else lines
+
+
+def kernel_change_lines(
+    changes: Sequence[KernelChange], *, top: int, width: int | None
+) -> list[str]:
+    """Return the kernels that differ between two runs, the largest differences first."""
+    if not changes:
+        return []
+    rows = [(printable(name), *rest) for name, *rest in (each.cells for each in changes[:top])]
+    lines = format_table(CHANGE_COLUMNS, rows, right="lkkrrr", width=width)
+    more = len(changes) - top
+    return [*lines, f"  and {format_count(more, 'kernel')} more"] if more > 0 else lines
