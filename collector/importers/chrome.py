@@ -1,0 +1,495 @@
+"""Import of Chrome traces in which a training framework wrote its own begin and end events.
+
+MegaScan (a fork of Megatron-LM) and ndtimeline (veScale) write forward and backward of each
+micro-batch, the communication of the pipeline and collectives, so an event is one of our spans. Its
+name says its kind (`COMPUTE`, `PIPELINE`, `COLLECTIVES`), its arguments say the rest:
+`chrome_events` reads them. What a trace does not have is not guessed:
+
+* **Members of a group** follow from the axis that the name implies and the ranks' positions, else
+  from ``args.group``. MegaScan's own ``group`` of tensor-parallel collectives has the
+  data-parallel ranks too, so positions come first. A communication whose members or ends are
+  unknown is refused.
+* **Number of a communication**: its place in the step, counted from the step's end, because
+  ndtimeline lacks the first communication of a job.
+* **A send or receive of a stage without a neighbour** communicated nothing: Megatron-LM calls it
+  on the first and last stage as well.
+* **Communication on the thread of the compute** blocked it; on another thread it is asynchronous.
+
+The spool that comes of it is that of docs/spool-format.md.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rankscope.tracer.span import NONE, SpanFlag, SpanKind
+from rankscope.tracer.topology import GROUP_KINDS, Layout
+
+from ..errors import TraceError
+from .chrome_events import MAX_RANKS, MAX_US, sort_by_rank
+from .chrome_transfers import Pass, derive_transfers
+from .json_file import read_json
+from .spool_folder import Comm, Process, Record, make_group_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from .chrome_events import Interval, RankEvents
+    from .chrome_transfers import Transfer
+
+COMPUTE = {
+    "forward": SpanKind.FORWARD, "forward-warmup": SpanKind.FORWARD,
+    "forward-compute": SpanKind.FORWARD, "forward-step": SpanKind.FORWARD,
+    "backward": SpanKind.BACKWARD, "backward-cooldown": SpanKind.BACKWARD,
+    "backward-compute": SpanKind.BACKWARD, "backward-step": SpanKind.BACKWARD,
+    "backward-input": SpanKind.BACKWARD, "backward-weight": SpanKind.BACKWARD,
+    "optimizer": SpanKind.OPTIMIZER, "optimizer-step": SpanKind.OPTIMIZER,
+    "optimizer-inner-step": SpanKind.OPTIMIZER, "optimizer-clip-main-grad": SpanKind.OPTIMIZER,
+    "optimizer-copy-to-main-grad": SpanKind.OPTIMIZER,
+    "optimizer-copy-main-to-model-params": SpanKind.OPTIMIZER,
+    "batch-generator": SpanKind.DATA, "save-checkpoint": SpanKind.CHECKPOINT,
+}  # fmt: skip
+"""Kind by name, in lower case and with ``-`` for ``_``."""
+
+
+class Move(NamedTuple):
+    """One end of a transfer between neighbouring stages."""
+
+    flow: str
+    """``forward``: activations, to the next stage. ``backward``: gradients, to the previous."""
+
+    is_send: bool
+
+
+RECV_FORWARD, SEND_FORWARD = Move("forward", is_send=False), Move("forward", is_send=True)
+RECV_BACKWARD, SEND_BACKWARD = Move("backward", is_send=False), Move("backward", is_send=True)
+TO_NEXT, TO_PREVIOUS = (SEND_FORWARD, RECV_BACKWARD), (SEND_BACKWARD, RECV_FORWARD)
+
+PIPELINE: dict[str, tuple[Move, ...]] = {
+    "recv-forward": (RECV_FORWARD,), "forward-recv": (RECV_FORWARD,),
+    "recv-warmup": (RECV_FORWARD,), "recv-extra": (RECV_FORWARD,),
+    "send-forward": (SEND_FORWARD,), "forward-send": (SEND_FORWARD,),
+    "send-warmup": (SEND_FORWARD,),
+    "recv-backward": (RECV_BACKWARD,), "backward-recv": (RECV_BACKWARD,),
+    "recv-cooldown": (RECV_BACKWARD,),
+    "send-backward": (SEND_BACKWARD,), "backward-send": (SEND_BACKWARD,),
+    "send-cooldown": (SEND_BACKWARD,), "send-extra": (SEND_BACKWARD,),
+    "exchange-next": TO_NEXT, "forward-send-backward-recv": TO_NEXT,
+    "exchange-prev": TO_PREVIOUS, "backward-send-forward-recv": TO_PREVIOUS,
+    "forward-send-forward-recv": (SEND_FORWARD, RECV_FORWARD),
+    "backward-send-backward-recv": (SEND_BACKWARD, RECV_BACKWARD),
+    "forward-backward-send-forward-backward-recv": TO_NEXT + TO_PREVIOUS,
+}  # fmt: skip
+"""Transfers of one call by its name."""
+
+ENDS = "embedding"
+"""Axis of the first and the last stage, which share the embedding."""
+
+COLLECTIVES = {
+    "reduce": "tp", "gather-along-last-dim": "tp", "gather-along-first-dim": "tp",
+    "reduce-scatter-along-last-dim": "tp", "reduce-scatter-along-first-dim": "tp",
+    "tp-allreduce": "tp", "tp-allgather": "tp", "tp-reducescatter": "tp",
+    "layernorm-grads-all-reduce": "tp",
+    "allreduce": "dp", "unshard-all-gather": "dp", "grad-reduce-scatter": "dp",
+    "grad-all-reduce": "dp", "grads-reduce-scatter": "dp", "params-all-gather": "dp",
+    "separate-grads-all-reduce": "dp", "grads-reduce-scatter-nonoverlapping": "dp",
+    "params-all-gather-nonoverlapping": "dp",
+    "embedding-grads-all-reduce": ENDS,
+}  # fmt: skip
+"""Axis of the group by the name of a collective."""
+
+TRANSFER = re.compile(r"(?:^|-)(send|recv|receive)(?:-|$)")
+OTHER_COLLECTIVE = re.compile(
+    r"nccl|rccl|all-?reduce|all-?gather|reduce-?scatter|all-?to-?all|broadcast"
+)
+"""Parts of the names of communication that is in no table: it needs ``args.group``."""
+
+ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
+"""Both programs record CUDA events."""
+
+PASSES = frozenset({SpanKind.FORWARD, SpanKind.BACKWARD})
+AXES = ("dp", "pp", "tp")
+
+PROFILER_CATEGORIES = frozenset({"kernel", "cpu_op", "cuda_runtime", "gpu_memcpy"})
+FIRST_UNIX_NS = 946_684_800_000_000_000
+"""The year 2000: earlier times count from an origin of their own."""
+
+DERIVED_TRACK = "derived"
+"""Track of the sends that a trace does not have."""
+
+MAX_SHOWN = 5
+NUM_PER_STEP = 1 << 24
+"""Numbers of the communications of one group in one step."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """The ranks of a trace and their positions."""
+
+    path: Path
+    ranks: dict[int, RankEvents]
+    coords: dict[int, dict[str, int]]
+    """By rank; empty if the trace names no axis, or its axes do not place each rank alone."""
+
+    sizes: dict[str, int]
+    along: dict[tuple[str, int], tuple[int, ...]]
+    """By axis and rank: the ranks that differ from it on this axis alone, by their positions."""
+
+    num_chunks: int
+    base_ns: int
+    """Unix time of the trace's origin."""
+
+    groups: dict[int, tuple[str, str, tuple[int, ...]]] = field(default_factory=dict)
+    """Kind, axis and members of those of the collectives, by id."""
+
+
+def read_events(files: Sequence[Path], run_id: str) -> Iterator[Process]:
+    """Yield the process of each rank, with its records; the first one has the groups of all.
+
+    Raises:
+        TraceError: A file is no such trace, a rank is missing, an event has no rank or step, or the
+            members of a communication are unknown.
+    """
+    events: list[Any] = []
+    for path in files:
+        own = _events_of(path, read_json(path))
+        if len(files) > 1 and _span_ns(own)[0] < FIRST_UNIX_NS:
+            reason = "has times from an origin of its own: import it alone, not with other files"
+            raise TraceError(path, reason)
+        events += own
+    path = files[0]
+    first_ns, last_ns = _span_ns(events)
+    # A trace without an origin ended when its file was written, or shortly before.
+    base_ns = 0 if first_ns >= FIRST_UNIX_NS else path.stat().st_mtime_ns - last_ns
+    job = _describe(path, sort_by_rank(path, events), base_ns)
+    records: dict[int, list[Record]] = {}
+    all_passes, thread, has_transfers = [], {}, False
+    for number, rank in sorted(job.ranks.items()):
+        passes = _find_passes(rank)
+        calls = _number(rank, _find_comm(job, rank))
+        thread[number] = passes[0].event.thread if passes else ""
+        all_passes += passes
+        has_transfers |= any(comm.src_rank != NONE for own in calls.values() for comm in own)
+        threads = {each.event.thread for each in passes}
+        records[number] = list(_records(job, rank, calls, threads))
+    if not has_transfers and job.sizes.get("pp", 1) > 1:
+        transfers = derive_transfers(
+            all_passes,
+            {number: job.along["pp", number] for number in job.ranks},
+            job.num_chunks,
+            {
+                (number, step[2]): step[0]
+                for number, rank in job.ranks.items()
+                for step in rank.steps
+            },
+        )
+        for number, record in _derived_records(job, transfers, thread):
+            records[number].append(record)
+    for number, rank in sorted(job.ranks.items()):
+        process = _to_process(job, rank, run_id, records.pop(number))
+        process.groups, job.groups = job.groups, {}
+        yield process
+
+
+def _events_of(path: Path, document: Any) -> list[Any]:  # noqa: ANN401  # of any JSON type
+    """Return the events of a document.
+
+    Raises:
+        TraceError: It is no Chrome trace, or of another program.
+    """
+    events = document.get("traceEvents") if isinstance(document, dict) else document
+    if not isinstance(events, list) or not events:
+        reason = "has no list of events, by itself or as traceEvents: it is no Chrome trace"
+        raise TraceError(path, reason)
+    objects = [event for event in events if isinstance(event, dict)]
+    if any(str(event.get("cat")) in PROFILER_CATEGORIES for event in objects):
+        raise TraceError(path, "is a trace of torch.profiler: import it with --format kineto")
+    if any("rel_ts" in event for event in objects):
+        reason = (
+            "is MegaScan's file of one rank, which has no common time: join the files of all ranks"
+            " with its scripts/aggregate.py, and import the result"
+        )
+        raise TraceError(path, reason)
+    if not any(_kind_of(str(event.get("name"))) in PASSES for event in objects):
+        usual = Counter(str(event.get("name"))[:40] for event in objects if event.get("ph") != "M")
+        names = ", ".join(name for name, _ in usual.most_common(MAX_SHOWN))
+        reason = (
+            f"has no event that is named forward or backward (its names: {names}), so what is"
+            " compute is unknown"
+        )
+        raise TraceError(path, reason)
+    return objects
+
+
+def _span_ns(events: list[Any]) -> tuple[int, int]:
+    """Return the first and the last begin or end."""
+    times = [event["ts"] for event in events if _is_time(event.get("ts"))]
+    ends = [
+        event["ts"] + event["dur"]
+        for event in events
+        if _is_time(event.get("ts")) and _is_time(event.get("dur"))
+    ]
+    return round(min(times, default=0) * 1000), round(max(times + ends, default=0) * 1000)
+
+
+def _is_time(value: Any) -> bool:  # noqa: ANN401  # of any JSON type
+    return isinstance(value, int | float) and 0 <= value < MAX_US
+
+
+def _plain(name: str) -> str:
+    """Return a name as the tables have it: ``event/forward`` (Composer) is ``forward``."""
+    return name.rpartition("/")[2].lower().replace("_", "-").strip("- ")
+
+
+def _kind_of(name: str) -> SpanKind | None:
+    return COMPUTE.get(_plain(name))
+
+
+def _describe(path: Path, ranks: dict[int, RankEvents], base_ns: int) -> Job:
+    """Return the ranks with their positions.
+
+    Raises:
+        TraceError: A rank is missing.
+    """
+    named = [axis for axis in AXES if all(axis in each.coords for each in ranks.values())]
+    coords = {rank: {axis: ranks[rank].coords[axis] for axis in named} for rank in sorted(ranks)}
+    if named and "dp" not in named:  # ranks of one stage and tensor-parallel position are replicas
+        replicas: Counter[tuple[int, ...]] = Counter()
+        for own in coords.values():
+            place = tuple(own.values())
+            own["dp"] = replicas[place]
+            replicas[place] += 1
+    sizes = {axis: 1 + max(own[axis] for own in coords.values()) for axis in coords[min(coords)]}
+    num = max(max(ranks) + 1, math.prod(sizes.values()))
+    if num > MAX_RANKS or (missing := sorted(set(range(num)) - ranks.keys())):
+        some = ", ".join(map(str, missing[:MAX_SHOWN])) if num <= MAX_RANKS else "0"
+        reason = (
+            f"has {len(ranks)} ranks of {num:,}, without rank {some}: import the files of all ranks"
+            " together"
+        )
+        raise TraceError(path, reason)
+    if len({tuple(own.values()) for own in coords.values()}) < num:
+        coords, sizes = {}, {}
+    chunks = {event.chunk for rank in ranks.values() for event in rank.intervals}
+    return Job(
+        path=path, ranks=ranks, coords=coords, sizes=sizes, along=_find_lines(coords),
+        num_chunks=max(1, 1 + max(chunks)), base_ns=base_ns,
+    )  # fmt: skip
+
+
+def _find_lines(coords: dict[int, dict[str, int]]) -> dict[tuple[str, int], tuple[int, ...]]:
+    along: dict[tuple[str, int], tuple[int, ...]] = {}
+    for axis in next(iter(coords.values()), ()):
+        lines: dict[tuple[int, ...], list[int]] = {}
+        for rank, own in sorted(coords.items(), key=lambda item: item[1][axis]):
+            lines.setdefault(tuple(own[each] for each in own if each != axis), []).append(rank)
+        along |= {(axis, rank): tuple(line) for line in lines.values() for rank in line}
+    return along
+
+
+def _to_process(job: Job, rank: RankEvents, run_id: str, records: list[Record]) -> Process:
+    layout = Layout(**job.sizes, vpp=job.num_chunks).to_dict() if job.sizes else None
+    return Process(
+        run_id=run_id,
+        rank=rank.rank,
+        world_size=len(job.ranks),
+        host="",
+        manifest={
+            "layout": layout,
+            "coords": job.coords.get(rank.rank),
+            "config": {"imported": "chrome trace"},
+        },
+        groups={},
+        records=records,
+    )
+
+
+def _find_passes(rank: RankEvents) -> list[Pass]:
+    """Return the outermost forwards and backwards; those without a micro-batch are counted."""
+    count: Counter[tuple[int, SpanKind, int]] = Counter()
+    until: dict[str, int] = {}
+    passes = []
+    for event in rank.intervals:
+        kind = _kind_of(event.name)
+        if kind in PASSES and event.start_ns >= until.get(event.thread, 0):
+            until[event.thread] = event.end_ns
+            if event.microbatch == NONE:
+                event.microbatch = count[event.step, kind, event.chunk]
+                count[event.step, kind, event.chunk] += 1
+            passes.append(Pass(rank.rank, kind, event))
+    return passes
+
+
+def _records(
+    job: Job, rank: RankEvents, calls: dict[int, list[Comm]], threads: set[str]
+) -> Iterator[Record]:
+    """Yield a record of each interval, one for each transfer of a call, and of each step."""
+    for place, event in enumerate(rank.intervals):
+        comms = calls.get(place, ())
+        flags = ON_DEVICE
+        if comms and event.thread not in threads:
+            flags |= SpanFlag.ASYNC
+        if len(comms) > 1:
+            flags |= SpanFlag.COALESCED
+        for comm in comms or (None,):
+            yield Record(
+                comm.kind if comm else _kind_of(event.name) or SpanKind.OTHER, event.name,
+                event.thread, event.step, job.base_ns + event.start_ns, job.base_ns + event.end_ns,
+                flags, launch_ns=NONE, microbatch=event.microbatch, chunk=max(event.chunk, 0),
+                depth=event.depth, comm=comm, interval_id=place + 1 if len(comms) > 1 else 0,
+            )  # fmt: skip
+    for start_ns, end_ns, step in rank.steps:
+        yield Record(None, "", "", step, job.base_ns + start_ns, job.base_ns + end_ns)
+
+
+def _derived_records(
+    job: Job, transfers: list[Transfer], thread: dict[int, str]
+) -> Iterator[tuple[int, Record]]:
+    """Yield the send and the receive of each derived transfer, with their ranks."""
+    count: Counter[tuple[object, ...]] = Counter()
+    for transfer in transfers:
+        key = transfer.src, transfer.dst, transfer.kind, transfer.step
+        flow, line = str(transfer.kind), job.along["pp", transfer.src]
+        comm = Comm(
+            make_group_id(f"pipeline {flow}", line), "pp", SpanKind.PP_SEND,
+            transfer.step * NUM_PER_STEP + count[key], transfer.src, transfer.dst,
+        )  # fmt: skip
+        count[key] += 1
+        begin_of_end = {
+            SpanKind.PP_SEND: (transfer.src, transfer.sent_ns, DERIVED_TRACK, SpanFlag.ASYNC),
+            SpanKind.PP_RECV: (transfer.dst, transfer.posted_ns, thread[transfer.dst], 0),
+        }
+        for kind, (rank, begin_ns, track, flags) in begin_of_end.items():
+            yield (
+                rank,
+                Record(
+                    kind, f"{flow} {kind.removeprefix('pp-')} (derived)", track, transfer.step,
+                    job.base_ns + begin_ns, job.base_ns + transfer.end_ns, ON_DEVICE | flags,
+                    launch_ns=NONE, microbatch=transfer.microbatch, chunk=max(transfer.chunk, 0),
+                    comm=comm._replace(kind=kind),
+                ),
+            )  # fmt: skip
+
+
+def _find_comm(job: Job, rank: RankEvents) -> dict[int, list[Comm]]:
+    """Return the communications of a rank, without numbers, by the index of their interval.
+
+    An interval inside of another one that communicates is a part of it.
+    """
+    calls = {}
+    call_end: dict[str, int] = {}
+    for place, event in enumerate(rank.intervals):
+        comms = _comms_of(job, rank, event)
+        if comms and event.start_ns >= call_end.get(event.thread, 0):
+            call_end[event.thread] = event.end_ns
+            calls[place] = comms
+    return calls
+
+
+def _number(rank: RankEvents, calls: dict[int, list[Comm]]) -> dict[int, list[Comm]]:
+    """Number the communications of each step, the last one alike on all its members."""
+    keys = {
+        place: [(rank.intervals[place].step, comm[:-2]) for comm in comms]
+        for place, comms in calls.items()
+    }
+    left = Counter(key for own in keys.values() for key in own)
+    numbered: dict[int, list[Comm]] = {}
+    for place, comms in calls.items():
+        numbered[place] = []
+        for comm, key in zip(comms, keys[place], strict=True):
+            seq = ((key[0] + 1) * NUM_PER_STEP) - left[key]
+            left[key] -= 1
+            numbered[place].append(comm._replace(seq=seq))
+    return numbered
+
+
+def _comms_of(job: Job, rank: RankEvents, event: Interval) -> list[Comm]:
+    """Return the communications that an interval is, empty if it is none.
+
+    Raises:
+        TraceError: Its members are unknown.
+    """
+    name = _plain(event.name)
+    if name in PIPELINE:
+        return _transfers(job, rank, event, PIPELINE[name])
+    if transfer := TRANSFER.search(name):
+        return _transfers(job, rank, event, (Move("", is_send=transfer[1] == "send"),))
+    if name not in COLLECTIVES and not OTHER_COLLECTIVE.search(name):
+        return []
+    axis = COLLECTIVES.get(name, "")
+    line = job.along.get(("pp" if axis == ENDS else axis, rank.rank))
+    if line is not None:
+        members = (line[0], line[-1]) if axis == ENDS else line
+    else:
+        members = _named_members(job, rank, event)
+        axis = next((axis for axis in job.sizes if job.along[axis, rank.rank] == members), axis)
+        if not axis and len(members) == len(job.ranks) and not job.sizes:
+            axis = "dp"  # as in a job that names no layout
+    if rank.rank not in members or set(members) == {rank.rank}:
+        return []
+    members = tuple(sorted(members))
+    kind = SpanKind(GROUP_KINDS.get(axis, SpanKind.OTHER))
+    group_id = make_group_id(axis, members)
+    job.groups[group_id] = (kind, axis, members)
+    return [Comm(group_id, axis, kind, NONE, num_bytes=event.num_bytes)]
+
+
+def _transfers(job: Job, rank: RankEvents, event: Interval, moves: tuple[Move, ...]) -> list[Comm]:
+    """Return the transfers of a call between stages.
+
+    Raises:
+        TraceError: The other end is unknown.
+    """
+    line = job.along.get(("pp", rank.rank), ())
+    is_named = "group" in event.args
+    members = _named_members(job, rank, event) if is_named or not line else line
+    comms = []
+    for move in moves:
+        if line and move.flow:
+            to = line.index(rank.rank) + (1 if (move.flow == "forward") == move.is_send else -1)
+            peer = line[to % len(line)]
+            is_there = peer in members if is_named else 0 <= to < len(line) or job.num_chunks > 1
+        else:
+            others = [other for other in members if other != rank.rank]
+            if len(others) > 1:
+                raise _unknown_members(job, rank, event)
+            peer, is_there = (others or [rank.rank])[0], True
+        if not is_there or peer == rank.rank:
+            continue
+        ends = (rank.rank, peer) if move.is_send else (peer, rank.rank)
+        kind = SpanKind.PP_SEND if move.is_send else SpanKind.PP_RECV
+        group_id = make_group_id(f"pipeline {move.flow}", line or tuple(sorted(ends)))
+        comms.append(Comm(group_id, "pp", kind, NONE, *ends))
+    if len(comms) == 1 and len(moves) == 1:
+        comms = [comms[0]._replace(num_bytes=event.num_bytes)]
+    return comms
+
+
+def _named_members(job: Job, rank: RankEvents, event: Interval) -> tuple[int, ...]:
+    """Return the members that ``args.group`` names, ascending, and the rank itself.
+
+    Raises:
+        TraceError: It names none, or ranks that the trace does not have.
+    """
+    named = event.args.get("group", event.args.get("ranks", ""))
+    if named is None:  # MegaScan: the call communicated nothing
+        return (rank.rank,)
+    if isinstance(named, str):
+        named = [int(number) for number in re.findall(r"\d{1,9}", named)]
+    if not isinstance(named, list) or not named or not all(other in job.ranks for other in named):
+        raise _unknown_members(job, rank, event)
+    return tuple(sorted({*named, rank.rank}))
+
+
+def _unknown_members(job: Job, rank: RankEvents, event: Interval) -> TraceError:
+    reason = (
+        f"has a communication {event.name[:64]!r} on rank {rank.rank} whose members are unknown:"
+        " it needs args.group, the list of their global ranks, or, in all events, the positions"
+        " args.dp_rank, args.pp_rank and args.tp_rank"
+    )
+    return TraceError(job.path, reason)
