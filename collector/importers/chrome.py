@@ -480,7 +480,8 @@ def _named_members(job: Job, rank: RankEvents, event: Interval) -> tuple[int, ..
     if named is None:  # MegaScan: the call communicated nothing
         return (rank.rank,)
     if isinstance(named, str):
-        named = [int(number) for number in re.findall(r"\d{1,9}", named)]
+        numbers = re.fullmatch(r"\d{1,9}(?:[ ,]+\d{1,9})*", named)
+        named = [int(number) for number in re.split(r"[ ,]+", named)] if numbers else None
     if not isinstance(named, list) or not named or not all(other in job.ranks for other in named):
         raise _unknown_members(job, rank, event)
     return tuple(sorted({*named, rank.rank}))

@@ -18,6 +18,7 @@ from rankscope.commands import export as module
 from rankscope.commands.export import ExportFormat, export_spans
 from rankscope.commands.simulate import simulate_run
 from rankscope.errors import BadInputError
+from rankscope.server.around_runs import write_step_trace
 from rankscope.simulation import SimulateOptions
 from rankscope.sources.chrome_trace import ChromeTrace
 from rankscope.sources.store_source import StoreSource
@@ -189,23 +190,32 @@ def test_slices_of_a_thread_are_in_order_and_inside_of_each_other(
         open_slices.append((begin, end))
 
 
+def waits_of(events: list[dict[str, Any]], ranks: tuple[int, ...]) -> list[tuple[Any, ...]]:
+    return sorted(
+        (event["pid"], event["name"], event["args"]["seq"], event["args"]["wait_ns"])
+        for event in events
+        if event["pid"] in ranks and "wait_ns" in event.get("args", {})
+    )
+
+
 def test_a_choice_of_ranks_changes_no_wait_and_leaves_no_arrow_without_an_end(
     store: Store, tmp_path: Path
 ) -> None:
     whole = events_of(store, tmp_path / "whole.json", "perfetto", steps=(1, 2))
     chosen = events_of(store, tmp_path / "some.json", "perfetto", steps=(1, 2), ranks=(0, 5))
 
-    def waits(events: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-        return sorted(
-            (event["pid"], event["name"], event["args"]["seq"], event["args"]["wait_ns"])
-            for event in events
-            if event["pid"] in (0, 5) and "wait_ns" in event.get("args", {})
-        )
-
-    assert waits(chosen) == waits(whole) != []
+    assert waits_of(chosen, (0, 5)) == waits_of(whole, (0, 5)) != []
     ends = [{each["id"] for each in chosen if each["ph"] == phase} for phase in "sf"]
     assert ends[0] == ends[1]
     assert {each["pid"] for each in chosen if each["ph"] in "sf"} <= {0, 5}
+
+
+def test_a_step_that_a_page_saves_has_the_same_waits(store: Store, tmp_path: Path) -> None:
+    whole = events_of(store, tmp_path / "whole.json", "perfetto", steps=(2, 2))
+
+    saved = json.loads(write_step_trace(store, "r", epoch=0, step=2, ranks=(0, 5)))["traceEvents"]
+
+    assert waits_of(saved, (0, 5)) == waits_of(whole, (0, 5)) != []
 
 
 @pytest.mark.parametrize("block_spans", [1, 100_000])
