@@ -14,6 +14,8 @@ name says its kind (`COMPUTE`, `PIPELINE`, `COLLECTIVES`), its arguments say the
 * **A send or receive of a stage without a neighbour** communicated nothing: Megatron-LM calls it
   on the first and last stage as well.
 * **Communication on the thread of the compute** blocked it; on another thread it is asynchronous.
+* **Communication that no rank recorded** is derived from the passes, if they imply it
+  (`chrome_transfers`), else reported as not recorded.
 
 The spool that comes of it is that of docs/spool-format.md.
 """
@@ -26,12 +28,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rankscope.tracer.span import NONE, SpanFlag, SpanKind
+from rankscope.tracer.span import COMM_KINDS, NONE, SpanFlag, SpanKind, pack_kinds
 from rankscope.tracer.topology import GROUP_KINDS, Layout
 
 from ..errors import TraceError
 from .chrome_events import MAX_RANKS, MAX_US, sort_by_rank
-from .chrome_transfers import Pass, derive_transfers
+from .chrome_transfers import Pass, derive_syncs, derive_transfers
 from .json_file import read_json
 from .spool_folder import Comm, Process, Record, make_group_id
 
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .chrome_events import Interval, RankEvents
-    from .chrome_transfers import Transfer
+    from .chrome_transfers import Sync, Transfer
 
 COMPUTE = {
     "forward": SpanKind.FORWARD, "forward-warmup": SpanKind.FORWARD,
@@ -112,8 +114,14 @@ OTHER_COLLECTIVE = re.compile(
 ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
 """Both programs record CUDA events."""
 
+DERIVED = ON_DEVICE | SpanFlag.END_BOUND
+"""How long a derived communication took is unknown, so that it is not compared with others."""
+
 PASSES = frozenset({SpanKind.FORWARD, SpanKind.BACKWARD})
 AXES = ("dp", "pp", "tp")
+KIND_OF_AXIS = {"dp": SpanKind.DP_COMM, "pp": SpanKind.PP_RECV, "tp": SpanKind.TP_COMM}
+"""Communication without which ranks of an axis would not be one job."""
+
 
 PROFILER_CATEGORIES = frozenset({"kernel", "cpu_op", "cuda_runtime", "gpu_memcpy"})
 FIRST_UNIX_NS = 946_684_800_000_000_000
@@ -123,6 +131,7 @@ DERIVED_TRACK = "derived"
 """Track of the sends that a trace does not have."""
 
 MAX_SHOWN = 5
+MAX_NS = 1 << 62
 NUM_PER_STEP = 1 << 24
 """Numbers of the communications of one group in one step."""
 
@@ -168,30 +177,26 @@ def read_events(files: Sequence[Path], run_id: str) -> Iterator[Process]:
     base_ns = 0 if first_ns >= FIRST_UNIX_NS else path.stat().st_mtime_ns - last_ns
     job = _describe(path, sort_by_rank(path, events), base_ns)
     records: dict[int, list[Record]] = {}
-    all_passes, thread, has_transfers = [], {}, False
+    all_passes: list[Pass] = []
+    thread: dict[int, str] = {}
     for number, rank in sorted(job.ranks.items()):
         passes = _find_passes(rank)
         calls = _number(rank, _find_comm(job, rank))
         thread[number] = passes[0].event.thread if passes else ""
         all_passes += passes
-        has_transfers |= any(comm.src_rank != NONE for own in calls.values() for comm in own)
         threads = {each.event.thread for each in passes}
         records[number] = list(_records(job, rank, calls, threads))
-    if not has_transfers and job.sizes.get("pp", 1) > 1:
-        transfers = derive_transfers(
-            all_passes,
-            {number: job.along["pp", number] for number in job.ranks},
-            job.num_chunks,
-            {
-                (number, step[2]): step[0]
-                for number, rank in job.ranks.items()
-                for step in rank.steps
-            },
-        )
-        for number, record in _derived_records(job, transfers, thread):
-            records[number].append(record)
+    kinds = {each.kind for own in records.values() for each in own if each.comm is not None}
+    for number, record in _derive(job, all_passes, thread, kinds):
+        kinds.add(record.kind)
+        records[number].append(record)
+    left_out = pack_kinds(_kinds_without_record(job, kinds))
     for number, rank in sorted(job.ranks.items()):
-        process = _to_process(job, rank, run_id, records.pop(number))
+        own = records.pop(number)
+        for start_ns, end_ns, step in rank.steps:
+            times = base_ns + start_ns, base_ns + end_ns
+            own.append(Record(None, "", "", step, *times, left_out=left_out))
+        process = _to_process(job, rank, run_id, own)
         process.groups, job.groups = job.groups, {}
         yield process
 
@@ -328,7 +333,7 @@ def _find_passes(rank: RankEvents) -> list[Pass]:
 def _records(
     job: Job, rank: RankEvents, calls: dict[int, list[Comm]], threads: set[str]
 ) -> Iterator[Record]:
-    """Yield a record of each interval, one for each transfer of a call, and of each step."""
+    """Yield a record of each interval, one for each transfer of a call."""
     for place, event in enumerate(rank.intervals):
         comms = calls.get(place, ())
         flags = ON_DEVICE
@@ -343,11 +348,86 @@ def _records(
                 flags, launch_ns=NONE, microbatch=event.microbatch, chunk=max(event.chunk, 0),
                 depth=event.depth, comm=comm, interval_id=place + 1 if len(comms) > 1 else 0,
             )  # fmt: skip
-    for start_ns, end_ns, step in rank.steps:
-        yield Record(None, "", "", step, job.base_ns + start_ns, job.base_ns + end_ns)
 
 
-def _derived_records(
+def _derive(
+    job: Job, passes: list[Pass], thread: dict[int, str], kinds: set[SpanKind | None]
+) -> Iterator[tuple[int, Record]]:
+    """Yield what passes imply of the communication that no rank recorded, with its rank.
+
+    Args:
+        thread: By rank: that of its passes.
+        kinds: Of the communication that is recorded.
+    """
+    if job.sizes.get("dp", 1) > 1 and SpanKind.DP_COMM not in kinds:
+        replicas = {number: job.along["dp", number] for number in job.ranks}
+        syncs = derive_syncs(passes, replicas, _goes_on(job))
+        for sync in syncs:
+            for rank in sync.members:
+                job.ranks[rank].extend_step(sync.step, sync.end_ns)
+        yield from _sync_records(job, syncs, thread)
+    if job.sizes.get("pp", 1) > 1 and not kinds & {SpanKind.PP_SEND, SpanKind.PP_RECV}:
+        pipelines = {number: job.along["pp", number] for number in job.ranks}
+        begins = {
+            (number, step): begin
+            for number, rank in job.ranks.items()
+            for begin, _, step in rank.steps
+        }
+        transfers = derive_transfers(passes, pipelines, job.num_chunks, begins)
+        yield from _transfer_records(job, transfers, thread)
+
+
+def _goes_on(job: Job) -> dict[tuple[int, int], int]:
+    """Return, by rank and step, when a rank goes on after its last pass of the step."""
+    goes_on: dict[tuple[int, int], int] = {}
+    for number, rank in job.ranks.items():
+        for _, end, step in rank.steps:
+            goes_on[number, step] = MAX_NS if step in rank.unmarked else end
+        before: int | None = None
+        for event in rank.intervals:
+            kind = _kind_of(event.name)
+            has_ended = kind is SpanKind.OPTIMIZER or (kind in PASSES and event.step != before)
+            if before is not None and has_ended:
+                goes_on[number, before] = event.start_ns
+            if kind is SpanKind.OPTIMIZER:
+                before = None
+            elif kind in PASSES:
+                before = event.step
+    return goes_on
+
+
+def _kinds_without_record(job: Job, kinds: set[SpanKind | None]) -> set[SpanKind]:
+    """Return the kinds of communication that the layout implies and the trace lacks.
+
+    Without a layout, several ranks that communicate nothing lack all of it.
+    """
+    if not job.sizes:
+        return set(COMM_KINDS) if len(job.ranks) > 1 and not kinds else set()
+    needed = {axis: kind for axis, kind in KIND_OF_AXIS.items() if job.sizes.get(axis, 1) > 1}
+    return {kind for kind in needed.values() if kind not in kinds}
+
+
+def _sync_records(
+    job: Job, syncs: list[Sync], thread: dict[int, str]
+) -> Iterator[tuple[int, Record]]:
+    """Yield the members of each derived synchronisation, with their ranks."""
+    for sync in syncs:
+        members = tuple(sorted(sync.members))
+        group_id = make_group_id("dp", members)
+        job.groups[group_id] = (SpanKind.DP_COMM, "dp", members)
+        comm = Comm(group_id, "dp", SpanKind.DP_COMM, (sync.step + 1) * NUM_PER_STEP)
+        for rank, begin_ns in zip(sync.members, sync.begins_ns, strict=True):
+            yield (
+                rank,
+                Record(
+                    SpanKind.DP_COMM, "gradients (derived)", thread[rank], sync.step,
+                    job.base_ns + begin_ns, job.base_ns + sync.end_ns, DERIVED, launch_ns=NONE,
+                    comm=comm,
+                ),
+            )  # fmt: skip
+
+
+def _transfer_records(
     job: Job, transfers: list[Transfer], thread: dict[int, str]
 ) -> Iterator[tuple[int, Record]]:
     """Yield the send and the receive of each derived transfer, with their ranks."""
@@ -369,7 +449,7 @@ def _derived_records(
                 rank,
                 Record(
                     kind, f"{flow} {kind.removeprefix('pp-')} (derived)", track, transfer.step,
-                    job.base_ns + begin_ns, job.base_ns + transfer.end_ns, ON_DEVICE | flags,
+                    job.base_ns + begin_ns, job.base_ns + transfer.end_ns, DERIVED | flags,
                     launch_ns=NONE, microbatch=transfer.microbatch, chunk=max(transfer.chunk, 0),
                     comm=comm._replace(kind=kind),
                 ),

@@ -91,6 +91,14 @@ class RankEvents:
     unmarked: set[int] = field(default_factory=set)
     """Steps whose borders are not in the trace."""
 
+    def extend_step(self, step: int, end_ns: int) -> None:
+        """Let a step without borders include a time, and the next one begin after it."""
+        for place, (begin, end, number) in enumerate(self.steps):
+            if number == step and step in self.unmarked:
+                self.steps[place] = begin, max(end, end_ns + 1), number
+            elif place and number in self.unmarked and self.steps[place - 1][2] == step:
+                self.steps[place] = max(begin, self.steps[place - 1][1]), end, number
+
 
 def sort_by_rank(path: Path, events: Iterable[Any]) -> dict[int, RankEvents]:
     """Return the intervals of a trace by rank.

@@ -1,9 +1,10 @@
-"""Transfers between pipeline stages that a trace of forwards and backwards does not have.
+"""Communication that a trace of forwards and backwards does not have, and that they imply.
 
 A forward needs what its micro-batch's forward on the stage before computed, and a backward what the
 one on the stage after did; after the last stage comes the next model chunk on the first. So a stage
 that idles until then waits for it, whether the trace has the send and the receive or not. Without
-them, idle time would look like a late host.
+them, idle time would look like a late host. So with the gradients of replicas: none goes on before
+all have ended their last backward.
 
 What is not known is when the data arrived: between the end of the producer and the begin of the
 pass that needs it. A transfer is given the median of that time on its link, counted from when both
@@ -59,6 +60,18 @@ class Transfer(NamedTuple):
     """The receiving stage was free."""
 
     end_ns: int
+
+
+class Sync(NamedTuple):
+    """Derived synchronisation of the gradients of replicas. Times are ns since the origin."""
+
+    members: tuple[int, ...]
+    step: int
+    begins_ns: tuple[int, ...]
+    """By member: its last pass ended."""
+
+    end_ns: int
+    """The last member's begin: how long the reduction took is unknown."""
 
 
 class Handover(NamedTuple):
@@ -119,6 +132,40 @@ def derive_transfers(
         )
         for handover in sound
     ]
+
+
+def derive_syncs(
+    passes: Sequence[Pass],
+    along: Mapping[int, tuple[int, ...]],
+    goes_on_ns: Mapping[tuple[int, int], int],
+) -> list[Sync]:
+    """Return the synchronisations of gradients that passes imply, one for each step and group.
+
+    Args:
+        passes: Of all ranks.
+        along: By rank: the replicas of its part of the model.
+        goes_on_ns: By rank and step: begin of what follows its last pass.
+
+    Returns:
+        Empty if in more than `MAX_OUT_OF_ORDER_RATIO` a replica went on before all had ended.
+    """
+    ends: dict[tuple[int, int], int] = {}
+    for each in passes:
+        key = each.rank, each.event.step
+        ends[key] = max(each.event.end_ns, ends.get(key, 0))
+    groups = [
+        (members, step)
+        for members in sorted(set(along.values()))
+        for step in sorted({step for _, step in ends})
+        if all((rank, step) in ends for rank in members)
+    ]
+    syncs = []
+    for members, step in groups:
+        begins_ns = tuple(ends[rank, step] for rank in members)
+        if all(goes_on_ns[rank, step] >= max(begins_ns) for rank in members):
+            syncs.append(Sync(members, step, begins_ns, max(begins_ns)))
+    is_rare = len(groups) - len(syncs) <= MAX_OUT_OF_ORDER_RATIO * len(groups)
+    return syncs if is_rare else []
 
 
 def _link(handover: Handover) -> tuple[int, int, SpanKind]:

@@ -77,6 +77,9 @@ class Record:
     interval_id: int = 0
     """Shared by the communications of one call; 0: none."""
 
+    left_out: int = 0
+    """Of a step: kinds that were not recorded, as `tracer.span.pack_kinds` packs them."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Process:
@@ -165,7 +168,7 @@ def _pack(record: Record, row: int, names: dict[str, int]) -> bytes:
             one.group_id, one.seq, one.src_rank, one.dst_rank, one.num_bytes, record.interval_id
         )
     elif is_step:
-        second = STEP.pack(NONE, float("nan"), NONE, 0)
+        second = STEP.pack(NONE, float("nan"), NONE, record.left_out)
     first = CORE.pack(
         RecordType.STEP if is_step else RecordType.SPAN,
         KIND_CODES[record.kind] if record.kind is not None else 0,

@@ -14,7 +14,7 @@ from rankscope.collector.importers.chrome import read_events
 from rankscope.collector.store.store import open_store
 from rankscope.commands.import_trace import import_files
 from rankscope.sources.store_source import StoreSource
-from rankscope.tracer.span import NONE, SpanFlag, SpanKind
+from rankscope.tracer.span import NONE, SpanFlag, SpanKind, pack_kinds
 from tests.support.collector.chrome_builder import PipelineJob
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def spans(process: Process, kind: SpanKind | None, origin_ns: int) -> list[tuple
     ]
 
 
-def of_kind(process: Process, *kinds: SpanKind) -> list[Record]:
+def of_kind(process: Process, *kinds: SpanKind | None) -> list[Record]:
     return [each for each in process.records if each.kind in kinds]
 
 
@@ -230,6 +230,59 @@ def test_nothing_is_derived_if_chunks_are_in_another_order(tmp_path: Path) -> No
     assert not [
         of_kind(each, SpanKind.PP_RECV)[0] for each in processes if of_kind(each, SpanKind.PP_RECV)
     ]
+
+
+def test_replicas_go_on_together_if_no_gradients_are_recorded(tmp_path: Path) -> None:
+    """Rank 1 ends its passes last; no rank goes on before."""
+    events = [
+        event(name, 100 * step + begin, 100 * step + end, rank=rank, step=step, pp=0, dp=rank)
+        for step in range(3)
+        for rank, name, begin, end in (
+            (0, "forward", 0, 10), (0, "backward", 10, 30),
+            (1, "forward", 0, 20), (1, "backward", 20, 60),
+        )
+    ]  # fmt: skip
+
+    first, last = read(tmp_path, events)
+
+    origin_ns = of_kind(first, SpanKind.FORWARD)[0].start_ns
+    assert spans(first, SpanKind.DP_COMM, origin_ns) == [(30, 60), (130, 160), (230, 260)]
+    assert spans(last, SpanKind.DP_COMM, origin_ns) == [(60, 60), (160, 160), (260, 260)]
+    assert [each.comm for each in of_kind(first, SpanKind.DP_COMM)] == [
+        each.comm for each in of_kind(last, SpanKind.DP_COMM)
+    ]
+    assert all(each.flags & SpanFlag.END_BOUND for each in of_kind(last, SpanKind.DP_COMM))
+    assert {each.left_out for each in first.records} == {0}
+
+
+def test_replicas_that_go_on_alone_are_not_synchronised_and_lack_that_kind(tmp_path: Path) -> None:
+    events = [
+        event("backward", begin, begin + 9, rank=rank, step=step, pp=0, dp=rank)
+        for step in range(3)
+        for rank, begin in ((0, 10 * step), (1, 50 * step))
+    ]
+
+    first, _ = read(tmp_path, events)
+
+    assert not of_kind(first, SpanKind.DP_COMM)
+    assert {each.left_out for each in of_kind(first, None)} == {pack_kinds([SpanKind.DP_COMM])}
+
+
+@pytest.mark.slow
+def test_ranks_without_any_communication_are_no_evidence(tmp_path: Path) -> None:
+    """Rank 1 computes longer, and rank 0 waits for it inside of its backward."""
+    events = [
+        event(name, 100 * step + begin, 100 * step + end, rank=rank, step=step)
+        for step in range(8)
+        for rank, name, begin, end in (
+            (0, "forward", 0, 10), (0, "backward", 10, 90),
+            (1, "forward", 0, 30), (1, "backward", 30, 90),
+        )
+    ]  # fmt: skip
+
+    report = diagnose(tmp_path, events)
+
+    assert [each.cause for each in report.findings] == ["insufficient-evidence"]
 
 
 def test_a_call_of_the_schedule_is_the_transfers_that_it_makes(tmp_path: Path) -> None:
