@@ -2,8 +2,8 @@
 
 MegaScan (a fork of Megatron-LM) and ndtimeline (veScale) write forward and backward of each
 micro-batch, the communication of the pipeline and collectives, so an event is one of our spans. Its
-name says its kind (`COMPUTE`, `PIPELINE`, `COLLECTIVES`), its arguments say the rest:
-`chrome_events` reads them. What a trace does not have is not guessed:
+name says its kind (`chrome_names`), its arguments the rest (`chrome_events`). What a trace does not
+have is not guessed:
 
 * **Members of a group** follow from the axis that the name implies and the ranks' positions, else
   from ``args.group``. MegaScan's own ``group`` of tensor-parallel collectives has the
@@ -26,13 +26,23 @@ import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rankscope.tracer.span import COMM_KINDS, NONE, SpanFlag, SpanKind, pack_kinds
 from rankscope.tracer.topology import GROUP_KINDS, Layout
 
 from ..errors import TraceError
 from .chrome_events import MAX_RANKS, MAX_US, sort_by_rank
+from .chrome_names import (
+    COLLECTIVES,
+    ENDS,
+    OTHER_COLLECTIVE,
+    PIPELINE,
+    TRANSFER,
+    Move,
+    kind_of,
+    plain_name,
+)
 from .chrome_transfers import Pass, derive_syncs, derive_transfers
 from .json_file import read_json
 from .spool_folder import Comm, Process, Record, make_group_id
@@ -44,73 +54,6 @@ if TYPE_CHECKING:
     from .chrome_events import Interval, RankEvents
     from .chrome_transfers import Sync, Transfer
 
-COMPUTE = {
-    "forward": SpanKind.FORWARD, "forward-warmup": SpanKind.FORWARD,
-    "forward-compute": SpanKind.FORWARD, "forward-step": SpanKind.FORWARD,
-    "backward": SpanKind.BACKWARD, "backward-cooldown": SpanKind.BACKWARD,
-    "backward-compute": SpanKind.BACKWARD, "backward-step": SpanKind.BACKWARD,
-    "backward-input": SpanKind.BACKWARD, "backward-weight": SpanKind.BACKWARD,
-    "optimizer": SpanKind.OPTIMIZER, "optimizer-step": SpanKind.OPTIMIZER,
-    "optimizer-inner-step": SpanKind.OPTIMIZER, "optimizer-clip-main-grad": SpanKind.OPTIMIZER,
-    "optimizer-copy-to-main-grad": SpanKind.OPTIMIZER,
-    "optimizer-copy-main-to-model-params": SpanKind.OPTIMIZER,
-    "batch-generator": SpanKind.DATA, "save-checkpoint": SpanKind.CHECKPOINT,
-}  # fmt: skip
-"""Kind by name, in lower case and with ``-`` for ``_``."""
-
-
-class Move(NamedTuple):
-    """One end of a transfer between neighbouring stages."""
-
-    flow: str
-    """``forward``: activations, to the next stage. ``backward``: gradients, to the previous."""
-
-    is_send: bool
-
-
-RECV_FORWARD, SEND_FORWARD = Move("forward", is_send=False), Move("forward", is_send=True)
-RECV_BACKWARD, SEND_BACKWARD = Move("backward", is_send=False), Move("backward", is_send=True)
-TO_NEXT, TO_PREVIOUS = (SEND_FORWARD, RECV_BACKWARD), (SEND_BACKWARD, RECV_FORWARD)
-
-PIPELINE: dict[str, tuple[Move, ...]] = {
-    "recv-forward": (RECV_FORWARD,), "forward-recv": (RECV_FORWARD,),
-    "recv-warmup": (RECV_FORWARD,), "recv-extra": (RECV_FORWARD,),
-    "send-forward": (SEND_FORWARD,), "forward-send": (SEND_FORWARD,),
-    "send-warmup": (SEND_FORWARD,),
-    "recv-backward": (RECV_BACKWARD,), "backward-recv": (RECV_BACKWARD,),
-    "recv-cooldown": (RECV_BACKWARD,),
-    "send-backward": (SEND_BACKWARD,), "backward-send": (SEND_BACKWARD,),
-    "send-cooldown": (SEND_BACKWARD,), "send-extra": (SEND_BACKWARD,),
-    "exchange-next": TO_NEXT, "forward-send-backward-recv": TO_NEXT,
-    "exchange-prev": TO_PREVIOUS, "backward-send-forward-recv": TO_PREVIOUS,
-    "forward-send-forward-recv": (SEND_FORWARD, RECV_FORWARD),
-    "backward-send-backward-recv": (SEND_BACKWARD, RECV_BACKWARD),
-    "forward-backward-send-forward-backward-recv": TO_NEXT + TO_PREVIOUS,
-}  # fmt: skip
-"""Transfers of one call by its name."""
-
-ENDS = "embedding"
-"""Axis of the first and the last stage, which share the embedding."""
-
-COLLECTIVES = {
-    "reduce": "tp", "gather-along-last-dim": "tp", "gather-along-first-dim": "tp",
-    "reduce-scatter-along-last-dim": "tp", "reduce-scatter-along-first-dim": "tp",
-    "tp-allreduce": "tp", "tp-allgather": "tp", "tp-reducescatter": "tp",
-    "layernorm-grads-all-reduce": "tp",
-    "allreduce": "dp", "unshard-all-gather": "dp", "grad-reduce-scatter": "dp",
-    "grad-all-reduce": "dp", "grads-reduce-scatter": "dp", "params-all-gather": "dp",
-    "separate-grads-all-reduce": "dp", "grads-reduce-scatter-nonoverlapping": "dp",
-    "params-all-gather-nonoverlapping": "dp",
-    "embedding-grads-all-reduce": ENDS,
-}  # fmt: skip
-"""Axis of the group by the name of a collective."""
-
-TRANSFER = re.compile(r"(?:^|-)(send|recv|receive)(?:-|$)")
-OTHER_COLLECTIVE = re.compile(
-    r"nccl|rccl|all-?reduce|all-?gather|reduce-?scatter|all-?to-?all|broadcast"
-)
-"""Parts of the names of communication that is in no table: it needs ``args.group``."""
-
 ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
 """Both programs record CUDA events."""
 
@@ -121,7 +64,6 @@ PASSES = frozenset({SpanKind.FORWARD, SpanKind.BACKWARD})
 AXES = ("dp", "pp", "tp")
 KIND_OF_AXIS = {"dp": SpanKind.DP_COMM, "pp": SpanKind.PP_RECV, "tp": SpanKind.TP_COMM}
 """Communication without which ranks of an axis would not be one job."""
-
 
 PROFILER_CATEGORIES = frozenset({"kernel", "cpu_op", "cuda_runtime", "gpu_memcpy"})
 FIRST_UNIX_NS = 946_684_800_000_000_000
@@ -220,7 +162,7 @@ def _events_of(path: Path, document: Any) -> list[Any]:  # noqa: ANN401  # of an
             " with its scripts/aggregate.py, and import the result"
         )
         raise TraceError(path, reason)
-    if not any(_kind_of(str(event.get("name"))) in PASSES for event in objects):
+    if not any(kind_of(str(event.get("name"))) in PASSES for event in objects):
         usual = Counter(str(event.get("name"))[:40] for event in objects if event.get("ph") != "M")
         names = ", ".join(name for name, _ in usual.most_common(MAX_SHOWN))
         reason = (
@@ -244,15 +186,6 @@ def _span_ns(events: list[Any]) -> tuple[int, int]:
 
 def _is_time(value: Any) -> bool:  # noqa: ANN401  # of any JSON type
     return isinstance(value, int | float) and 0 <= value < MAX_US
-
-
-def _plain(name: str) -> str:
-    """Return a name as the tables have it: ``event/forward`` (Composer) is ``forward``."""
-    return name.rpartition("/")[2].lower().replace("_", "-").strip("- ")
-
-
-def _kind_of(name: str) -> SpanKind | None:
-    return COMPUTE.get(_plain(name))
 
 
 def _describe(path: Path, ranks: dict[int, RankEvents], base_ns: int) -> Job:
@@ -320,7 +253,7 @@ def _find_passes(rank: RankEvents) -> list[Pass]:
     until: dict[str, int] = {}
     passes = []
     for event in rank.intervals:
-        kind = _kind_of(event.name)
+        kind = kind_of(event.name)
         if kind in PASSES and event.start_ns >= until.get(event.thread, 0):
             until[event.thread] = event.end_ns
             if event.microbatch == NONE:
@@ -343,7 +276,7 @@ def _records(
             flags |= SpanFlag.COALESCED
         for comm in comms or (None,):
             yield Record(
-                comm.kind if comm else _kind_of(event.name) or SpanKind.OTHER, event.name,
+                comm.kind if comm else kind_of(event.name) or SpanKind.OTHER, event.name,
                 event.thread, event.step, job.base_ns + event.start_ns, job.base_ns + event.end_ns,
                 flags, launch_ns=NONE, microbatch=event.microbatch, chunk=max(event.chunk, 0),
                 depth=event.depth, comm=comm, interval_id=place + 1 if len(comms) > 1 else 0,
@@ -385,7 +318,7 @@ def _goes_on(job: Job) -> dict[tuple[int, int], int]:
             goes_on[number, step] = MAX_NS if step in rank.unmarked else end
         before: int | None = None
         for event in rank.intervals:
-            kind = _kind_of(event.name)
+            kind = kind_of(event.name)
             has_ended = kind is SpanKind.OPTIMIZER or (kind in PASSES and event.step != before)
             if before is not None and has_ended:
                 goes_on[number, before] = event.start_ns
@@ -494,7 +427,7 @@ def _comms_of(job: Job, rank: RankEvents, event: Interval) -> list[Comm]:
     Raises:
         TraceError: Its members are unknown.
     """
-    name = _plain(event.name)
+    name = plain_name(event.name)
     if name in PIPELINE:
         return _transfers(job, rank, event, PIPELINE[name])
     if transfer := TRANSFER.search(name):
