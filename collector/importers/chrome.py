@@ -103,8 +103,8 @@ def read_events(files: Sequence[Path], run_id: str) -> Iterator[Process]:
     """Yield the process of each rank, with its records; the first one has the groups of all.
 
     Raises:
-        TraceError: A file is no such trace, a rank is missing, an event has no rank or step, or the
-            members of a communication are unknown.
+        TraceError: A file is no such trace, a rank is missing, an event has no rank or step, passes
+            of a rank overlap, or the members of a communication are unknown.
     """
     events: list[Any] = []
     for path in files:
@@ -122,7 +122,7 @@ def read_events(files: Sequence[Path], run_id: str) -> Iterator[Process]:
     all_passes: list[Pass] = []
     thread: dict[int, str] = {}
     for number, rank in sorted(job.ranks.items()):
-        passes = _find_passes(rank)
+        passes = _find_passes(path, rank)
         calls = _number(rank, _find_comm(job, rank))
         thread[number] = passes[0].event.thread if passes else ""
         all_passes += passes
@@ -247,19 +247,31 @@ def _to_process(job: Job, rank: RankEvents, run_id: str, records: list[Record]) 
     )
 
 
-def _find_passes(rank: RankEvents) -> list[Pass]:
-    """Return the outermost forwards and backwards; those without a micro-batch are counted."""
+def _find_passes(path: Path, rank: RankEvents) -> list[Pass]:
+    """Return the outermost forwards and backwards; those without a micro-batch are counted.
+
+    Raises:
+        TraceError: Two of one kind overlap: they are of several ranks, or of several runs.
+    """
     count: Counter[tuple[int, SpanKind, int]] = Counter()
-    until: dict[str, int] = {}
-    passes = []
+    passes: list[Pass] = []
+    until: dict[SpanKind, int] = {}
+    end_of_thread: dict[str, int] = {}
     for event in rank.intervals:
         kind = kind_of(event.name)
-        if kind in PASSES and event.start_ns >= until.get(event.thread, 0):
-            until[event.thread] = event.end_ns
-            if event.microbatch == NONE:
-                event.microbatch = count[event.step, kind, event.chunk]
-                count[event.step, kind, event.chunk] += 1
-            passes.append(Pass(rank.rank, kind, event))
+        if kind not in PASSES or event.end_ns <= end_of_thread.get(event.thread, 0):
+            continue
+        if event.start_ns < max(until.get(kind, 0), end_of_thread.get(event.thread, 0)):
+            reason = (
+                f"has passes that overlap on rank {rank.rank}, in step {event.step}: give events"
+                " args.rank if several ranks have one pid, and import each run on its own"
+            )
+            raise TraceError(path, reason)
+        until[kind] = end_of_thread[event.thread] = event.end_ns
+        if event.microbatch == NONE:
+            event.microbatch = count[event.step, kind, event.chunk]
+            count[event.step, kind, event.chunk] += 1
+        passes.append(Pass(rank.rank, kind, event))
     return passes
 
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 MAX_US = 1e16
 """Times beyond it are no microseconds of this millennium."""
 
+ROUNDING_NS = 1_000
+"""Unix times in us are multiples of a quarter as floating-point numbers, and an end is a sum."""
+
 MAX_RANKS = 1 << 20
 MAX_STEP = 1 << 30
 
@@ -175,6 +178,8 @@ def _pair(events: list[Event]) -> list[Interval]:
         ends = around[interval.process, interval.thread]
         while ends and ends[-1] <= interval.start_ns:
             ends.pop()
+        if ends and interval.end_ns > ends[-1] > interval.start_ns >= ends[-1] - ROUNDING_NS:
+            interval.start_ns = ends.pop()
         interval.depth = len(ends)
         ends.append(interval.end_ns)
     return intervals

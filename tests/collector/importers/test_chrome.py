@@ -140,6 +140,21 @@ def test_a_step_is_named_by_an_interval_around_its_events(tmp_path: Path) -> Non
     assert [each.step for each in process.records if each.kind is None] == [0, 1, 2]
 
 
+def test_an_overlap_by_the_precision_of_unix_times_is_none(tmp_path: Path) -> None:
+    """A float of 1.79e15 us is a multiple of a quarter."""
+    begin = 1_790_000_000_000_000.0
+    events = [event("forward", 0, 5), event("forward", 0, 5)]
+    events[0] |= {"ts": begin, "dur": 100.6}
+    events[1] |= {"ts": begin + 100.25, "dur": 50}
+
+    (process,) = read(tmp_path, events)
+
+    first, second = of_kind(process, SpanKind.FORWARD)
+    assert first.end_ns == second.start_ns
+    assert (first.depth, second.depth) == (0, 0)
+    assert (first.microbatch, second.microbatch) == (0, 1)
+
+
 def test_times_from_an_origin_of_their_own_end_when_the_file_was_written(tmp_path: Path) -> None:
     (process,) = read(tmp_path, [event("forward", 0, 40), event("backward", 40, 100)])
 
@@ -380,6 +395,8 @@ REFUSED: dict[str, tuple[object, str]] = {
     "two positions": (
         [{**PASS, "args": {"step": 0, "pp": stage}} for stage in range(2)], "args.rank"
     ),
+    "two runs": ([PASS, event("forward", 3, 8)], "overlap on rank 0"),
+    "two ranks of one pid": ([PASS, {**event("forward", 3, 8), "tid": 1}], "args.rank"),
     "an unknown group": ([PASS, event("nccl:all_gather", 5, 6)], "args.group"),
     "an unknown other end": ([PASS, event("send-forward", 5, 6)], "args.group"),
     "members that are not there": ([PASS, event("all-reduce", 5, 6, group=[0, 9])], "args.group"),
