@@ -75,8 +75,14 @@ class Record:
 
     launch_ns: int = 0
     microbatch: int = NONE
+    chunk: int = 0
     depth: int = 0
     comm: Comm | None = None
+    interval_id: int = 0
+    """Shared by the communications of one call; 0: none."""
+
+    left_out: int = 0
+    """Of a step: kinds that were not recorded, as `tracer.span.pack_kinds` packs them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -189,14 +195,16 @@ def _pack(record: Record, row: int, names: dict[str, int]) -> bytes:
     if record.comm is not None:
         flags |= HAS_COMM
         one = record.comm
-        second = COMM.pack(one.group_id, one.seq, one.src_rank, one.dst_rank, one.num_bytes, 0)
+        second = COMM.pack(
+            one.group_id, one.seq, one.src_rank, one.dst_rank, one.num_bytes, record.interval_id
+        )
     elif is_step:
-        second = STEP.pack(NONE, float("nan"), NONE, 0)
+        second = STEP.pack(NONE, float("nan"), NONE, record.left_out)
     first = CORE.pack(
         RecordType.STEP if is_step else RecordType.SPAN,
         KIND_CODES[record.kind] if record.kind is not None else 0,
-        flags, 0 if is_step else _number(record.name, names), record.step, record.microbatch, 0,
-        _number(record.track, names), record.start_ns, record.end_ns, record.depth,
+        flags, 0 if is_step else _number(record.name, names), record.step, record.microbatch,
+        record.chunk, _number(record.track, names), record.start_ns, record.end_ns, record.depth,
         record_offset(row), record.launch_ns,
     )  # fmt: skip
     return (first + second).ljust(RECORD_BYTES, b"\0")

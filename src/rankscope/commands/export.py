@@ -8,6 +8,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
+import numpy as np
 import typer
 
 from rankscope.analysis.report.text import FORMULA
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
 
     from rankscope.collector.store.store import Store as OpenStore
 
-MAX_BLOCK_SPANS = 500_000
-"""Spans that are held at once: some 100 MB."""
+    from ..sources.store_source import StoreSource
+
+MAX_RANKS_SHOWN = 8
+MAX_BLOCK_SPANS = 100_000
+"""Spans that are held at once, unless a single step has more: some 200 MB as rows of JSON."""
 
 
 class ExportFormat(StrEnum):
@@ -49,8 +53,8 @@ def export(
         ExportFormat,
         typer.Option(
             "--format",
-            help="chrome, for ui.perfetto.dev and chrome://tracing (perfetto is the same file);"
-            " parquet or csv, one row per span.",
+            help="perfetto, for ui.perfetto.dev: spans, waits, who waited for whom, counters;"
+            " chrome, spans alone; parquet or csv, one row per span.",
         ),
     ],
     out: Annotated[
@@ -100,40 +104,60 @@ def export_spans(  # noqa: PLR0913  # what, from where, to where
         out: The file, which appears whole or not at all.
         file_format: Its format.
         steps: First and last step; (None, None) also has the spans outside any step.
-        ranks: Only these ranks; empty: all.
+        ranks: Only these ranks; empty: all. For Perfetto the others are read too.
         show: Takes a line about the progress.
 
     Raises:
         UnknownRunError: The store holds no run of this name.
-        BadInputError: The file exists, or there are no such spans.
-        OSError: The file could not be written.
+        BadInputError: The file exists or can't be written, or there are no such spans.
     """
     from rankscope.collector.new_file import new_file
 
     from ..server.reports import find_run
     from ..sources.store_source import StoreSource
 
-    find_run(StoreSource(store), run_id)  # raises for an unknown run
+    source = StoreSource(store)
+    find_run(source, run_id)  # raises for an unknown run
     if os.path.lexists(out):
         raise BadInputError(f"{out} exists: give another --out, or delete it")
     num_spans = 0
-    with new_file(out) as file, ExitStack() as stack:
-        write = _open_writer(stack, file, file_format)
-        for block in _read_blocks(store, run_id, steps, ranks):
-            write(block)
-            num_spans += block.num_rows
-            show(f"exported {num_spans:,} spans")
-        if not num_spans:
-            raise BadInputError(f"run {run_id!r} has no spans in these steps and ranks")
+    is_whole = file_format is ExportFormat.PERFETTO  # what the other ranks did says who waited
+    try:
+        with new_file(out) as file, ExitStack() as stack:
+            write = _open_writer(
+                stack, file, file_format, source=source, run_id=run_id, ranks=ranks
+            )
+            for block in _read_blocks(store, run_id, steps, [] if is_whole else ranks):
+                num_spans += write(block)
+                show(f"exported {num_spans:,} spans")
+            if not num_spans:
+                raise BadInputError(_nothing_found(source, run_id, steps, ranks))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise BadInputError(f"{out} can't be written ({reason}): give another --out") from error
     return num_spans
+
+
+def _nothing_found(
+    source: "StoreSource", run_id: str, steps: tuple[int | None, int | None], ranks: list[int]
+) -> str:
+    """Return why there is nothing to export, and what there is."""
+    known = np.unique(source.steps(run_id).step)
+    if not len(known):
+        return f"run {run_id!r} has no step yet"
+    recorded = ", ".join(map(str, sorted(source.run_info(run_id).ranks)[:MAX_RANKS_SHOWN]))
+    first, last = (("" if step is None else str(step)) for step in steps)
+    asked = f"steps {first}:{last}" + (f" of ranks {', '.join(map(str, ranks))}" if ranks else "")
+    return (
+        f"run {run_id!r} has no spans in {asked}: it has steps {known[0]} to {known[-1]} and ranks"
+        f" {recorded}{', ...' if len(source.run_info(run_id).ranks) > MAX_RANKS_SHOWN else ''}"
+    )
 
 
 def _read_blocks(
     store: "OpenStore", run_id: str, steps: tuple[int | None, int | None], ranks: list[int]
 ) -> Iterator["pa.Table"]:
     """Yield the spans in blocks of whole steps, as many as one block may hold."""
-    import numpy as np
-
     from rankscope.collector.arrow_columns import to_numpy
     from rankscope.collector.read.spans import read_filtered_spans
     from rankscope.collector.read.steps import read_steps
@@ -155,14 +179,52 @@ def _read_blocks(
 
 
 def _open_writer(
-    stack: ExitStack, file: BinaryIO, file_format: ExportFormat
-) -> Callable[["pa.Table"], None]:
-    """Return the function that writes a block into a file."""
-    if file_format is ExportFormat.PARQUET:
-        return _open_parquet(stack, file)
-    if file_format is ExportFormat.CSV:
-        return _open_csv(stack, file)
-    return _open_chrome(stack, file)
+    stack: ExitStack,
+    file: BinaryIO,
+    file_format: ExportFormat,
+    *,
+    source: "StoreSource",
+    run_id: str,
+    ranks: list[int],
+) -> Callable[["pa.Table"], int]:
+    """Return the function that writes a block into a file, and returns how many spans it wrote."""
+    if file_format is ExportFormat.PERFETTO:
+        return _open_perfetto(stack, file, source, run_id, ranks)
+    writers = {
+        ExportFormat.PARQUET: _open_parquet,
+        ExportFormat.CSV: _open_csv,
+        ExportFormat.CHROME: _open_chrome,
+    }
+    write = writers[file_format](stack, file)
+
+    def write_all(block: "pa.Table") -> int:
+        write(block)
+        return block.num_rows
+
+    return write_all
+
+
+def _open_perfetto(
+    stack: ExitStack, file: BinaryIO, source: "StoreSource", run_id: str, ranks: list[int]
+) -> Callable[["pa.Table"], int]:
+    from rankscope.analysis.readers.formats import split_run_waits
+
+    from ..sources.arrow_tables import span_table
+    from ..sources.chrome_trace import ChromeTrace
+    from ..sources.trace_counters import TraceCounters
+
+    run = source.run_info(run_id)
+    trace = ChromeTrace(stack.enter_context(TextIOWrapper(file, encoding="utf-8")).write)
+    stack.callback(trace.end)
+    counters = TraceCounters(source, run, ranks)
+
+    def write(block: "pa.Table") -> int:
+        spans = span_table(block)
+        trace.add(block, split=split_run_waits(run, spans), ranks=ranks)
+        trace.add_counters(counters.of_block(spans))
+        return int(np.isin(spans.rank, ranks).sum()) if ranks else block.num_rows
+
+    return write
 
 
 def _open_parquet(stack: ExitStack, file: BinaryIO) -> Callable[["pa.Table"], None]:

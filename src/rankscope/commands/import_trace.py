@@ -169,6 +169,24 @@ def import_kineto(request: ImportRequest) -> str:
         return store_processes(processes, request, progress=progress)
 
 
+def import_chrome(request: ImportRequest) -> str:
+    """Store a Chrome trace in which a training framework wrote forwards and backwards.
+
+    Raises:
+        BadInputError: A path holds no trace.
+        CollectorError: See `collector.importers.chrome.read_events`.
+        StoreError: The store could not be opened or written.
+    """
+    from rankscope.collector.importers.chrome import read_events
+
+    files = [
+        file
+        for path in request.paths
+        for file in sorted(path.glob("trace_step*")) or _trace_files(path)  # ndtimeline
+    ]
+    return store_processes(read_events(files, request.run_id), request)
+
+
 def store_processes(
     processes: "Iterable[Process]", request: ImportRequest, *, progress: Progress | None = None
 ) -> str:
@@ -297,6 +315,11 @@ FORMATS = {
         description="JSON files of torch.profiler, one of each rank, or their folder",
         read=import_kineto,
         options=("rank", "step_name", "comm_kernel"),
+        has_many_paths=True,
+    ),
+    "chrome": Format(
+        description="Chrome traces of MegaScan, ndtimeline and the like, or their folder",
+        read=import_chrome,
         has_many_paths=True,
     ),
     "rankscope": Format(

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.breakdown.kernel_changes import compare_kernels
+from rankscope.analysis.readers.formats import split_run_waits
 from rankscope.analysis.report.report import Severity
 from rankscope.analysis.trace.errors import EmptyRunError
+from rankscope.analysis.trace.tables import format_of
 from rankscope.collector.read.spans import (
     SpanSelection,
     count_selected_spans,
+    read_arrivals,
     read_outline,
     read_selected_spans,
 )
@@ -32,7 +35,9 @@ from rankscope.dashboard.records.page_results import (
 )
 
 from ..comparison import compare_reports
+from ..sources.arrow_tables import arrivals_table, span_table
 from ..sources.chrome_trace import ChromeTrace
+from ..sources.store_source import StoreSource
 
 if TYPE_CHECKING:
     from rankscope.analysis.report.liveness import RankLiveness, StepSilence
@@ -115,7 +120,7 @@ def write_step_trace(
     ranks: tuple[int, ...],
     window_ns: tuple[int, int] | None = None,
 ) -> str:
-    """Return the spans of a step in the Trace Event Format.
+    """Return the spans of a step, and who waited for whom, in the Trace Event Format.
 
     Args:
         store: The store.
@@ -147,7 +152,13 @@ def write_step_trace(
         )
     text = io.StringIO()
     trace = ChromeTrace(text.write)
-    trace.add(read_selected_spans(store, selection))
+    selected = read_selected_spans(store, selection)
+    run = StoreSource(store).run_info(run_id)
+    split = None
+    if format_of(run).has_groups:
+        arrivals = arrivals_table(read_arrivals(store, selection, selected))
+        split = split_run_waits(run, span_table(selected), arrivals=arrivals)
+    trace.add(selected, split=split)
     trace.end()
     return text.getvalue()
 

@@ -163,6 +163,7 @@ def commands(folder: Path, files: dict[str, Path]) -> dict[str, tuple[list[str],
     importing = ["import", "--format", "bytedance", "--run", "r", "--store", store]
     profiled = ["import", "--format", "kineto", "--run", "r", "--store", store]
     recorded = ["import", "--format", "flight-recorder", "--run", "r", "--store", store]
+    begun = ["import", "--format", "chrome", "--run", "r", "--store", store]
     serving = ["serve", "--store", store]
     certified = [*serving, "--tls-key", str(folder / "key.pem"), "--tls-cert"]
     (folder / "key.pem").write_text("no key")
@@ -174,6 +175,7 @@ def commands(folder: Path, files: dict[str, Path]) -> dict[str, tuple[list[str],
             f"meta {name}": (["what-if", str(files["arrow"]), str(path)], {}),
             f"topology {name}": (["topology", str(path)], {}),
             f"kineto {name}": ([*profiled, with_ending(path, "json")], {}),
+            f"chrome {name}": ([*begun, with_ending(path, "json")], {}),
             f"kineto packed {name}": ([*profiled, with_ending(path, "json.gz")], {}),
             f"dump {name}": ([*recorded, with_ending(path, "0.json")], {}),
             f"scenario {name}": (["simulate", with_ending(path, "toml"), "--run", "r"], {}),
@@ -203,6 +205,8 @@ def texts(folder: Path, marker: Path) -> dict[str, tuple[list[str], dict[str, st
                 found[f"kineto {ending} {name}"] = (profiled, {})
                 recorded = ["import", "--format", "flight-recorder", "--run", "r"]
                 found[f"dump {ending} {name}"] = ([*recorded, with_ending(path, "0")], {})
+                begun = ["import", "--format", "chrome", "--run", "r", str(path)]
+                found[f"chrome {ending} {name}"] = (begun, {})
                 found[f"scenario {ending} {name}"] = (["simulate", str(path), "--run", "r"], {})
     return found
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import csv
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rankscope.analysis.breakdown.mfu import read_mfu
+from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.collector.store.store import open_store
 from rankscope.commands import export as module
 from rankscope.commands.export import ExportFormat, export_spans
 from rankscope.commands.simulate import simulate_run
 from rankscope.errors import BadInputError
+from rankscope.server.around_runs import write_step_trace
 from rankscope.simulation import SimulateOptions
 from rankscope.sources.chrome_trace import ChromeTrace
+from rankscope.sources.store_source import StoreSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +68,7 @@ def stored(store: Store, where: str = "1") -> int:
     return int(row["num"])
 
 
-@pytest.mark.parametrize("block_spans", [1, 700, 500_000])
+@pytest.mark.parametrize("block_spans", [1, 700, 100_000])
 def test_every_span_is_written_once_whatever_the_blocks(
     block_spans: int, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,21 +84,174 @@ def test_every_span_is_written_once_whatever_the_blocks(
     assert [path.name for path in tmp_path.iterdir()] == ["r.parquet"]
 
 
-def test_a_trace_for_perfetto_has_a_process_per_rank_and_a_thread_per_track(
-    store: Store, tmp_path: Path
-) -> None:
-    num = export(store, tmp_path / "r.json", "perfetto", steps=(1, 3), ranks=(0, 5))
+def events_of(store: Store, out: Path, form: str, **chosen: Any) -> list[dict[str, Any]]:  # noqa: ANN401  # as export
+    export(store, out, form, **chosen)
+    events: list[dict[str, Any]] = json.loads(out.read_text())["traceEvents"]
+    return events
 
-    events = json.loads((tmp_path / "r.json").read_text())["traceEvents"]
-    spans = [event for event in events if event["ph"] == "X"]
+
+def is_span(event: dict[str, Any]) -> bool:
+    return event["ph"] == "X" and bool(event["cat"] != "waiting")
+
+
+def interval_ns(event: dict[str, Any]) -> tuple[int, int]:
+    """Return begin and end as Perfetto reads them: cut off to whole nanoseconds."""
+    begin = int(event["ts"] * 1000.0)
+    return begin, begin + int(event.get("dur", 0) * 1000.0)
+
+
+@pytest.mark.parametrize("form", ["perfetto", "chrome"])
+def test_a_trace_has_a_process_per_rank_and_a_thread_per_track(
+    form: str, store: Store, tmp_path: Path
+) -> None:
+    out = tmp_path / "r.json"
+
+    num = export(store, out, form, steps=(1, 3), ranks=(0, 5))
+
+    events = json.loads(out.read_text())["traceEvents"]
+    spans = [event for event in events if is_span(event)]
     names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert len(spans) == num == stored(store, "step >= 1 AND step <= 3 AND rank IN (0, 5)")
-    assert names == {"rank 0", "rank 5"}
+    assert {"rank 0", "rank 5"} == {name for name in names if name.startswith("rank")}
     assert {event["args"]["step"] for event in spans} == {1, 2, 3}
     assert 0 <= min(event["ts"] for event in spans) < 0.001
     assert {(event["pid"], event["tid"]) for event in spans} == {
         (event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"
     }
+
+
+@pytest.mark.parametrize("block_spans", [1, 100_000])
+def test_what_perfetto_shows_of_waiting_follows_from_the_spans_alone(
+    block_spans: int, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waits, transfers and arrows are computed again from the begins and ends in the file."""
+    monkeypatch.setattr(module, "MAX_BLOCK_SPANS", block_spans)
+    events = events_of(store, tmp_path / "r.json", "perfetto")
+    spans = [event for event in events if is_span(event)]
+    assert len(spans) == stored(store)
+    instances: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for span in spans:
+        args = span["args"]
+        if "group" in args and span["cat"] != "wait":
+            key = ("epoch", "group", "seq", "src_rank", "dst_rank")
+            instances.setdefault(tuple(args.get(name) for name in key), []).append(span)
+    waiting = {
+        (event["pid"], event["tid"], interval_ns(event)[0]): event
+        for event in events
+        if event["ph"] == "X" and event["cat"] == "waiting"
+    }
+    starts = {event["id"]: event for event in events if event["ph"] == "s"}
+    ends = {event["id"]: event for event in events if event["ph"] == "f"}
+    assert starts.keys() == ends.keys()
+    assert len(starts) == len(waiting) > 0
+    arrows = {
+        (starts[number]["pid"], starts[number]["tid"], end["pid"], end["tid"], interval_ns(end)[0])
+        for number, end in ends.items()
+        if starts[number]["ts"] == end["ts"]
+    }
+    assert len(arrows) == len(ends)
+
+    num_waits = 0
+    for members in instances.values():
+        last = max(members, key=lambda span: (interval_ns(span)[0], -span["pid"]))
+        arrival, _ = interval_ns(last)
+        for span in members:
+            begin, end = interval_ns(span)
+            args = span["args"]
+            assert args["wait_ns"] + args["transfer_ns"] == end - begin
+            if end < arrival:  # a send that was buffered
+                assert args["wait_ns"] == 0
+                continue
+            assert args["wait_ns"] == arrival - begin
+            place = (span["pid"], span["tid"], begin)
+            assert (place in waiting) == (args["wait_ns"] > 0)
+            if place in waiting:
+                num_waits += 1
+                assert interval_ns(waiting[place]) == (begin, arrival)
+                assert waiting[place]["name"] == f"waiting for rank {last['pid']}"
+                assert (last["pid"], last["tid"], *place[:2], arrival) in arrows
+    assert num_waits == len(waiting)
+
+
+def test_slices_of_a_thread_are_in_order_and_inside_of_each_other(
+    store: Store, tmp_path: Path
+) -> None:
+    around: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for event in events_of(store, tmp_path / "r.json", "perfetto"):
+        if event["ph"] != "X":
+            continue
+        begin, end = interval_ns(event)
+        open_slices = around.setdefault((event["pid"], event["tid"]), [])
+        while open_slices and open_slices[-1][1] <= begin:
+            open_slices.pop()
+        if open_slices:
+            assert open_slices[-1][0] <= begin
+            assert end <= open_slices[-1][1]
+        open_slices.append((begin, end))
+
+
+def waits_of(events: list[dict[str, Any]], ranks: tuple[int, ...]) -> list[tuple[Any, ...]]:
+    return sorted(
+        (event["pid"], event["name"], event["args"]["seq"], event["args"]["wait_ns"])
+        for event in events
+        if event["pid"] in ranks and "wait_ns" in event.get("args", {})
+    )
+
+
+def test_a_choice_of_ranks_changes_no_wait_and_leaves_no_arrow_without_an_end(
+    store: Store, tmp_path: Path
+) -> None:
+    whole = events_of(store, tmp_path / "whole.json", "perfetto", steps=(1, 2))
+    chosen = events_of(store, tmp_path / "some.json", "perfetto", steps=(1, 2), ranks=(0, 5))
+
+    assert waits_of(chosen, (0, 5)) == waits_of(whole, (0, 5)) != []
+    ends = [{each["id"] for each in chosen if each["ph"] == phase} for phase in "sf"]
+    assert ends[0] == ends[1]
+    assert {each["pid"] for each in chosen if each["ph"] in "sf"} <= {0, 5}
+
+
+def test_a_step_that_a_page_saves_has_the_same_waits(store: Store, tmp_path: Path) -> None:
+    whole = events_of(store, tmp_path / "whole.json", "perfetto", steps=(2, 2))
+
+    saved = json.loads(write_step_trace(store, "r", epoch=0, step=2, ranks=(0, 5)))["traceEvents"]
+
+    assert waits_of(saved, (0, 5)) == waits_of(whole, (0, 5)) != []
+
+
+@pytest.mark.parametrize("block_spans", [1, 100_000])
+def test_counters_are_the_mfu_of_each_step_and_the_samples_once(
+    block_spans: int, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_BLOCK_SPANS", block_spans)
+    source = StoreSource(store)
+    mfu = read_mfu(source, "r", source.steps("r"))
+    assert mfu is not None
+
+    events = events_of(store, tmp_path / "r.json", "perfetto")
+
+    names = {each["pid"]: each["args"]["name"] for each in events if each["name"] == "process_name"}
+    counters = [each for each in events if each["ph"] == "C"]
+    by_step = [each for each in counters if each["name"] == "MFU"]
+    assert {names[each["pid"]] for each in by_step} == {"job"}
+    assert [each["args"]["value"] for each in by_step] == list(mfu.by_step.values())
+    clocks = [each for each in counters if each["name"] == "gpu-clock-hz"]
+    stored_values = store.rows(
+        "SELECT value FROM samples FINAL"
+        " WHERE name = 'gpu-clock-hz' AND at_ns >= (SELECT min(start_ns) FROM spans)"
+    )
+    assert sorted(each["args"]["value"] for each in clocks) == sorted(
+        row["value"] for row in stored_values
+    )
+    assert {names[each["pid"]] for each in clocks} == {f"rank {rank}" for rank in range(8)}
+    assert len({(each["pid"], each["name"], each["ts"]) for each in counters}) == len(counters)
+    assert min(each["ts"] for each in counters) >= 0
+
+
+def test_a_chrome_trace_has_the_spans_alone(store: Store, tmp_path: Path) -> None:
+    events = events_of(store, tmp_path / "r.json", "chrome", steps=(1, 1))
+
+    assert {event["ph"] for event in events} == {"M", "X"}
+    assert not [event for event in events if "wait_ns" in event["args"]]
 
 
 @pytest.mark.parametrize("num_blocks", [1, 3])
@@ -165,13 +322,28 @@ def test_a_file_is_never_replaced_and_none_is_left_by_a_failure(
     store: Store, tmp_path: Path
 ) -> None:
     out = tmp_path / "r.csv"
-    with pytest.raises(BadInputError, match="has no spans"):
-        export(store, out, "csv", steps=(90, 99))
+    missing = "no spans in steps 90:99 of ranks 3: it has steps 0 to 4 and ranks 0, 1, 2, 3, 4, 5"
+    with pytest.raises(BadInputError, match=missing):
+        export(store, out, "csv", steps=(90, 99), ranks=(3,))
     assert list(tmp_path.iterdir()) == []
     out.write_text("mine")
     with pytest.raises(BadInputError, match="exists: give another --out"):
         export(store, out, "csv")
     assert out.read_text() == "mine"
+
+
+@pytest.mark.parametrize("form", [*ExportFormat])
+def test_a_run_that_is_not_there_and_a_folder_that_is_not_are_said_in_words(
+    store: Store, tmp_path: Path, form: ExportFormat
+) -> None:
+    out = tmp_path / "folder" / "r"
+    with pytest.raises(BadInputError, match=r"can't be written \(No such file.*\): give"):
+        export(store, out, form)
+    with pytest.raises(UnknownRunError, match="no run 'nope'"):
+        export_spans(
+            store, "nope", out, file_format=form, steps=WHOLE, ranks=[], show=lambda _: None
+        )
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("form", [*ExportFormat])

@@ -65,6 +65,7 @@ def test_the_start_up_is_what_a_rank_did_before_its_first_step(empty_store: Stor
     assert (slowest.rank, slowest.host, slowest.total_ns) == (1, "node-1", 30 * S)
     assert found.slowest[1].total_ns == 10 * S
     assert read_startup(empty_store, "unknown") is None
+    describe(empty_store, "r")
     assert '"name":"forward"' in write_step_trace(empty_store, "r", epoch=0, step=0, ranks=(1,))
     inside = write_step_trace(empty_store, "r", epoch=0, step=0, ranks=(), window_ns=(0, S // 2))
     assert '"name":"forward"' in inside
