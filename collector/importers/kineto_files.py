@@ -30,7 +30,7 @@ NAMED_WORKER = re.compile(
     r"(?:^|[^a-z])(?:worker|gpu|device|proc|process)[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE
 )
 NAMED_TP = re.compile(r"(?:^|[^a-z])tp[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
-OTHER_AXIS = re.compile(r"(?:^|[^a-z])(?:dp|pp|ep|cp|node|host)[-_.=]?\d", re.IGNORECASE)
+OTHER_AXIS = re.compile(r"(?:^|[^a-z])(?:dp|pp|ep|cp)[-_.=]?\d", re.IGNORECASE)
 NUMBERED = re.compile(r"(?:^|[^\d.])(\d{1,5})(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?$", re.IGNORECASE)
 NUMBER_OF_STEP = re.compile(
     r"(?:step|iter|iteration|epoch|batch|window|cycle|pid)s?[-_.=]?\d+(?:\.pt)?(?:\.trace)?\.json",
@@ -185,11 +185,13 @@ def _named_ranks(files: Iterable[Path]) -> dict[Path, int]:
 
 
 def _numbered_ranks(files: Sequence[Path]) -> dict[Path, int]:
-    """Return the numbers at the ends of names, if they are different and no numbers of steps."""
+    """Return the numbers that end the names, if they differ and are of no step or axis."""
     found = {path: NUMBERED.search(path.name) for path in files}
-    is_step = any(NUMBER_OF_STEP.search(path.name) for path in files)
+    is_other = any(
+        NUMBER_OF_STEP.search(each.name) or OTHER_AXIS.search(each.name) for each in files
+    )
     numbers = [int(number[1]) for number in found.values() if number]
-    if is_step or len(set(numbers)) < len(files):
+    if is_other or len(set(numbers)) < len(files):
         return dict.fromkeys(files, NONE)
     return dict(zip(files, numbers, strict=True))
 
