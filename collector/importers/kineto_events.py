@@ -67,6 +67,9 @@ ANNOTATED = (BACKWARD_PREFIX, OPTIMIZER_PREFIX, LOADER_PREFIX, "ProfilerStep#", 
 """Begins of names that are annotations, though older torch gives them the category of operators."""
 
 DEVICE_BACKEND = re.compile(r"nccl|rccl|xccl|hccl", re.IGNORECASE)
+MERGED = re.compile(r"\[(?:TP|DP|PP|EP)\d+")
+"""Begin of the names of processes that the profile merger of SGLang gives."""
+
 STARTS_WORK = re.compile(r"Launch|Memcpy")
 
 
@@ -115,6 +118,9 @@ class Events:
         self._host_comm: list[tuple[float, float, str, Event]] = []
         self._synchronizations: list[tuple[float, float, str]] = []
         self._num_started = 0
+        self.is_merged = False
+        """True if processes are named as in a file that several ranks' traces were merged into."""
+
         self.costs: dict[str, Cost] = {}
         """Work of operators by their external id, as far as the file has it."""
 
@@ -145,7 +151,8 @@ class Events:
                 self.is_of_profiler |= category != ""
 
     def _add_kernel(self, event: Event, begin: float, duration: float, name: str) -> None:
-        args = event["args"]
+        args, process = event["args"], event.get("pid")
+        self.is_merged |= type(process) is str and MERGED.match(process) is not None
         event = {
             "name": name,
             "cat": CATEGORIES_TODAY.get(event["cat"], event["cat"]),

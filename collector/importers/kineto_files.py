@@ -25,12 +25,12 @@ HEADER = re.compile(rb'"(?:traceEvents|schemaVersion|deviceProperties|baseTimeNa
 """Members of which Kineto writes some before the events."""
 
 DECLARED = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*"rank"\s*:\s*(\d{1,9})')
-NAMED = re.compile(r"(?:^|[^a-z])(?:global[-_.]?)?rank[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
+NAMED = re.compile(r"(?:^|[^a-z])(?:global[-_.]?)?rank[-_.=\[]?(\d{1,7})(?!\d)", re.IGNORECASE)
 NAMED_WORKER = re.compile(
     r"(?:^|[^a-z])(?:worker|gpu|device|proc|process)[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE
 )
 NAMED_TP = re.compile(r"(?:^|[^a-z])tp[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
-OTHER_AXIS = re.compile(r"(?:^|[^a-z])(?:dp|pp|ep|cp|node|host)[-_.=]?\d", re.IGNORECASE)
+OTHER_AXIS = re.compile(r"(?:^|[^a-z])(?:dp|pp|ep|cp)[-_.=]?(\d+)", re.IGNORECASE)
 NUMBERED = re.compile(r"(?:^|[^\d.])(\d{1,5})(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?$", re.IGNORECASE)
 NUMBER_OF_STEP = re.compile(
     r"(?:step|iter|iteration|epoch|batch|window|cycle|pid)s?[-_.=]?\d+(?:\.pt)?(?:\.trace)?\.json",
@@ -147,10 +147,12 @@ def _find_ranks(files: Sequence[Path]) -> list[TraceFile]:
     ranks = {path: _declared_rank(path) for path in files}
     declared = {path for path, rank in ranks.items() if rank != NONE}
     unknown = [path for path in files if path not in declared]
-    for find in (_named_ranks, _numbered_ranks, _only_worker):
-        if unknown:
-            ranks |= find(unknown)
-            unknown = [path for path in unknown if ranks[path] == NONE]
+    for find in (_named_ranks, _numbered_ranks):
+        ranks |= find(unknown)
+        unknown = [path for path in unknown if ranks[path] == NONE]
+    if len(unknown) == len(files):
+        ranks |= _only_worker(unknown)
+        unknown = [path for path in unknown if ranks[path] == NONE]
     if unknown:
         raise TraceError(
             unknown[0],
@@ -177,7 +179,7 @@ def _named_ranks(files: Iterable[Path]) -> dict[Path, int]:
     ranks: dict[Path, int] = {}
     for path in files:
         forms = [NAMED.search(path.name), NAMED_WORKER.search(path.name)]
-        if not OTHER_AXIS.search(path.name):
+        if not any(map(int, OTHER_AXIS.findall(path.name))):  # all are 0: only TP has ranks
             forms.append(NAMED_TP.search(path.name))
         forms += [NAMED.search(path.parent.name), NAMED_WORKER.search(path.parent.name)]
         ranks[path] = next((int(form[1]) for form in forms if form), NONE)
@@ -185,11 +187,13 @@ def _named_ranks(files: Iterable[Path]) -> dict[Path, int]:
 
 
 def _numbered_ranks(files: Sequence[Path]) -> dict[Path, int]:
-    """Return the numbers at the ends of names, if they are different and no numbers of steps."""
+    """Return the numbers that end the names, if they differ and are of no step or axis."""
     found = {path: NUMBERED.search(path.name) for path in files}
-    is_step = any(NUMBER_OF_STEP.search(path.name) for path in files)
+    is_other = any(
+        NUMBER_OF_STEP.search(each.name) or OTHER_AXIS.search(each.name) for each in files
+    )
     numbers = [int(number[1]) for number in found.values() if number]
-    if is_step or len(set(numbers)) < len(files):
+    if is_other or len(set(numbers)) < len(files):
         return dict.fromkeys(files, NONE)
     return dict(zip(files, numbers, strict=True))
 

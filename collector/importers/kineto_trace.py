@@ -142,6 +142,9 @@ def read_trace(
     events.add(stream)
     if not (stream.has_events and events.is_of_profiler):
         raise NotATraceError(path, _name_format(path, stream))
+    if events.is_merged:
+        reason = "has the events of several ranks: import the files that it was merged from"
+        raise TraceError(path, reason)
     about = stream.members.get("distributedInfo")
     try:
         trace = _describe(path, stream.members, {} if about is None else about, options)

@@ -622,6 +622,15 @@ def test_a_time_of_another_type_is_not_multiplied(tmp_path: Path, begin: Any) ->
     assert peak_bytes < 100_000_000
 
 
+def test_a_file_that_ranks_were_merged_into_is_refused(tmp_path: Path) -> None:
+    trace = one_step()
+    for event in trace.events:
+        event["pid"] = f"[TP00-DP00-PP00-EP00] {event['pid']}"  # as SGLang merges
+
+    with pytest.raises(TraceError, match="events of several ranks"):
+        read_one(trace, tmp_path)
+
+
 def test_names_of_another_type_are_empty(tmp_path: Path) -> None:
     trace = one_step()
     for event in trace.events:

@@ -38,6 +38,8 @@ def write(folder: Path, name: str, document: object = TRACE) -> Path:
         "profile_gpu{}_step_100.json",
         "dp0_pp0_tp1_dcp0_ep0_rank{}.1764000000000000000.pt.trace.json.gz",  # vLLM
         "1764000000.12-TP-{}.trace.json.gz",  # SGLang
+        "1764000000.12-TP-{}-DP-0-PP-0-EP-0.trace.json.gz",
+        "primus-megatron-exp[llama2-70b]-rank[{}].json",
         "rank_{}/host_71.1764000000000.pt.trace.json",
         "iteration_10/rank{}_trace.json",  # torchtitan
     ],
