@@ -10,6 +10,7 @@ import pytest
 import rankscope
 from rankscope.analysis.report.document import to_document
 from rankscope.analysis.report.exchange import read_report, write_report
+from rankscope.collector.importers.spool_folder import Process, Record, write_process
 from rankscope.commands.analyze import AnalyzeOptions, analyze_stored
 from rankscope.commands.compare import compare_stored
 from rankscope.commands.import_trace import import_files
@@ -111,6 +112,29 @@ def test_a_rank_alone_has_its_breakdown_without_a_replay(run_id: str, profiles: 
     gemm = next(kernel for kernel in found["kernels"] if kernel["name"] == "gemm")
     assert gemm["flops_per_s"] == pytest.approx(2 * 1024**3 / 0.004)
     assert gemm["flops_ratio"] == pytest.approx(gemm["flops_per_s"] / 989.4e12, rel=1e-3)
+
+
+def test_a_long_list_of_kernels_is_stored_whole(store: Store, tmp_path: Path) -> None:
+    names = [f"kernel {number}" for number in range(2_000)]  # a poll takes some 200 lines
+    row = {
+        "step": 0, "phase": "forward", "stream": "compute", "num": 1, "num_names": 1,
+        "total_ns": 5, "max_ns": 5, "flops": None, "num_bytes": None, "dtype": "",
+    }  # fmt: skip
+    process = Process(run_id="long", rank=0, world_size=1, host="", manifest={}, groups={})
+    process.records.append(Record(None, "", "compute", 0, 10**18, 10**18 + 60))
+    process.kernels += [{"name": name, **row} for name in names]
+    process.events += [
+        {"at_ns": 10**18, "kind": "other", "text": str(number)} for number in range(2_000)
+    ]
+    write_process(tmp_path, process)
+
+    import_files([tmp_path], file_format="rankscope", run_id="long", meta=None, store_url=store.url)
+
+    with rankscope.open_run("long", store=store.url) as run:
+        assert sorted(run.kernels()["name"].to_pylist()) == sorted(names)
+        assert run.events().num_rows == 2_001  # and its exit
+    (found,) = store.rows("SELECT state FROM runs FINAL WHERE run_id = 'long'")
+    assert found["state"] == "ended"
 
 
 def test_the_text_has_device_time_and_kernels(profiles: str) -> None:
