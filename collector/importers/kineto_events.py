@@ -115,8 +115,7 @@ class Events:
         self._host_comm: list[tuple[float, float, str, Event]] = []
         self._synchronizations: list[tuple[float, float, str]] = []
         self._num_started = 0
-        self.costs: dict[str, Cost] = {}
-        """Work of operators by their external id, as far as the file has it."""
+        self._costs: list[tuple[float, float, str, Cost]] = []
 
     @property
     def is_of_device(self) -> bool:
@@ -151,7 +150,6 @@ class Events:
             "tid": event.get("tid"),
             "args": {key: value for key, value in args.items() if key not in UNUSED_ARGS},
         }
-        self._add_cost(name, args)
         self._kernels.append((begin, duration, text_of(args.get("correlation")), event))
         self._operators.clear()  # they only launched
 
@@ -165,17 +163,14 @@ class Events:
         self._num_started += STARTS_WORK.search(name) is not None
 
     def _add_operator(self, event: Event, begin: float, duration: float, name: str) -> None:
-        self._add_cost(name, event["args"])
+        if cost := find_cost(name, event["args"]):
+            self._costs.append((begin, duration, intern(text_of(event.get("tid"))), cost))
         if self._is_annotated(name):
             self._add_annotation(event, begin, duration, name)
         if not self._kernels:
             thread = intern(text_of(event.get("tid")))
             number = event["args"].get("External id")
             self._operators.append((begin, duration, thread, name, number))
-
-    def _add_cost(self, name: str, args: Event) -> None:
-        if cost := find_cost(name, args):
-            self.costs[external_id(args)] = cost
 
     def _add_annotation(self, event: Event, begin: float, duration: float, name: str) -> None:
         thread = intern(text_of(event.get("tid")))
@@ -258,6 +253,13 @@ class Events:
             calls.setdefault(thread, []).append(_times(base_ns, begin, duration))
         return calls
 
+    def costs(self, base_ns: int) -> dict[str, list[tuple[int, int, Cost]]]:
+        """Return begin, end and work of operators by thread, as far as the file has it."""
+        costs: dict[str, list[tuple[int, int, Cost]]] = {}
+        for begin, duration, thread, cost in sorted(self._costs, key=lambda each: each[0]):
+            costs.setdefault(thread, []).append((*_times(base_ns, begin, duration), cost))
+        return costs
+
     def annotations(self, base_ns: int) -> list[Annotation]:
         """Return the annotations, sorted by begin, those that contain others first."""
         annotations = []
@@ -275,11 +277,6 @@ def _times(base_ns: int, begin: float, duration: float) -> Interval:
 
 def _is_time(value: Any) -> TypeGuard[float]:  # noqa: ANN401  # of any JSON type
     return isinstance(value, int | float) and 0 <= value < MAX_US
-
-
-def external_id(args: Event) -> str:
-    """Return the number that an operator shares with what it launched; "" if it has none."""
-    return text_of(args.get("External id", args.get("external id")))
 
 
 def text_of(value: Any) -> str:  # noqa: ANN401  # of any JSON type
