@@ -9,6 +9,7 @@ import numpy as np
 
 from rankscope.tracer.span import NS_PER_S
 
+from .arrays.grouping import NO_GROUP
 from .causes.detector import INSUFFICIENT_EVIDENCE, insufficient
 from .causes.order import CAUSES, FROM_RECORDS, FROM_REPLAY
 from .causes.slow_compute import ranks_without_peers
@@ -278,6 +279,12 @@ def _no_alarm(case: Case) -> Finding:
         return insufficient(
             f"{format_ranks(not_compared)} recorded no compute in most of these steps, so it is"
             f" unknown whether {pronoun} slow; differences between the other ranks are within noise"
+        )
+    group = case.reading.model.operations.group
+    if len(profile.ranks) > 1 and not (np.bincount(group[group != NO_GROUP]) > 1).any():
+        return insufficient(
+            f"no communication between the {len(profile.ranks):,} ranks was recorded, so it is"
+            " unknown who waits for whom"
         )
     return _healthy(profile, case.slowdown)
 

@@ -42,13 +42,21 @@ def verdict_sentence(report: RunReport) -> str:
     if finding.cause == "healthy":
         others = sorted({_harmless(report, other) for other in report.findings[1:]})
         also = f" Also found: {', '.join(others)}." if others else ""
-        return f"Healthy: {finding.evidence}.{also}"
+        return f"Healthy{_as_far_as_imported(report)}: {finding.evidence}.{also}"
     if finding.cause == "insufficient-evidence":
         return f"Insufficient evidence: {finding.evidence}."
     num_others = len(report.findings) - 1
     more = f" {format_count(num_others, 'more finding')} below." if num_others else ""
     who = f"{_culprit(report, finding)}{_before_it_moved(report, finding)}"
     return f"{who}{_held_up(report, finding)}{_gain(report, finding)}{more}"
+
+
+def _as_far_as_imported(report: RunReport) -> str:
+    """Return which part of a job an import holds; empty if it is all of it."""
+    num, size = len(report.coords), report.world_size
+    if num * report.layout.tp >= size or format_of(report).is_tp_collapsed:
+        return ""
+    return f" as far as {num} of {format_count(size, 'rank')} show (the others were not imported)"
 
 
 def _harmless(report: RunReport, finding: Finding) -> str:

@@ -63,6 +63,9 @@ class IdleName(StrEnum):
     LATE = "launched late"
     """The device had become idle before its host launched more."""
 
+    SYNCHRONIZED = "synchronized"
+    """The host waited for its device, and launched more only then."""
+
     IDLE = "idle"
     """The device had work and did not compute: the usual time between two kernels, another stream;
     or a processor between two operators."""

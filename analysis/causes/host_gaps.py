@@ -328,6 +328,29 @@ def _late_stages(gaps: HostGaps, loss: Loss) -> Iterator[tuple[Phase, list[int]]
         yield phase, np.flatnonzero(is_late).tolist()
 
 
+def _usual_ns(
+    gaps: HostGaps,
+    expected: Expected,
+    rows: NDArray[np.int64],
+    columns: list[int],
+    *,
+    lost_ns: float,
+) -> float:
+    """Return what peers lose in the places in which some ranks lose more than they."""
+    peers = np.setdiff1d(
+        np.flatnonzero(np.isin(gaps.profile.stage, gaps.profile.stage[rows])), rows
+    )
+    if not len(peers):
+        return 0.0
+    usual_ns = 0.0
+    for places, _ in expected:
+        total_ns = gaps.total_ns(*places)[:, columns]
+        own, usual = (float(np.median(total_ns[chosen])) for chosen in (rows, peers))
+        if own - usual >= THRESHOLDS.min_excess_ratio * lost_ns:
+            usual_ns += usual
+    return usual_ns
+
+
 def _late_candidate(
     gaps: HostGaps, loss: Loss, phase: Phase, rows: list[int], expected: Expected = ()
 ) -> Candidate:
@@ -336,8 +359,12 @@ def _late_candidate(
     columns = phase.shown
     steps = phase.steps(profile.steps)
     chosen = loss.chosen & np.isin(gaps.row, rows) & np.isin(gaps.column, columns)
-    lost = format_duration(phase.excess_ratio * float(np.median(gaps.compute_ns[rows])))
-    share = format_percent(phase.excess_ratio)
+    compute_ns = float(np.median(gaps.compute_ns[rows]))
+    lost_ns, peers = phase.excess_ratio * compute_ns, ALONE
+    usual_ns = _usual_ns(gaps, expected, np.array(rows), columns, lost_ns=lost_ns)
+    if usual_ns >= THRESHOLDS.min_excess_ratio * lost_ns:
+        lost_ns, peers = lost_ns + usual_ns, f"; its peers lose {format_duration(usual_ns)}"
+    share = format_percent(lost_ns / compute_ns)
     ranks = tuple(sorted(profile.ranks[rows].tolist()))
     several = len(rows) > 1
     return Candidate(
@@ -349,10 +376,10 @@ def _late_candidate(
         excess_ratio=phase.excess_ratio,
         threshold=max(phase.threshold, THRESHOLDS.min_excess_ratio if several else 0.0),
         evidence=(
-            f"{format_ranks(ranks)} {'lose' if several else 'loses'} {lost}"
+            f"{format_ranks(ranks)} {'lose' if several else 'loses'} {format_duration(lost_ns)}"
             f"{'' if phase.recurs else ' per step'} {loss.activity} ({share} of the compute)"
             f" {phase.when(profile.steps)}"
-            f"{'' if several or len(profile.ranks) == 1 else ALONE}"
+            f"{'' if several or len(profile.ranks) == 1 else peers}"
         ),
         on_host=True,
         fixed_ns=gaps.fixed_ns(chosen, expected),

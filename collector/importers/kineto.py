@@ -35,7 +35,7 @@ from .kineto_trace import ReadOptions, check_members, index_around, read_trace
 from .spool_folder import Process, Record, make_group_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
     from .kineto_comm import Call
@@ -46,8 +46,8 @@ def read_traces(
     files: Sequence[Path] | JobFiles,
     run_id: str,
     *,
+    kernels: CommKernels | None = None,
     step_name: str | None = None,
-    comm_kernels: Iterable[str] = (),
     show: Callable[[str], object] = lambda _: None,
 ) -> Iterator[Process]:
     """Yield the process of each rank, with its records, and with the groups of no process before.
@@ -57,16 +57,15 @@ def read_traces(
     Args:
         files: The traces of one job.
         run_id: Name of the run.
+        kernels: Which kernels communicate; None: those of `LIBRARIES`.
         step_name: As for `kineto_steps.find_steps`.
-        comm_kernels: Regular expressions of kernels that communicate, besides those of `LIBRARIES`.
         show: Called with the progress in words.
 
     Raises:
         TraceError: A file is no such trace, two have the same step of one rank, or the groups have
             more than `MAX_MEMBERS`.
-        re.error: One of ``comm_kernels`` is no regular expression.
     """
-    kernels = CommKernels(comm_kernels)
+    kernels = kernels or CommKernels()
     job = files if isinstance(files, JobFiles) else find_job(files)
     windows: dict[int, Windows] = defaultdict(Windows)
     known: set[int] = set()

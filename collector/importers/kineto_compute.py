@@ -29,7 +29,8 @@ DEVICE_SLACK_NS = 20_000
 stream's wait for an event of another stream, 5 to 10 us, with a margin."""
 
 HOST_SLACK_NS = 2_000_000
-"""The same of a thread, which the operating system has to wake."""
+"""Longest time from the end of a communication to the return of a thread that waited for it, which
+the operating system has to wake."""
 
 RESOLUTION = 1000
 """Idle times that are closer together than this part of a step have one span with their sum: a step
@@ -113,8 +114,7 @@ class _Sweep:
     def _add_gap(self, work: Work, step: int, *, goes_on: bool) -> None:
         """Add what was before a kernel, in which nothing was computed."""
         begin, end = self._busy_ns, work.start_ns
-        is_late = self._trace.is_of_device and work.launch_ns > begin
-        name = IdleName.LATE if is_late else IdleName.IDLE
+        name = _idle_name(self._trace, work, begin)
         wait = _find_wait(self._trace, work, self._calls, begin)
         if wait is None:
             if goes_on:
@@ -168,6 +168,14 @@ class _Sweep:
         self._idle.clear()
 
 
+def _idle_name(trace: RankTrace, work: Work, begin_ns: int) -> IdleName:
+    """Return why nothing was computed from a time on until work began."""
+    if not trace.is_of_device or work.launch_ns <= begin_ns:
+        return IdleName.IDLE
+    synchronized = index_around(trace.synchronizations.get(work.thread, ()), begin_ns) != NONE
+    return IdleName.SYNCHRONIZED if synchronized else IdleName.LATE
+
+
 def find_phases(trace: RankTrace) -> list[Phase | None]:
     """Return step and kind of each item of compute; None outside the steps."""
     phases: list[Phase | None] = []
@@ -216,9 +224,11 @@ def _find_wait(trace: RankTrace, work: Work, calls: Sequence[Call], busy_ns: int
     """Return the wait that ended as work began, if any.
 
     A stream waited if it had got the work before the communication ended; a host if it was in a
-    call that returned as the communication ended, and then launched the work. A thread of gloo may
-    lose its core between the end of a communication and that of its record, so on a processor one
-    that ends a little later counts too, if the idle time was most of it.
+    call that returned as the communication ended, and then launched the work. A thread that
+    computes nothing until a communication ends waits for it, whenever it gets a core afterwards: if
+    it did something else, that took no longer than the communication, which is short on a rank that
+    others wait for. A thread of gloo may lose its core between the end of a communication and that
+    of its record, so one that ends a little later counts too, if the idle time was most of it.
 
     Args:
         trace: The rank's trace.
@@ -226,10 +236,9 @@ def _find_wait(trace: RankTrace, work: Work, calls: Sequence[Call], busy_ns: int
         calls: All communication, by its end.
         busy_ns: End of the compute before.
     """
-    slack_ns, until_ns = DEVICE_SLACK_NS, work.start_ns
+    until_ns = work.start_ns
     if not trace.is_of_device:
-        slack_ns = HOST_SLACK_NS
-        until_ns += max(slack_ns, (work.start_ns - busy_ns) // 10)
+        until_ns += max(HOST_SLACK_NS, (work.start_ns - busy_ns) // 10)
     last = bisect_right(calls, until_ns, key=lambda call: call.work.end_ns) - 1
     if last < 0:
         return None
@@ -241,10 +250,10 @@ def _find_wait(trace: RankTrace, work: Work, calls: Sequence[Call], busy_ns: int
         called_ns = _synchronized_since(trace, work, waited.end_ns)
         begin = max(begin, end if called_ns is None else called_ns)
         return _Wait(begin, end, comm) if begin < end else None
+    if trace.is_of_device:
+        return _Wait(begin, end, comm) if work.start_ns - end <= DEVICE_SLACK_NS else None
     is_most = 2 * (end - begin) >= waited.end_ns - waited.launch_ns
-    if work.start_ns - end > slack_ns or not (waited.end_ns <= work.start_ns or is_most):
-        return None
-    return _Wait(begin, end, comm)
+    return _Wait(begin, end, comm) if waited.end_ns <= work.start_ns or is_most else None
 
 
 def _synchronized_since(trace: RankTrace, work: Work, end_ns: int) -> int | None:

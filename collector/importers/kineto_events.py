@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from sys import intern
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .operator_costs import find_cost
 
@@ -132,15 +132,16 @@ class Events:
         for event in events:
             if type(event) is not dict or event.get("ph") != "X":
                 continue
-            category, name = event.get("cat", ""), event.get("name")
-            begin, duration = event.get("ts"), event.get("dur")
-            args = event.setdefault("args", {})
-            if type(category) is not str or type(name) is not str or type(args) is not dict:
+            category = event.setdefault("cat", "")
+            add = add_category.get(category) if type(category) is str else None
+            if add is None:
                 continue
-            add = add_category.get(category)
-            if add is not None and _is_time(begin) and _is_time(duration):
+            name, args = event.get("name"), event.setdefault("args", {})
+            begin: Any = event.get("ts")
+            duration: Any = event.get("dur")
+            if type(name) is str and type(args) is dict and _are_times(begin, duration):
                 add(event, begin, duration, intern(name))
-                self.is_of_profiler |= bool(category)
+                self.is_of_profiler |= category != ""
 
     def _add_kernel(self, event: Event, begin: float, duration: float, name: str) -> None:
         args = event["args"]
@@ -275,8 +276,11 @@ def _times(base_ns: int, begin: float, duration: float) -> Interval:
     return start_ns, start_ns + round(duration * 1000)
 
 
-def _is_time(value: Any) -> TypeGuard[float]:  # noqa: ANN401  # of any JSON type
-    return isinstance(value, int | float) and 0 <= value < MAX_US
+def _are_times(begin: Any, duration: Any) -> bool:  # noqa: ANN401  # of any JSON type
+    try:
+        return bool(0 <= begin < MAX_US and 0 <= duration < MAX_US)
+    except TypeError:
+        return False
 
 
 def text_of(value: Any) -> str:  # noqa: ANN401  # of any JSON type

@@ -361,6 +361,9 @@ def ideal_durations(
     span's pieces as the spans of its stage divide theirs on average. Communications have theirs
     from `ideal_transfers`.
 
+    Compute that ended before its host launched more has at least its own duration: shortening it
+    makes nothing earlier.
+
     Args:
         kind: Shape (ops,): codes into `tracer.span.KINDS`.
         label: Shape (ops,): operations of equal label have one ideal.
@@ -390,6 +393,8 @@ def ideal_durations(
     piece_of_span[span] = np.arange(len(span))
     num_spans = np.bincount(index[piece_of_span[piece_of_span != NOT_FOUND]], minlength=num)
     ideal[own] = share * (np.bincount(index, weights=duration_ns[own]) / num_spans)[index]
+    hidden = np.flatnonzero(pieces.is_hidden)
+    ideal[hidden] = np.maximum(ideal[hidden], duration_ns[hidden])
     return ideal
 
 

@@ -91,6 +91,10 @@ class Pieces:
     is_idle: NDArray[np.bool_]
     """Whether a compute span contains it in which nothing was computed then (`IdleName`)."""
 
+    is_hidden: NDArray[np.bool_]
+    """Whether it is compute that ended before its host launched more: had it been shorter, the
+    device would have been idle for longer."""
+
     named_row: NDArray[np.int64]
     """Row of that span, if it has a name of the job's or of the compiler, or `GAP`."""
 
@@ -202,13 +206,18 @@ def cut_pieces(
     is_named &= (named_row != GAP) & ~empty
     host_kind[is_named] = HOST
     ordinal, num_ordinals = _number_pieces(span, host_kind)
+    is_idle = idles & (host_kind == HOST) & ~is_named
+    late = np.array([name == IdleName.LATE for name in spans.names], dtype=np.bool_)
+    is_late = is_idle & late[spans.name[np.append(host.row, 0)[in_host]]]
+    is_hidden = np.append(is_late[1:] & (span[1:] == span[:-1]), False) & (host_kind == GAP)
     return Pieces(
         start=first,
         end=last,
         rank_step=rank_step,
         compute=span,
         host_kind=host_kind.astype(np.int8),
-        is_idle=idles & (host_kind == HOST) & ~is_named,
+        is_idle=is_idle,
+        is_hidden=is_hidden & (span != GAP),
         named_row=np.where(is_named, named_row, GAP),
         ordinal=ordinal,
         num_ordinals=num_ordinals,

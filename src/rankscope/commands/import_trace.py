@@ -1,5 +1,6 @@
 """`rankscope import`: store a trace that another program recorded, or a spool whose job ended."""
 
+import re
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing
@@ -33,6 +34,8 @@ class ImportRequest:
     meta: Path | None = None
     rank: int | None = None
     step_name: str | None = None
+    comm_kernel: Sequence[str] | None = None
+    """Regular expressions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +64,7 @@ def import_files(  # noqa: PLR0913  # one parameter an option
     meta: Path | None = None,
     rank: int | None = None,
     step_name: str | None = None,
+    comm_kernel: Sequence[str] | None = None,
 ) -> str:
     """Store files or a spool, and return a line with what was stored.
 
@@ -76,9 +80,9 @@ def import_files(  # noqa: PLR0913  # one parameter an option
     chosen = FORMATS[file_format]
     request = ImportRequest(
         paths=files, run_id=run_id or "", store_url=store_url, meta=meta, rank=rank,
-        step_name=step_name,
+        step_name=step_name, comm_kernel=comm_kernel or None,
     )  # fmt: skip
-    for option in ("meta", "rank", "step_name"):
+    for option in ("meta", "rank", "step_name", "comm_kernel"):
         if getattr(request, option) is not None and option not in chosen.options:
             others = " or ".join(name for name, each in FORMATS.items() if option in each.options)
             name = option.replace("_", "-")
@@ -138,10 +142,15 @@ def import_kineto(request: ImportRequest) -> str:
         StoreError: The store could not be opened or written.
     """
     from rankscope.collector.importers.kineto import read_traces
+    from rankscope.collector.importers.kineto_comm import CommKernels
     from rankscope.collector.importers.kineto_files import find_job
 
     from ..memory import without_collection
 
+    try:
+        kernels = CommKernels(request.comm_kernel or ())
+    except re.error as error:
+        raise BadInputError(f"--comm-kernel {error.pattern!r} is no pattern: {error}") from None
     for path in request.paths:
         _trace_files(path)
     job = find_job(request.paths, rank=request.rank)
@@ -150,7 +159,11 @@ def import_kineto(request: ImportRequest) -> str:
         say(f"{len(job.left_out):,} files are no traces and were left out: {names}")
     with without_collection(), Progress() as progress:
         processes = read_traces(
-            job, request.run_id, step_name=request.step_name, show=progress.show
+            job,
+            request.run_id,
+            kernels=kernels,
+            step_name=request.step_name,
+            show=progress.show,
         )
         return store_processes(processes, request, progress=progress)
 
@@ -175,15 +188,19 @@ def store_processes(
 
     check_run_name(request.run_id)
     ranks, world_size = set[int](), 0
+    notes: dict[str, None] = {}
     with tempfile.TemporaryDirectory(prefix="rankscope-") as folder:
         with progress or Progress() as shown:
             for number, process in enumerate(processes, 1):
                 if progress is None:
                     shown.show(f"read {number} ranks")
+                notes |= dict.fromkeys(process.notes)
                 write_process(Path(folder), process)
                 ranks.add(process.rank)
                 world_size = max(world_size, process.world_size)
         say_missing(ranks, world_size)
+        for note in notes:
+            say(note)
         return _store_spool(Path(folder), run_id=request.run_id, store_url=request.store_url)
 
 
@@ -272,7 +289,7 @@ FORMATS = {
     "kineto": Format(
         description="JSON files of torch.profiler, one of each rank, or their folder",
         read=import_kineto,
-        options=("rank", "step_name"),
+        options=("rank", "step_name", "comm_kernel"),
         has_many_paths=True,
     ),
     "rankscope": Format(
@@ -331,6 +348,16 @@ def import_(  # noqa: PLR0913  # one parameter a flag
             show_default=False,
         ),
     ] = None,
+    comm_kernel: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--comm-kernel",
+            metavar="PATTERN",
+            help="Regular expression of the names of kernels that communicate, besides those of"
+            " known libraries (kineto). May be given several times.",
+            show_default=False,
+        ),
+    ] = None,
     store: Store = None,
 ) -> None:
     """Store a trace that another program recorded, or the spool of a job that has ended."""
@@ -342,5 +369,6 @@ def import_(  # noqa: PLR0913  # one parameter a flag
         meta=meta,
         rank=rank,
         step_name=step_name,
+        comm_kernel=comm_kernel,
     )
     typer.echo(done)

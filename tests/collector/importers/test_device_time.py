@@ -119,6 +119,7 @@ def test_a_step_begins_on_the_device_when_the_work_of_the_one_before_is_done(
 
 def test_a_processor_without_a_device_has_no_launches(tmp_path: Path) -> None:
     trace = TraceBuilder(0, 1)
+    trace.backend = "gloo"
     trace.step(0, 0, 60)
     trace.add("aten::mm", "cpu_op", 0, 40, tid=MAIN)
     trace.add("enumerate(DataLoader)#_Iter.__next__", "user_annotation", 45, 50, tid=MAIN)

@@ -16,6 +16,7 @@ from rankscope.analysis.report.report import Severity
 from rankscope.collector.errors import TraceError
 from rankscope.collector.importers.event_stream import PIECE_BYTES
 from rankscope.collector.importers.kineto import read_traces
+from rankscope.collector.importers.kineto_comm import CommKernels
 from rankscope.collector.store.store import open_store
 from rankscope.commands.import_trace import import_files
 from rankscope.errors import BadInputError
@@ -256,6 +257,173 @@ def test_the_descriptions_of_the_groups_give_the_layout(
     else:
         assert positive(found["layout"], 1) == layout
         assert positive(found["coords"], 0) == coords
+
+
+def test_gaps_of_any_length_are_no_compute_and_their_sum_is_kept(tmp_path: Path) -> None:
+    trace = TraceBuilder(0, 2)
+    trace.step(0, 0, 100)
+    for number in range(900):  # gaps of 0.03 ms, of which a thousandth of the step holds two
+        begin = 1 + 0.1 * number
+        trace.kernel("gemm", begin, begin + 0.07, launch=begin - 0.01)
+    process = read_one(trace, tmp_path)
+
+    (forward,) = of_kind(process, SpanKind.FORWARD)
+    idle = of_kind(process, SpanKind.HOST)
+    assert forward.end_ns - forward.start_ns == pytest.approx(89.97 * NS_PER_MS, abs=10)
+    assert sum(each.end_ns - each.start_ns for each in idle) == pytest.approx(
+        899 * 0.03 * NS_PER_MS, abs=900
+    )
+    assert len(idle) <= 500
+    assert {each.name for each in idle} == {IdleName.LATE}
+    ends = [forward.start_ns, *(each.end_ns for each in idle)]
+    assert all(each.start_ns >= end for each, end in zip(idle, ends[:-1], strict=True))
+
+
+def test_what_other_streams_compute_begins_no_phase(tmp_path: Path) -> None:
+    trace = TraceBuilder(0, 2)
+    trace.step(0, 0, 100)
+    trace.kernel("gemm", 10, 20)
+    trace.backward(18, 60)
+    trace.kernel("gemm_backward", 20, 30, launch=19, tid=AUTOGRAD)
+    trace.kernel("prefetch", 30, 32, launch=15, stream=9)  # of the main thread: a forward
+    trace.kernel("gemm_backward", 31, 40, launch=19.5, tid=AUTOGRAD)
+    process = read_one(trace, tmp_path)
+
+    assert spans(process, SpanKind.FORWARD) == [(10.0, 20.0)]
+    assert spans(process, SpanKind.BACKWARD) == [(20.0, 40.0)]
+    assert spans(process, SpanKind.HOST) == []
+
+
+def test_a_host_that_synchronizes_with_a_communication_waits_for_it(tmp_path: Path) -> None:
+    trace = TraceBuilder(0, 2)
+    trace.step(0, 0, 100)
+    trace.kernel("gemm", 10, 20)
+    trace.comm("barrier", 20, 50, launch=12)
+    trace.add("cudaStreamSynchronize", "cuda_runtime", 25, 50.05, tid=100)
+    trace.kernel("gelu", 51, 60, launch=50.9)
+    trace.add("cudaDeviceSynchronize", "cuda_runtime", 55, 60.02, tid=100)
+    trace.kernel("gelu", 63, 70, launch=62.9)
+    process = read_one(trace, tmp_path)
+
+    assert spans(process, SpanKind.WAIT) == [(25.0, 50.0)]
+    idle = [(each.name, each.end_ns - each.start_ns) for each in of_kind(process, SpanKind.HOST)]
+    assert idle == [
+        (IdleName.LATE, 5 * NS_PER_MS),
+        (IdleName.LATE, 1 * NS_PER_MS),
+        (IdleName.SYNCHRONIZED, 3 * NS_PER_MS),
+    ]
+
+
+def test_an_annotation_in_which_nothing_is_launched_is_time_of_the_host(tmp_path: Path) -> None:
+    trace = TraceBuilder(0, 2)
+    trace.step(0, 0, 100)
+    trace.add("enumerate(DataLoader)#Loader.__next__", "user_annotation", 1, 30, tid=100)
+    trace.add("tokenize", "user_annotation", 31, 40, tid=100)
+    trace.add("forward", "user_annotation", 41, 60, tid=100)
+    trace.kernel("gemm", 42, 50, launch=41.9)
+    process = read_one(trace, tmp_path)
+
+    assert [
+        (each.kind, each.name, (each.start_ns - BASE_NS) / NS_PER_MS)
+        for each in process.records
+        if each.track in {"loader", "thread 100"}
+    ] == [(SpanKind.DATA, "enumerate(DataLoader)", 1.0), (SpanKind.HOST, "tokenize", 31.0)]
+
+
+TWO_GROUPS = {"0": ("mesh_dp", (0, 1, 2, 3)), "1": ("mesh_tp", (0, 1))}
+
+
+def test_the_group_of_a_kernel_comes_from_the_first_of_its_sources(tmp_path: Path) -> None:
+    trace = TraceBuilder(0, 4, groups=TWO_GROUPS)
+    trace.step(0, 0, 100)
+
+    def generic(begin: float, stream: int, **args: Any) -> None:  # noqa: ANN401
+        trace.kernel("ncclDevKernel_Generic_1(args)", begin, begin + 1, stream=stream, **args)
+
+    generic(10, 20, **{"Process Group Name": "1"})
+    about = {"Process Group Name": "1", "Collective name": "reduce_scatter"}
+    trace.add("record_param_comms", "cpu_op", 18.9, 19.1, tid=100, **about)
+    trace.add("nccl:_reduce_scatter_base", "user_annotation", 18.95, 19.1, tid=100)
+    generic(20, 21, **{"Process Group Name": "0"})  # its own arguments take precedence
+    trace.add("record_param_comms", "cpu_op", 28.9, 29.1, tid=100, **about)
+    generic(30, 22)
+    generic(40, 20)  # a stream of group 1 alone
+    generic(50, 23)
+    process = read_one(trace, tmp_path)
+
+    axis_of = {group_id: axis for group_id, (_, axis, _) in process.groups.items()}
+    comm = sorted((each for each in process.records if each.comm), key=lambda each: each.start_ns)
+    assert [axis_of[each.comm.group_id] for each in comm if each.comm] == [
+        "tp", "dp", "tp", "tp", ""
+    ]  # fmt: skip
+    assert [each.name for each in comm][1:3] == ["reduce_scatter", "reduce_scatter"]
+    assert comm[-1].flags & SpanFlag.END_BOUND
+    assert [len(note) > 0 and "ncclDevKernel_Generic_1" in note for note in process.notes] == [True]
+
+
+def test_a_file_without_groups_has_one_of_all_ranks(tmp_path: Path) -> None:
+    trace = TraceBuilder(0, 4, groups={})
+    trace.step(0, 0, 100)
+    trace.kernel("ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*)", 10, 20)
+    process = read_one(trace, tmp_path)
+
+    assert [members for *_, members in process.groups.values()] == [(0, 1, 2, 3)]
+    assert process.manifest["layout"]["dp"] == 4
+    assert ["one group of all ranks" in note for note in process.notes] == [True]
+
+
+def test_a_rank_without_communication_says_so_with_names_that_sound_like_it(
+    tmp_path: Path,
+) -> None:
+    trace = TraceBuilder(0, 2)
+    trace.step(0, 0, 100)
+    trace.kernel("void acme::all_gather_v2<float>(float*)", 10, 20)
+    trace.kernel("gemm", 20, 30)
+
+    (note,) = read_one(trace, tmp_path).notes
+
+    assert "acme::all_gather_v2" in note
+    assert "gemm" not in note
+    assert "--comm-kernel" in note
+
+
+KERNELS = {
+    "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*)": "",
+    "ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC_sum_bf16(ncclSymkDevWorkArgs4K)": "",
+    "void mscclpp::allreduceAllPairs<float>(float*)": "",
+    "nvshmemi_barrier_all_kernel()": "",
+    "void (anonymous namespace)::multimem_one_shot_all_reduce_kernel<float, 16>(float*)": "",
+    "void (anonymous namespace)::two_shot_all_reduce_kernel<c10::BFloat16, 16, 8>(float*)": "",
+    "void vllm::cross_device_reduce_2stage<__nv_bfloat16, 8>(vllm::RankData*)": "",
+    "void quickreduce::allreduce_prototype_twoshot<AllReduceTwoshot<half>, half>(half*)": "",
+    "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<3>()": "",
+    "kuserbuffers_pushrecv(int, int, int*)": "",
+    "void userbuffers_fp16_sum_inplace_gpu_rr<8>(int)": "",
+    "void deep_ep::internode::combine<true, __nv_bfloat16>(int4*)": "ep",
+    "EpDispatchIntraNodeKernel_bf16": "ep",
+    "oneccl_allreduce_ring": "",
+    "hcom_allReduce__428_0_1": "",
+}
+
+
+@pytest.mark.parametrize(("name", "axis"), KERNELS.items(), ids=KERNELS)
+def test_kernels_of_libraries_that_communicate_are_known(name: str, axis: str) -> None:
+    assert CommKernels().axis_of(name) == axis
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "void deep_ep::layout::get_dispatch_layout<256, 32, 8>(long const*)",
+        "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float> >(float)",
+        "void cudnn::ops::blockAllReduce<float>(float*)",
+        "Memcpy DtoD (Device -> Device)",
+        "triton_red_fused_native_layer_norm_3",
+    ],
+)
+def test_kernels_that_only_sound_like_communication_compute(name: str) -> None:
+    assert CommKernels().axis_of(name) is None
+    assert CommKernels(["blockAll|layout|reduce|Memcpy|fused"]).axis_of(name) == ""
 
 
 def stored_report(folder: Path, store_url: str) -> RunReport:

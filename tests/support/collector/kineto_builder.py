@@ -15,7 +15,13 @@ US_PER_MS = 1000.0
 
 
 class TraceBuilder:
-    """Events of one rank. Times are ms from the trace's begin."""
+    """Events of one rank. Times are ms from the trace's begin.
+
+    Attributes:
+        backend: Backend of the job; with gloo, it has no device.
+    """
+
+    backend = "nccl"
 
     def __init__(
         self,
@@ -25,7 +31,8 @@ class TraceBuilder:
         groups: dict[str, tuple[str, tuple[int, ...]]] | None = None,
     ) -> None:
         self.rank, self.world_size = rank, world_size
-        self.groups = groups or {"0": ("default_pg", tuple(range(world_size)))}
+        everyone = {"0": ("default_pg", tuple(range(world_size)))}
+        self.groups = everyone if groups is None else groups
         self.events: list[dict[str, Any]] = []
         self._correlation = 0
 
@@ -88,10 +95,11 @@ class TraceBuilder:
             {"pg_name": name, "pg_desc": described, "ranks": list(members)}
             for name, (described, members) in self.groups.items()
         ]
-        about = {"backend": "nccl", "rank": self.rank, "world_size": self.world_size}
+        devices = [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}] if self.backend == "nccl" else []
+        about = {"backend": self.backend, "rank": self.rank, "world_size": self.world_size}
         return {
             "schemaVersion": 1,
-            "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}],
+            "deviceProperties": devices,
             "distributedInfo": {**about, "pg_count": len(config), "pg_config": config},
             "host_name": f"host-{self.rank // 8}",
             "baseTimeNanoseconds": BASE_NS,
