@@ -123,8 +123,10 @@ def _explain(trace: RankTrace, idle: Sequence[Interval]) -> dict[str, list[Inter
     launches = sorted(work.launch_ns for work in works)
     for begin, end in idle:
         launch, thread = _next_launch(trace, works, end)
+        if launch is not None and launch <= begin:
+            reasons[UNKNOWN].append((begin, end))
+            continue
         host = [(begin, end if launch is None else min(launch, end))]
-        host = host if launch is None or launch > begin else []
         later = subtract(host, loader)
         reasons[INPUT] += subtract(host, later)
         if launch is None:
@@ -138,8 +140,8 @@ def _explain(trace: RankTrace, idle: Sequence[Interval]) -> dict[str, list[Inter
             blocked -= middle - first
             reasons[SYNCHRONISATION].append((first, middle))
             reasons[LAUNCH].append((middle, last))
-        launched = min(max(begin, launch), end)
-        begun = min(end, launched + LATENCY_NS) if host else begin
+        launched = min(launch, end)
+        begun = min(end, launched + LATENCY_NS)
         reasons[LAUNCH].append((launched, begun))
         reasons[UNKNOWN].append((begun, end))
     return {

@@ -8,7 +8,9 @@ from dataclasses import dataclass, fields
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .kineto_events import external_id
+from rankscope.tracer.span import NONE
+
+from .kineto_trace import index_around
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -78,7 +80,7 @@ def sum_kernels(
     phases: Sequence[tuple[int, SpanKind] | None],
     *,
     comm: frozenset[int],
-    costs: Mapping[str, Cost],
+    costs: Mapping[str, Sequence[tuple[int, int, Cost]]],
 ) -> list[dict[str, Any]]:
     """Return the lines of ``kernels.jsonl``: one for each step, phase, stream and name.
 
@@ -86,34 +88,45 @@ def sum_kernels(
         works: Kernels of the device, or operators of the processor.
         phases: Step and phase of each; None outside the steps.
         comm: Places of those that are communication.
-        costs: Work of operators by external id. It counts for the longest kernel of the operator.
+        costs: Begin, end and work of operators by thread. It counts for the longest kernel that
+            was launched in the operator: old profiles have no other link between the two.
     """
-    operators = [external_id(work.event["args"]) for work in works]
-    longest: dict[str, int] = {}
-    for place, operator in enumerate(operators):
-        if operator in costs and place not in comm:
-            before = longest.setdefault(operator, place)
-            if _length(works[place]) > _length(works[before]):
-                longest[operator] = place
+    cost_of = _place_costs(works, comm, costs)
     sums: dict[KernelKey, KernelSum] = {}
     names: dict[str, str] = {}
     for place, (work, phase) in enumerate(zip(works, phases, strict=True)):
         if phase is None:
             continue
-        full, operator, length = work.event["name"], operators[place], _length(work)
+        full, length = work.event["name"], _length(work)
         is_copy = work.event["cat"] in COPIES
         if full not in names:
             names[full] = full if is_copy else shorten_name(full)
         stream = COMMUNICATION if place in comm else COPY if is_copy else COMPUTE
         key = KernelKey(phase[0], str(phase[1]), stream, names[full])
-        cost = costs[operator] if longest.get(operator) == place else (None, None, "")
-        launch = KernelSum(1, length, length, *cost)
+        launch = KernelSum(1, length, length, *cost_of.get(place, (None, None, "")))
         sums[key] = sums[key].plus(launch) if key in sums else launch
     columns = [column.name for column in fields(KernelSum)]
     return [
         {**key._asdict(), **{name: getattr(row, name) for name in columns}}
         for key, row in sorted(_limit_names(sums).items())
     ]
+
+
+def _place_costs(
+    works: Sequence[Work],
+    comm: frozenset[int],
+    costs: Mapping[str, Sequence[tuple[int, int, Cost]]],
+) -> dict[int, Cost]:
+    """Return the work of the operators by the places of their longest kernels."""
+    longest: dict[tuple[str, int], int] = {}
+    for place, work in enumerate(works):
+        index = index_around(costs.get(work.thread, ()), work.launch_ns)
+        if index == NONE or place in comm:
+            continue
+        before = longest.setdefault((work.thread, index), place)
+        if _length(work) > _length(works[before]):
+            longest[work.thread, index] = place
+    return {place: costs[thread][index][2] for (thread, index), place in longest.items()}
 
 
 def shorten_name(full: str) -> str:

@@ -118,11 +118,9 @@ class Events:
         self._host_comm: list[tuple[float, float, str, Event]] = []
         self._synchronizations: list[tuple[float, float, str]] = []
         self._num_started = 0
+        self._costs: list[tuple[float, float, str, Cost]] = []
         self.is_merged = False
         """True if processes are named as in a file that several ranks' traces were merged into."""
-
-        self.costs: dict[str, Cost] = {}
-        """Work of operators by their external id, as far as the file has it."""
 
     @property
     def is_of_device(self) -> bool:
@@ -159,7 +157,6 @@ class Events:
             "tid": event.get("tid"),
             "args": {key: value for key, value in args.items() if key not in UNUSED_ARGS},
         }
-        self._add_cost(name, args)
         self._kernels.append((begin, duration, text_of(args.get("correlation")), event))
         self._operators.clear()  # they only launched
 
@@ -173,17 +170,14 @@ class Events:
         self._num_started += STARTS_WORK.search(name) is not None
 
     def _add_operator(self, event: Event, begin: float, duration: float, name: str) -> None:
-        self._add_cost(name, event["args"])
+        if cost := find_cost(name, event["args"]):
+            self._costs.append((begin, duration, intern(text_of(event.get("tid"))), cost))
         if self._is_annotated(name):
             self._add_annotation(event, begin, duration, name)
         if not self._kernels:
             thread = intern(text_of(event.get("tid")))
             number = event["args"].get("External id")
             self._operators.append((begin, duration, thread, name, number))
-
-    def _add_cost(self, name: str, args: Event) -> None:
-        if cost := find_cost(name, args):
-            self.costs[external_id(args)] = cost
 
     def _add_annotation(self, event: Event, begin: float, duration: float, name: str) -> None:
         thread = intern(text_of(event.get("tid")))
@@ -266,6 +260,13 @@ class Events:
             calls.setdefault(thread, []).append(_times(base_ns, begin, duration))
         return calls
 
+    def costs(self, base_ns: int) -> dict[str, list[tuple[int, int, Cost]]]:
+        """Return begin, end and work of operators by thread, as far as the file has it."""
+        costs: dict[str, list[tuple[int, int, Cost]]] = {}
+        for begin, duration, thread, cost in sorted(self._costs, key=lambda each: each[0]):
+            costs.setdefault(thread, []).append((*_times(base_ns, begin, duration), cost))
+        return costs
+
     def annotations(self, base_ns: int) -> list[Annotation]:
         """Return the annotations, sorted by begin, those that contain others first."""
         annotations = []
@@ -286,11 +287,6 @@ def _are_times(begin: Any, duration: Any) -> bool:  # noqa: ANN401  # of any JSO
         return bool(0 <= begin < MAX_US and 0 <= duration < MAX_US)
     except TypeError:
         return False
-
-
-def external_id(args: Event) -> str:
-    """Return the number that an operator shares with what it launched; "" if it has none."""
-    return text_of(args.get("External id", args.get("external id")))
 
 
 def text_of(value: Any) -> str:  # noqa: ANN401  # of any JSON type

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.topology import AXES, GROUP_KINDS
@@ -100,8 +100,8 @@ class RankTrace:
     ranges: dict[str, list[tuple[int, int, str]]] = field(default_factory=dict)
     """Other annotations than steps, among them those of the job's own, by thread."""
 
-    costs: dict[str, Cost] = field(default_factory=dict)
-    """Work of operators by their external id, as far as the file has it."""
+    costs: dict[str, list[tuple[int, int, Cost]]] = field(default_factory=dict)
+    """Begin, end and work of operators by thread, sorted by begin, as far as the file has it."""
 
     groups: dict[str, Group] = field(default_factory=dict)
     """By name."""
@@ -245,7 +245,7 @@ def _fill(trace: RankTrace, events: Events) -> list[Annotation]:
         trace.comm = events.host_comm(trace.base_ns)
     trace.calls = events.calls(trace.base_ns)
     trace.synchronizations = events.synchronizations(trace.base_ns)
-    trace.costs = events.costs
+    trace.costs = events.costs(trace.base_ns)
     annotations = events.annotations(trace.base_ns)
     for begin, end, thread, name, is_own in annotations:
         if name.startswith(BACKWARD_PREFIX):
@@ -262,7 +262,7 @@ def _fill(trace: RankTrace, events: Events) -> list[Annotation]:
     return annotations
 
 
-def index_around(intervals: Sequence[tuple[int, ...]], at_ns: int) -> int:
+def index_around(intervals: Sequence[tuple[Any, ...]], at_ns: int) -> int:
     """Return the index of the disjoint interval around a time, else `NONE`."""
     index = bisect_right(intervals, at_ns, key=lambda each: each[0]) - 1
     return index if index >= 0 and at_ns < intervals[index][1] else NONE

@@ -73,6 +73,9 @@ class TailProgress:
     num_later: int
     """New processes whose turn has not come yet."""
 
+    has_more_lines: bool
+    """Whether lines of groups, events or kernels wait for the next poll."""
+
     num_unreadable: int
     """Segments and folders found since the start that can't be read, and are left unchanged."""
 
@@ -182,6 +185,7 @@ class SpoolTail:
             num_processes=self._num_processes,
             num_running=sum(tail.state == RUNNING for tail in self._active.values()),
             num_later=self._num_later,
+            has_more_lines=any(tail.has_more_lines for tail in self._active.values()),
             num_unreadable=len(self._unreadable),
             problems=problems,
         )

@@ -163,7 +163,7 @@ def _read_to_the_end(tail: SpoolTail, show: Callable[[str], None]) -> SpoolReadi
                 f"ranks of this host still run, such as the process of {running[0].folder}: wait"
                 " for the end of the job, or watch it with `rankscope serve --spool`"
             )
-        if progress.num_cuts or progress.num_later:
+        if progress.num_cuts or progress.num_later or progress.has_more_lines:
             last_s = time.monotonic()
         elif not progress.num_running or time.monotonic() - last_s > QUIET_S:
             return SpoolReading(
@@ -171,7 +171,8 @@ def _read_to_the_end(tail: SpoolTail, show: Callable[[str], None]) -> SpoolReadi
                 problems=tuple(problems),
                 unfinished=tail.unfinished,
             )
-        time.sleep(POLL_S)
+        if not progress.has_more_lines:
+            time.sleep(POLL_S)
 
 
 def say_unread(reading: SpoolReading) -> None:

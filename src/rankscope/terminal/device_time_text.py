@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rankscope.analysis.report.device_time import CHANGE_COLUMNS, KERNEL_COLUMNS
 from rankscope.analysis.report.text import format_count, format_percent, format_seconds
 
-from .lines import format_table, printable
+from .lines import format_rows, format_table, printable, wrap_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,10 +47,17 @@ def kernel_lines(kernels: Sequence[Kernel], *, top: int, width: int | None) -> l
 def kernel_change_lines(
     changes: Sequence[KernelChange], *, top: int, width: int | None
 ) -> list[str]:
-    """Return the kernels that differ between two runs, the largest differences first."""
+    """Return the kernels that differ between two runs, the largest differences first.
+
+    The name of each is on a line of its own, because it is long.
+    """
     if not changes:
         return []
-    rows = [(printable(name), *rest) for name, *rest in (each.cells for each in changes[:top])]
-    lines = format_table(CHANGE_COLUMNS, rows, right="lkkrrr", width=width)
+    shown = [each.cells for each in changes[:top]]
+    rows = [cells[1:] for cells in shown]
+    head, *body = format_rows(CHANGE_COLUMNS[1:], rows, right="kkrrr", width=width)
+    lines = [head]
+    for row, (name, *_) in zip(body, shown, strict=True):
+        lines += [row, *wrap_text(printable(name), width or len(name) + 2, first="  ")]
     more = len(changes) - top
     return [*lines, f"  and {format_count(more, 'kernel')} more"] if more > 0 else lines

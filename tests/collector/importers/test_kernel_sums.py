@@ -58,12 +58,12 @@ def test_flops_of_an_operator_count_for_its_longest_kernel(tmp_path: Path) -> No
     trace = TraceBuilder(0, 1)
     trace.step(0, 0, 100)
     shapes = {"Input Dims": [[8], [16, 32], [32, 8]], "Input type": ["c10::BFloat16"] * 3}
-    for external in (1, 2):
-        args = {"External id": external, **shapes}
-        trace.add("aten::addmm", "cpu_op", external, external + 1, tid=MAIN, **args)
-        trace.kernel("bias", 10 * external, 10 * external + 1, **{"External id": external})
-        trace.kernel("gemm", 10 * external + 1, 10 * external + 5, **{"External id": external})
-    trace.kernel("no operator", 50, 51)
+    for at in (1, 2):
+        trace.add("aten::addmm", "cpu_op", at, at + 0.5, tid=MAIN, **shapes)
+        trace.kernel("bias", 10 * at, 10 * at + 1, launch=at + 0.1)
+        trace.kernel("gemm", 10 * at + 1, 10 * at + 5, launch=at + 0.2)
+        trace.kernel("other thread", 10 * at + 5, 10 * at + 6, launch=at + 0.3, tid=AUTOGRAD)
+    trace.kernel("no operator", 50, 51, launch=1.7)
 
     rows = sums(trace, tmp_path)
 
@@ -71,7 +71,7 @@ def test_flops_of_an_operator_count_for_its_longest_kernel(tmp_path: Path) -> No
     assert (gemm["flops"], gemm["num_bytes"], gemm["dtype"]) == (
         2 * 2 * 16 * 32 * 8, 2 * 2 * (16 * 32 + 32 * 8 + 16 * 8), "bfloat16",
     )  # fmt: skip
-    for name in ("bias", "no operator"):
+    for name in ("bias", "no operator", "other thread"):
         row = rows["forward", "compute", name]
         assert (row["flops"], row["num_bytes"], row["dtype"]) == (None, None, "")
 
