@@ -73,7 +73,8 @@ def _culprit(report: RunReport, finding: Finding) -> str:
         return f"{cause.sentence} ({cause.name}){when}."
     if cause.subject is Subject.LINK and (link := _link(report, finding.ranks)):
         hosts = format_hosts(finding, report.placements)
-        return f"{link}{f', on {hosts},' if hosts else ''} is slow{when} ({cause.name})."
+        where = f", on {hosts}," if hosts else "," if "," in link else ""
+        return f"{link}{where} is slow{when} ({cause.name})."
     verb = cause.one if len(finding.ranks) == 1 else cause.several
     return f"{_ranks_at_fault(report, finding)} {verb}{when} ({cause.name})."
 
@@ -139,7 +140,7 @@ def _link(report: RunReport, ranks: tuple[int, ...]) -> str:
         if axis != varying[0] and sizes[axis] > 1
     )
     group = f"{AXIS_NAMES[varying[0]]} group" + (f" ({fixed})" if fixed else "")
-    return f"A link of {group}, {format_count(len(ranks), 'rank')},"
+    return f"A link of {group}, {format_count(len(ranks), 'rank')}"
 
 
 def _held_up(report: RunReport, finding: Finding) -> str:
@@ -152,7 +153,7 @@ def _held_up(report: RunReport, finding: Finding) -> str:
         return ""
     culprits = set(finding.ranks)
     lost = [
-        (entry.rank, sum(part.ratio for part in entry.waits_on if part.rank in culprits))
+        (entry.rank, report.share_held_up(entry, finding))
         for entry in report.starved
         if entry.rank not in culprits
     ]

@@ -431,6 +431,7 @@ def split_by_time(
                     **own,
                 ),
                 kinds=model.kinds,
+                overlap_ns=None if model.overlap_ns is None else model.overlap_ns[first:end],
                 **columns,
             ),
             waits=WaitIntervals(

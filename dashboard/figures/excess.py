@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import plotly.graph_objects as go
 
-from rankscope.analysis.report.text import format_range
+from rankscope.analysis.report.text import format_link, format_range
 from rankscope.tracer.span import NS_PER_S
 
 from ..theme import DIVERGING, apply_style, axis_unit
@@ -28,10 +28,6 @@ MIN_SCALE_RATIO = 0.05
 _PIXELS_PER_ROW = 42
 _MIN_HEIGHT = 220
 _MAX_HEIGHT = 560
-_PAIR = 2
-_MAX_MEMBERS = 4
-"""Members of a group that its label names."""
-
 _MAX_SPACED = 48
 """Rows and columns up to which cells have a gap between them."""
 
@@ -64,7 +60,7 @@ def row_labels(excess: RankStepExcess, blocks: ExcessBlocks) -> list[str]:
     """Return the label of each row, from the top: ranks, or the members of a link."""
     if not excess.links:
         return [format_range(block) for block in blocks.rank_blocks]
-    return [link_label(members) for members in excess.links]
+    return [format_link(members) for members in excess.links]
 
 
 def ranks_of_row(excess: RankStepExcess, label: str) -> tuple[int, ...]:
@@ -152,15 +148,6 @@ def join_neighbours(excess: RankStepExcess, *, max_rows: int, max_columns: int) 
     if largest.size:
         largest = np.fmax.reduceat(np.fmax.reduceat(largest, rows, axis=0), columns, axis=1)
     return ExcessBlocks(rank_blocks=rank_blocks, step_blocks=step_blocks, excess_ns=largest)
-
-
-def link_label(members: tuple[int, ...]) -> str:
-    """Return the members of a link as a label: "3 → 7", "0, 2, 4", "0, 2 … 30 (16)"."""
-    if len(members) == _PAIR:
-        return f"{members[0]} → {members[1]}"
-    if len(members) <= _MAX_MEMBERS:
-        return ", ".join(map(str, members))
-    return f"{members[0]}, {members[1]} … {members[-1]} ({len(members)})"
 
 
 def split_blocks(
