@@ -414,8 +414,8 @@ def find_notable(
 
     Alike are the stretches of one kind and number on each rank of a line, such as the third
     forward. One is notable if it takes `NOTABLE` times as long as their median, and ``least_ns``
-    longer; a rank that has none counts as 0, so that a lone pause is notable. Waits and transfers are
-    not, and neither is anything in a line of fewer than `LEAST_ALIKE` ranks.
+    longer; a rank that has none counts as 0, so that a lone pause is notable. Waits and transfers
+    are not, and neither is anything in a line of fewer than `LEAST_ALIKE` ranks.
 
     Args:
         done: Stretches, ordered by rank and begin.

@@ -68,7 +68,7 @@ first label of times, which may reach into the margin, is beside it."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Where a rank came to a stop."""
+    """Moment at which a rank came to a stop."""
 
     rank: int
     at_ns: int
