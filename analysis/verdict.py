@@ -149,8 +149,8 @@ def _held_up(report: RunReport, finding: Finding) -> str:
     if cause is hang.CAUSE:
         is_waited_for = finding.ranks and hang.TOO_MANY not in finding.evidence
         return f" All other ranks wait for {pronoun}." if is_waited_for else ""
-    if cause.subject is Subject.JOB or cause.ends_run:
-        return ""
+    if cause.subject is Subject.JOB or cause.ends_run or finding.saved_s is None:
+        return ""  # of a misconfiguration it is not known whether it costs anything
     culprits = set(finding.ranks)
     lost = [
         (entry.rank, report.share_held_up(entry, finding))

@@ -82,7 +82,9 @@ def binaries(values: Sequence[bytes]) -> Column:
 def number_lists(lists: Sequence[Sequence[int]], dtype: Any) -> Column:  # noqa: ANN401  # as above
     """Return the Arrow column of lists of numbers."""
     values = numbers(np.fromiter(chain.from_iterable(lists), dtype=dtype))
-    return pa.ListArray.from_arrays(numbers(_offsets(lists)), values)
+    offsets: Any = numbers(_offsets(lists))
+    column: Column = pa.ListArray.from_arrays(offsets, values)
+    return column
 
 
 def _offsets(values: Sequence[Sequence[Any] | bytes]) -> NDArray[np.int32]:

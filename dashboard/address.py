@@ -161,6 +161,8 @@ def view_finding(view: View, finding: Finding) -> View:
     proof = finding.proof
     order = RowOrder.EXCESS if finding.ranks or proof is not None else RowOrder.PP
     shown = replace(view, page=TIMELINE, ranks=finding.ranks, order=order)
+    if finding.cause == "network-degradation":  # of all ranks: the usual step is the comparison
+        shown = replace(shown, order=RowOrder.PP, layers=("ideal",))
     if proof is None:
         last = None if finding.steps is None else finding.steps[1]
         return replace(shown, step=last if view.step is None else view.step)

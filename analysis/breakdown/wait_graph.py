@@ -152,10 +152,10 @@ def follow_waits(
     )
 
 
-def follow_transfers(report: RunReport, finding: Finding, *, max_nodes: int) -> WaitGraph:
-    """Return the ranks that wait for the slow transfers of a finding, which are one node.
+def follow_finding(report: RunReport, finding: Finding, *, max_nodes: int) -> WaitGraph:
+    """Return the ranks that wait for what a finding names, which is one node.
 
-    A rank waits for them if that takes at least `MIN_WAIT_RATIO` of a step; the shares are those of
+    A rank waits for it if that takes at least `MIN_WAIT_RATIO` of a step; the shares are those of
     ``starved``. Above ``max_nodes`` ranks, those of one pipeline stage are one node.
     """
     culprits = tuple(rank for rank in finding.ranks if rank in report.coords)

@@ -11,7 +11,7 @@ from dash.exceptions import PreventUpdate
 from rankscope.analysis.breakdown.starved import MIN_WAIT_RATIO
 from rankscope.analysis.breakdown.wait_graph import (
     MAX_NODES,
-    follow_transfers,
+    follow_finding,
     follow_waits,
     most_waited_for,
 )
@@ -66,11 +66,13 @@ def show_graph(
             return [no_data("no step could be replayed", _REPLAYED)]
         return [no_data("no rank waits for another", _NO_WAITS)]
     max_nodes = MAX_NODES if view.show == BY_RANK else MAX_SINGLE
-    finding = _slow_transfers(report, culprits)
+    finding = _of_one_node(report, culprits)
     if finding is not None:
         max_nodes = 0 if view.show == BY_GROUP else max_nodes
-        found = follow_transfers(report, finding, max_nodes=max_nodes)
-        named = f"the slow transfers of {format_ranks(culprits)}"
+        found = follow_finding(report, finding, max_nodes=max_nodes)
+        named = format_ranks(culprits)
+        if finding.cause in TRANSFER_CAUSES:
+            named = f"the slow transfers of {named}"
     else:
         max_nodes = len(culprits) if view.show == BY_GROUP else max_nodes
         found = follow_waits(report.direct_waits, culprits, report.coords, max_nodes=max_nodes)
@@ -89,7 +91,7 @@ def show_graph(
             )
         else:
             sentence = _no_waits(report, report.direct_waits, named, base_path)
-        if finding is not None and not ending:
+        if finding is not None and finding.cause in TRANSFER_CAUSES and not ending:
             sentence = (
                 f"No rank waits for {named} for {LEAST} of a step or more: the ranks that lose time"
                 " transfer themselves. The page Links has the times."
@@ -143,14 +145,14 @@ _REPLAYED = "The overview says why, under the quality of the data."
 def _culprits(report: RunReport) -> tuple[int, ...]:
     """Return the ranks of the top finding, else the rank that others wait on most.
 
-    If the finding has all ranks, or more than a graph can begin from, it is the one of them that
-    others wait on most.
+    If the finding has all ranks, it is the one of them that others wait on most.
     """
     waited = () if report.waterfall is None else report.waterfall.waiting_on
     most = [one.rank for one in waited if one.rank is not None]
     top = report.top_finding
     known = tuple(rank for rank in top.ranks if rank in report.coords)
-    if top.cause in TRANSFER_CAUSES and known:
+    is_of_all = len(known) == len(report.coords)
+    if known and (top.cause in TRANSFER_CAUSES or (len(known) > MAX_CULPRITS and not is_of_all)):
         return known
     if not known or top.severity is Severity.NONE:
         return tuple(most[:1])
@@ -159,13 +161,16 @@ def _culprits(report: RunReport) -> tuple[int, ...]:
     return tuple([rank for rank in most if rank in known][:1]) or known[:1]
 
 
-def _slow_transfers(report: RunReport, culprits: tuple[int, ...]) -> Finding | None:
-    """Return the finding of slow transfers that is about these ranks; None if there is none."""
+def _of_one_node(report: RunReport, culprits: tuple[int, ...]) -> Finding | None:
+    """Return the finding of these ranks, if they are drawn as one node; else None.
+
+    They are if ranks wait for transfers between them, or if they are too many.
+    """
     return next(
         (
             each
             for each in report.findings
-            if each.cause in TRANSFER_CAUSES
+            if (each.cause in TRANSFER_CAUSES or len(culprits) > MAX_CULPRITS)
             and culprits == tuple(rank for rank in each.ranks if rank in report.coords)
         ),
         None,

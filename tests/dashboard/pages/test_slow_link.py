@@ -112,6 +112,25 @@ def test_time_lost_to_a_link_is_no_bubble_of_the_pipeline(place: str) -> None:
     assert f"{format_percent(found.bubble.measured_ratio, digits=1)} of useful compute" in page
 
 
+def test_a_stage_is_one_culprit_of_the_graph_as_it_is_of_the_verdict() -> None:
+    report = analysed("stage-imbalance:stage=1,factor=1.6")
+    top = report.top_finding
+    assert (top.cause, len(top.ranks)) == ("stage-imbalance", 16)
+
+    graph = words(show_graph(FakeProvider(), report, View(page=GRAPH), base_path="/"))
+
+    assert "16 ranks are held up by it" in verdict_sentence(report)
+    assert "16 ranks wait for ranks 16 to 31" in graph
+
+
+def test_a_misconfiguration_without_a_price_holds_up_no_rank() -> None:
+    report = analysed("misconfiguration:rank=3")
+    (finding,) = (one for one in report.findings if one.cause == "misconfiguration")
+    assert finding.saved_s is None
+
+    assert "held up" not in verdict_sentence(replace(report, findings=(finding,)))
+
+
 def test_causes_that_are_seen_in_transfers_are_named() -> None:
     seen = {name for name, cause in CAUSES.items() if cause.shown_in is ShownIn.TRANSFERS}
     assert seen == TRANSFER_CAUSES
