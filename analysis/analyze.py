@@ -43,6 +43,7 @@ from .readers.tracer.job_ends import end_last_steps
 from .recurrence import find_placements, name_hosts
 from .replay.step_graph import find_cycles
 from .replay.what_if import Replayer, ratio, what_if
+from .report.network import WaitedLink
 from .report.report import RankStepExcess, RunReport, StepTimes
 from .report.text import format_count, format_percent
 from .statistics.peers import compare_with_peers
@@ -59,9 +60,9 @@ if TYPE_CHECKING:
     from .breakdown.starved import WaitAttribution
     from .breakdown.waterfall import Waterfall
     from .causes.candidate import Candidate
-    from .replay.model import Reading
+    from .replay.model import Reading, Transfers
     from .replay.what_if import WhatIf
-    from .report.report import Finding, Quality, RankPlacements, Starved
+    from .report.report import Finding, Quality, RankPlacements, Starved, WaitsOn
     from .statistics.peers import ComputeProfile
     from .trace.tables import RunInfo, SpanSource, SpanTable, StepTable
 
@@ -270,6 +271,7 @@ def _report_with_replay(
     full_ns, waterfall = recorded.result()
     result = what_if_of_parts.result()
     attribution, starved = waiting.result()
+    summary = summarize_waterfall(waterfall, attribution)
     actual_ns = float(reading.actual_ns.mean())
     replayed_ns, ideal_ns = float(result.replayed_ns.mean()), float(result.ideal_ns.mean())
     slowdown = result.slowdown(result.replayed_ns)
@@ -325,7 +327,8 @@ def _report_with_replay(
             reading.transfers, {rank: info.host for rank, info in run.ranks.items()}
         ),
         links=None if links is None else links.result(),
-        waterfall=summarize_waterfall(waterfall, attribution),
+        waterfall=summary,
+        waited_links=_waited_links(reading.transfers, starved, summary.waiting_on),
         direct_waits=sum_direct_waits(
             waterfall,
             attribution,
@@ -346,9 +349,22 @@ def _report_with_replay(
 
 def _find_waiting(run: RunInfo, reading: Reading) -> Waiting:
     """Return who caused the waits, and the ranks that wait."""
-    attribution = attribute_waits(reading.model, reading.waits)
+    attribution = attribute_waits(reading.model, reading.waits, reading.transfers.link_of_operation)
     total_ns = dict.fromkeys(run.ranks, int(reading.actual_ns.sum()))
     return attribution, find_starved_ranks(reading.waits, attribution, total_ns)
+
+
+def _waited_links(
+    transfers: Transfers, starved: tuple[Starved, ...], waiting_on: tuple[WaitsOn, ...]
+) -> dict[int, WaitedLink]:
+    """Return the links that are named as waited for."""
+    entries = (*waiting_on, *(on for waiting in starved for on in waiting.waits_on))
+    numbers = sorted({on.link for on in entries if on.link is not None})
+    links = ((number, transfers.links[number]) for number in numbers)
+    return {
+        number: WaitedLink(members=link.members, kind=link.kind, is_pair=link.is_pair)
+        for number, link in links
+    }
 
 
 def _recorded_times(

@@ -178,28 +178,31 @@ def _contradictions_of_verdict(report: RunReport) -> Iterator[str]:
 
 
 def _unexplained_wait(report: RunReport) -> Finding | None:
-    """Return why a run is not healthy in which ranks wait for one rank, and no finding says why.
+    """Return why a run is not healthy in which ranks wait for one culprit, and no finding says why.
 
-    The culprit is the rank that the others wait for. If that is one rank for most of all waiting,
-    and it costs what would be critical, something is slow, whether or not it was found.
+    The culprit is a rank, or a link with slow transfers. If most of all waiting is for one, and it
+    costs what would be critical, something is slow, whether or not it was found.
     """
     waterfall, actual_s = report.waterfall, report.step_time_s.actual
     if waterfall is None or not waterfall.waiting_on or not actual_s or len(waterfall.ranks) == 1:
         return None
     top = waterfall.waiting_on[0]
     num = len(waterfall.ranks)
-    share = top.ratio * num / (num - 1)
+    # Members of a link transfer while the others wait; a rank that is waited for does not wait.
+    share = top.ratio * (num / (num - 1) if top.link is None else 1.0)
+    culprits = {top.rank} if top.link is None else set(report.waited_links[top.link].members)
     total = sum(each.ratio for each in waterfall.waiting_on)
     if share < THRESHOLDS.critical_share or top.ratio <= THRESHOLDS.majority_share * total:
         return None
     for each in report.findings:
-        concerns = not each.ranks or top.rank in each.ranks
+        concerns = not each.ranks or not culprits.isdisjoint(each.ranks)
         if concerns and (each.saved_s or 0.0) >= THRESHOLDS.majority_share * share * actual_s:
             return None
     who = "the other rank waits" if num == 2 else f"the other {num - 1:,} ranks wait"  # noqa: PLR2004
+    who = who if top.link is None else "ranks wait"
     return insufficient(
-        f"{who} for rank {top.rank} for {format_percent(share)} of the time, and no cause of it is"
-        " significant"
+        f"{who} for {report.name_waited_for(top)} for {format_percent(share)} of the time, and no"
+        " cause of it is significant"
     )
 
 

@@ -81,7 +81,8 @@ def _culprit(report: RunReport, finding: Finding) -> str:
         return f"{cause.sentence} ({cause.name}){when}."
     if cause.subject is Subject.LINK and (link := _link(report, finding.ranks)):
         hosts = format_hosts(finding, report.placements)
-        return f"{link}{f', on {hosts},' if hosts else ''} is slow{when} ({cause.name})."
+        where = f", on {hosts}," if hosts else "," if "," in link else ""
+        return f"{link}{where} is slow{when} ({cause.name})."
     verb = cause.one if len(finding.ranks) == 1 else cause.several
     return f"{_ranks_at_fault(report, finding)} {verb}{when} ({cause.name})."
 
@@ -147,7 +148,7 @@ def _link(report: RunReport, ranks: tuple[int, ...]) -> str:
         if axis != varying[0] and sizes[axis] > 1
     )
     group = f"{AXIS_NAMES[varying[0]]} group" + (f" ({fixed})" if fixed else "")
-    return f"A link of {group}, {format_count(len(ranks), 'rank')},"
+    return f"A link of {group}, {format_count(len(ranks), 'rank')}"
 
 
 def _held_up(report: RunReport, finding: Finding) -> str:
@@ -156,11 +157,11 @@ def _held_up(report: RunReport, finding: Finding) -> str:
     if cause is hang.CAUSE:
         is_waited_for = finding.ranks and hang.TOO_MANY not in finding.evidence
         return f" All other ranks wait for {pronoun}." if is_waited_for else ""
-    if cause.subject is Subject.JOB or cause.ends_run:
-        return ""
+    if cause.subject is Subject.JOB or cause.ends_run or finding.saved_s is None:
+        return ""  # of a misconfiguration it is not known whether it costs anything
     culprits = set(finding.ranks)
     lost = [
-        (entry.rank, sum(part.ratio for part in entry.waits_on if part.rank in culprits))
+        (entry.rank, report.share_held_up(entry, finding))
         for entry in report.starved
         if entry.rank not in culprits
     ]

@@ -6,6 +6,7 @@ pyarrow's own conversions (`pa.array`, `to_numpy`) import pandas if it is instal
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -63,15 +64,33 @@ def optional_numbers(values: NDArray[Any], known: NDArray[np.bool_]) -> Column:
 
 def strings(texts: Sequence[str | None]) -> Column:
     """Return the Arrow column of strings, None as null; for a few, because it loops over them."""
-    encoded = [(text or "").encode() for text in texts]
     is_known = np.array([text is not None for text in texts], dtype=np.bool_)
-    offsets = np.zeros(len(encoded) + 1, dtype=np.int32)
-    np.cumsum([len(text) for text in encoded], out=offsets[1:])
     known = None
     if not is_known.all():
         known = pa.py_buffer(np.packbits(is_known, bitorder="little").data)
-    buffers = [known, pa.py_buffer(offsets.data), pa.py_buffer(b"".join(encoded))]
+    encoded = [(text or "").encode() for text in texts]
+    buffers = [known, pa.py_buffer(_offsets(encoded).data), pa.py_buffer(b"".join(encoded))]
     return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
+
+
+def binaries(values: Sequence[bytes]) -> Column:
+    """Return the Arrow column of byte strings, of 2 GiB in sum at most."""
+    buffers = [None, pa.py_buffer(_offsets(values).data), pa.py_buffer(b"".join(values))]
+    return pa.Array.from_buffers(pa.binary(), len(values), buffers)
+
+
+def number_lists(lists: Sequence[Sequence[int]], dtype: Any) -> Column:  # noqa: ANN401  # as above
+    """Return the Arrow column of lists of numbers."""
+    values = numbers(np.fromiter(chain.from_iterable(lists), dtype=dtype))
+    offsets: Any = numbers(_offsets(lists))
+    column: Column = pa.ListArray.from_arrays(offsets, values)
+    return column
+
+
+def _offsets(values: Sequence[Sequence[Any] | bytes]) -> NDArray[np.int32]:
+    offsets = np.zeros(len(values) + 1, dtype=np.int32)
+    np.cumsum([len(value) for value in values], out=offsets[1:])
+    return offsets
 
 
 def coded_strings(codes: NDArray[Any], texts: Sequence[str]) -> Column:

@@ -31,6 +31,9 @@ HEALTH = "health"
 LAYERS = ("path", "ideal")
 """What the timeline may draw beside a step: its critical path, and the usual step."""
 
+MAX_SEARCH = 100
+"""Characters of a search."""
+
 UNKNOWN = "?"
 """An address that can name no page."""
 
@@ -77,6 +80,9 @@ class View:
     """What the page shows of several things, as one of its own words; None: its first choice.
     On the timeline a cause, for the proof of its finding, or `WHOLE`; the changes of a what-if."""
 
+    find: str | None = None
+    """What is searched for on the timeline."""
+
     layers: tuple[str, ...] = ()
     """Those of `LAYERS` that are drawn, in their order."""
 
@@ -116,6 +122,7 @@ def read_address(path: str, query: str) -> View:
         steps=read_steps(values.get("steps", "")),
         with_steps=read_steps(values.get("with-steps", "")),
         show=values.get("show"),
+        find=values.get("find", "")[:MAX_SEARCH] or None,
         layers=tuple(one for one in LAYERS if one in values.get("layers", "").split(",")),
         order=RowOrder(order) if order in set(RowOrder) else RowOrder.PP,
         folded=read_ranks(values.get("fold", "")),
@@ -136,6 +143,7 @@ def write_address(view: View, *, base_path: str) -> str:
         "steps": _write_steps(view.steps),
         "with-steps": _write_steps(view.with_steps),
         "show": view.show,
+        "find": view.find,
         "layers": ",".join(view.layers) or None,
         "order": None if view.order is RowOrder.PP else view.order.value,
         "fold": format_ranks(view.folded) or None,
@@ -149,13 +157,16 @@ def write_address(view: View, *, base_path: str) -> str:
 def view_finding(view: View, finding: Finding) -> View:
     """Return the view of a step that shows a finding: its ranks marked, at its proof if known.
 
-    That of a hang or a crash has no proof.
+    That of a hang or a crash has no proof: its step is where it came to a stop.
     """
     proof = finding.proof
     order = RowOrder.EXCESS if finding.ranks or proof is not None else RowOrder.PP
     shown = replace(view, page=TIMELINE, ranks=finding.ranks, order=order)
+    if finding.cause == "network-degradation":  # of all ranks: the usual step is the comparison
+        shown = replace(shown, order=RowOrder.PP, layers=("ideal",))
     if proof is None:
-        return shown
+        last = None if finding.steps is None else finding.steps[1]
+        return replace(shown, step=last if view.step is None else view.step)
     return replace(shown, epoch=proof.epoch, step=proof.step, viewport=frame_proof(proof))
 
 

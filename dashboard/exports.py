@@ -236,7 +236,10 @@ def report_page(report: RunReport, verdict: str) -> str:
         (
             f"{one.rank}",
             format_percent(one.wait_ratio),
-            ", ".join(f"rank {on.rank} ({format_percent(on.ratio)})" for on in one.waits_on[:2]),
+            ", ".join(
+                f"{report.name_waited_for(on)} ({format_percent(on.ratio)})"
+                for on in one.waits_on[:2]
+            ),
         )
         for one in report.longest_waits[:_MAX_ROWS]
     ]

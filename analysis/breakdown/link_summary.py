@@ -10,6 +10,7 @@ import numpy as np
 from rankscope.tracer.span import NS_PER_S
 
 from ..report.network import LinkGroup, LinkMatrix, LinkSummary, LinkTotal, LinkTransfers
+from ..statistics.link_profile import LinkTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..statistics.link_profile import LinkProfile
+    from ..statistics.phases import Phase
 
 MAX_LINKS = 500
 """Links of a summary: what a table can show and a person can read."""
@@ -42,23 +44,22 @@ def summarize_links(profile: LinkProfile) -> LinkSummary | None:
     the rules of the causes `slow-link` and `network-degradation`, which may still explain a slow
     link otherwise, as by a slow device at its end.
     """
-    slow_steps: dict[int, tuple[int, int]] = {}
+    slow: dict[int, Phase] = {}
     if profile.rise is not None:
-        steps = profile.rise.phase.steps(profile.steps)
-        slow_steps = dict.fromkeys(np.flatnonzero(profile.rise.is_slower).tolist(), steps)
+        slow = dict.fromkeys(np.flatnonzero(profile.rise.is_slower).tolist(), profile.rise.phase)
     for phase in sorted(profile.slow_links, key=lambda phase: phase.num_steps):
-        slow_steps[phase.row] = phase.steps(profile.steps)
+        slow[phase.row] = phase
     sums = _sum_links(profile)
     compared = np.flatnonzero((sums[NUM] > 0) & (sums[EXPECTED_NS] > 0))
     if not len(compared):
         return None
-    is_slow = np.isin(np.arange(len(profile.links)), list(slow_steps))
+    is_slow = np.isin(np.arange(len(profile.links)), list(slow))
     order = compared[np.lexsort((-_excess(sums[:, compared]), ~is_slow[compared]))]
     return LinkSummary(
         num_links=len(compared),
         num_slow=int(is_slow[compared].sum()),
         links=tuple(
-            _transfers(profile, sums[:, link], link, slow_steps.get(link))
+            _transfers(profile, sums[:, link], link, slow.get(link))
             for link in order[:MAX_LINKS].tolist()
         ),
         totals=tuple(
@@ -105,13 +106,22 @@ def _transfers(
     profile: LinkProfile,
     sums: NDArray[np.float64],
     number: int,
-    slow_steps: tuple[int, int] | None,
+    slow: Phase | None,
 ) -> LinkTransfers:
-    """Return one link; ``sums`` has shape (5,)."""
+    """Return one link, a slow one in its slow steps; ``sums`` has shape (5,)."""
     link = profile.links[number]
     members = link.members[:MAX_MEMBERS]
     names = dict.fromkeys(profile.ranks[rank].host for rank in members)
     num_steps = int((~np.isnan(profile.usual_ns[number])).sum())
+    if slow is None:
+        times = LinkTimes(
+            transfer_ns=float(sums[ACTUAL_NS] / sums[NUM]),
+            expected_ns=float(sums[EXPECTED_NS] / sums[NUM]),
+            lost_ns_per_step=float(sums[ACTUAL_NS] - sums[EXPECTED_NS]) / num_steps,
+            bytes_per_s=_rate(sums),
+        )
+    else:
+        times = profile.times_within(number, slow.inside, usual_ns=profile.usual_ns)
     return LinkTransfers(
         members=members,
         num_members=len(link.members),
@@ -119,11 +129,11 @@ def _transfers(
         is_pair=link.is_pair,
         hosts=() if "" in names else tuple(names),
         num_transfers=int(sums[NUM]),
-        transfer_ns=float(sums[ACTUAL_NS] / sums[NUM]),
-        expected_ns=float(sums[EXPECTED_NS] / sums[NUM]),
-        bytes_per_s=_rate(sums),
-        lost_ns_per_step=float(sums[ACTUAL_NS] - sums[EXPECTED_NS]) / num_steps,
-        slow_steps=slow_steps,
+        transfer_ns=times.transfer_ns,
+        expected_ns=times.expected_ns,
+        bytes_per_s=times.bytes_per_s,
+        lost_ns_per_step=times.lost_ns_per_step,
+        slow_steps=None if slow is None else slow.steps(profile.steps),
     )
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from rankscope.tracer.topology import Coords
 
+    from ..report.report import Finding, RunReport
     from .starved import WaitAttribution
     from .waterfall import Waterfall
 
@@ -148,6 +149,45 @@ def follow_waits(
             for edge, total in sums.items()
         ),
         num_ranks=len(distance),
+    )
+
+
+def follow_finding(report: RunReport, finding: Finding, *, max_nodes: int) -> WaitGraph:
+    """Return the ranks that wait for what a finding names, which is one node.
+
+    A rank waits for it if that takes at least `MIN_WAIT_RATIO` of a step; the shares are those of
+    ``starved``. Above ``max_nodes`` ranks, those of one pipeline stage are one node.
+    """
+    culprits = tuple(rank for rank in finding.ranks if rank in report.coords)
+    shares = {
+        waiting.rank: report.share_held_up(waiting, finding)
+        for waiting in report.starved
+        if waiting.rank not in culprits
+    }
+    shares = {rank: ratio for rank, ratio in shares.items() if ratio >= MIN_WAIT_RATIO}
+    by_rank = len(shares) < min(max_nodes, MAX_NODES)
+    nodes: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for rank in sorted(shares):
+        nodes[report.coords[rank].pp, rank if by_rank else -1].append(rank)
+    stage = report.coords[culprits[0]].pp if culprits else 0
+    return WaitGraph(
+        nodes=(
+            WaitNode(ranks=culprits, stage=stage, distance=0),
+            *(
+                WaitNode(ranks=tuple(ranks), stage=pp, distance=1)
+                for (pp, _), ranks in nodes.items()
+            ),
+        ),
+        edges=tuple(
+            WaitEdge(
+                node=number,
+                on_node=0,
+                ranks=tuple(ranks),
+                ratio=sum(shares[rank] for rank in ranks) / len(ranks),
+            )
+            for number, ranks in enumerate(nodes.values(), start=1)
+        ),
+        num_ranks=len(culprits) + len(shares),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,9 +24,10 @@ from ..replay.model import (
     split_by_time,
 )
 from ..replay.what_if import Replayer
-from ..report.report import WaitsOn, WaterfallSummary
+from ..report.report import WaterfallSummary
 from .bubble import SchedulePart, ideal_wait_ns, measure_bubble, schedule_parts
 from .occupancy import Occupancy, compute_occupancy, find_rank_steps
+from .starved import waits_on_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +56,7 @@ class Part(StrEnum):
 
     WAITING = "waiting"
     """The rank waited for a member to arrive, beyond the wait in the ideal replay at the same
-    place. `attribute_waiting` says on which rank."""
+    place. `attribute_waiting` says on which rank or link."""
 
     BUBBLE_WARM_UP = "bubble_warm_up"
     """Waits up to their length in the ideal replay, where only the schedule causes waits; none
@@ -93,7 +94,7 @@ BUBBLES = {
 PARTS: tuple[Part, ...] = tuple(Part)
 CODE = {part: code for code, part in enumerate(PARTS)}
 MAX_CULPRITS = 8
-"""Ranks that ``waiting_on`` of a summary names, the largest share first."""
+"""Ranks and links that ``waiting_on`` of a summary names, the largest share first."""
 
 _PART_OF_KIND = {
     "gc": Part.GC,
@@ -144,10 +145,15 @@ class Waterfall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingAttribution:
-    """Waiting time of each rank on each other rank beyond the bubble, one row per pair."""
+    """Waiting time of each rank on ranks and links beyond the bubble, one row per pair."""
 
     rank: NDArray[np.int32]
-    on_rank: NDArray[np.integer[Any]]
+    on_rank: NDArray[np.int32]
+    """-1 if it waits for a link."""
+
+    on_link: NDArray[np.int32]
+    """-1 if it waits for a rank."""
+
     waiting_ns: NDArray[np.float64]
 
 
@@ -201,21 +207,23 @@ def build_waterfall(
 
 
 def attribute_waiting(waterfall: Waterfall, found: WaitAttribution) -> WaitingAttribution:
-    """Attribute the waiting beyond the bubble to the ranks that caused it.
+    """Attribute the waiting beyond the bubble to the ranks and links that caused it.
 
-    A wait is attributed as a whole; each rank then has the same share of its part that counts as
+    A wait is attributed as a whole; each culprit then has the same share of its part that counts as
     `Part.WAITING`.
     """
     rows = np.flatnonzero(waterfall.waiting_ns[found.wait] > 0)
-    wait, on_rank, waits = found.wait[rows], found.on_rank[rows], waterfall.waits
+    wait, waits = found.wait[rows], waterfall.waits
+    on_rank, on_link = found.on_rank[rows], found.on_link[rows]
     share = found.waited_ns[rows] / (waits.end_ns - waits.start_ns)[wait]
     rank, weights = waits.rank[wait], share * waterfall.waiting_ns[wait]
-    pair, num = factorize(rank, on_rank)
+    pair, num = factorize(rank, on_rank, on_link)
     at = np.zeros(num, dtype=np.int64)
     at[pair] = np.arange(len(pair))
     return WaitingAttribution(
         rank=rank[at],
         on_rank=on_rank[at],
+        on_link=on_link[at],
         waiting_ns=np.bincount(pair, weights=weights, minlength=num).astype(np.float64),
     )
 
@@ -223,16 +231,20 @@ def attribute_waiting(waterfall: Waterfall, found: WaitAttribution) -> WaitingAt
 def summarize_waterfall(waterfall: Waterfall, waited: WaitAttribution) -> WaterfallSummary:
     """Return a waterfall summed over ranks and over steps."""
     found = attribute_waiting(waterfall, waited)
-    by_culprit = np.bincount(found.on_rank, weights=found.waiting_ns)
+    culprit, num = factorize(found.on_rank, found.on_link)
+    at = np.zeros(num, dtype=np.int64)
+    at[culprit] = np.arange(len(culprit))
+    by_culprit = np.bincount(culprit, weights=found.waiting_ns, minlength=num)
     whole = float(waterfall.total_ns.sum())
-    largest = stable_argsort(-by_culprit)[:MAX_CULPRITS].tolist()
+    largest = stable_argsort(-by_culprit)[:MAX_CULPRITS]
+    columns = (found.on_rank[at[largest]], found.on_link[at[largest]], by_culprit[largest] / whole)
     return WaterfallSummary(
         parts=tuple(part.value for part in PARTS),
         mean_ratio={part.value: ratio for part, ratio in waterfall.mean_ratio().items()},
         waiting_on=tuple(
-            WaitsOn(rank=rank, ratio=float(by_culprit[rank]) / whole)
-            for rank in largest
-            if by_culprit[rank] > 0
+            waits_on_of(rank, link, ratio)
+            for rank, link, ratio in zip(*(column.tolist() for column in columns), strict=True)
+            if ratio > 0
         ),
         bubble=waterfall.bubble,
         ranks=tuple(waterfall.ranks.tolist()),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..trace.tables import RankInfo
 
 
+GIGA = 1e9
 MAX_NAMED_HOSTS = 2
 """Hosts that a sentence names: those of a rank or a pair."""
 
@@ -286,19 +287,12 @@ def culprit_candidate(profile: LinkProfile, culprit: Culprit) -> Candidate:
     first = int(profile.steps[min(phase.first for phase in culprit.links)])
     last = int(profile.steps[max(phase.last for phase in culprit.links)])
     excess = float(np.median([phase.excess_ratio for phase in culprit.links]))
-    num = profile.num_instances[worst.row, worst.inside]
-    took_ns, expected_ns = (
-        float(np.nanmedian(total_ns[worst.row, worst.inside] / num))
-        for total_ns in (profile.total_ns, profile.expected_ns)
-    )
-    transfers = profile.transfers
-    mine = (transfers.link == worst.row) & np.isin(transfers.step, profile.steps[worst.inside])
-    num_bytes, all_ns = transfers.num_bytes[mine], transfers.transfer_ns[mine].sum()
+    times = profile.times_within(worst.row, worst.inside, usual_ns=profile.expected_ns)
+    over = times.transfer_ns / times.expected_ns
     rates = ""
-    if all_ns and num_bytes.any() and (num_bytes >= 0).all():
-        rate = num_bytes.sum() / all_ns  # bytes per ns, which are GB/s
-        usual = rate * (took_ns / expected_ns)
-        rates = f", {rate:.3g} GB/s of payload against {usual:.3g} GB/s"
+    if times.bytes_per_s is not None:
+        rate = times.bytes_per_s / GIGA
+        rates = f", {rate:.3g} GB/s of payload against {rate * over:.3g} GB/s"
     hosts = sorted({profile.ranks[rank].host for rank in culprit.ranks})
     is_named = any(host in culprit.location for host in hosts)  # also if one is unknown: ""
     num_hosts = len({info.host for info in profile.ranks.values()})
@@ -314,8 +308,8 @@ def culprit_candidate(profile: LinkProfile, culprit: Culprit) -> Candidate:
         threshold=worst.threshold,
         evidence=(
             f"transfers over {culprit.location}{where} take"
-            f" {format_duration(took_ns)} against {format_duration(expected_ns)}"
-            f" for alike ones (+{format_percent(excess)}{rates}),"
+            f" {format_duration(times.transfer_ns)} against {format_duration(times.expected_ns)}"
+            f" for alike ones (+{format_percent(over - 1)}{rates}),"
             f" counted from when all members have entered, in {format_steps((first, last))};"
             " both ends compute as usual"
         ),

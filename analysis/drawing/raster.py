@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankscope.tracer.span import KIND_CODES, KINDS, NONE, SpanFlag, SpanKind
+from rankscope.tracer.span import COMM_KINDS, KIND_CODES, KINDS, NONE, SpanFlag, SpanKind
 
 from ..arrays.grouping import cumcount, factorize
 from ..arrays.intervals import Line
@@ -56,6 +56,7 @@ ALL_ROWS = 10**9
 """End row of a viewport of all ranks, however many there are."""
 
 _WAIT = KIND_CODES[SpanKind.WAIT]
+_COMM_CODES = tuple(KIND_CODES[kind] for kind in COMM_KINDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,8 @@ class StepRaster:
     """Shape (bins + 1,): begin and end of the bins, from the step's begin."""
 
     compute: KindCells
-    """Everything but communication; `WAIT` while a communication blocked the rank."""
+    """Everything but communication; while a communication blocked the rank, `WAIT` until its last
+    member arrived, and its kind from then on."""
 
     comm: KindCells
     """Communication: its kind while it moved bytes, `WAIT` while it waited."""
@@ -158,7 +160,7 @@ class StepAreas:
     """Shape (bins + 1,): begin and end of the bins, from the step's begin."""
 
     compute: AreasByKind
-    """What each rank did, without communication: its innermost span of every moment."""
+    """What each rank did: its innermost span of every moment, and what blocked it."""
 
     comm: AreasByKind
     """Communication: its kind while it moved bytes, `WAIT` while it waited."""
@@ -412,8 +414,8 @@ def find_notable(
 
     Alike are the stretches of one kind and number on each rank of a line, such as the third
     forward. One is notable if it takes `NOTABLE` times as long as their median, and ``least_ns``
-    longer; a rank that has none counts as 0, so that a lone pause is notable. Waits are not, and
-    neither is anything in a line of fewer than `LEAST_ALIKE` ranks.
+    longer; a rank that has none counts as 0, so that a lone pause is notable. Waits and transfers
+    are not, and neither is anything in a line of fewer than `LEAST_ALIKE` ranks.
 
     Args:
         done: Stretches, ordered by rank and begin.
@@ -421,7 +423,8 @@ def find_notable(
         ranks_of_line: Shape (lines,): its ranks.
         least_ns: Shorter differences would not show.
     """
-    rows = np.flatnonzero((done.kind != _WAIT) & (ranks_of_line[line] >= LEAST_ALIKE))
+    is_work = ~np.isin(done.kind, (_WAIT, *_COMM_CODES))
+    rows = np.flatnonzero(is_work & (ranks_of_line[line] >= LEAST_ALIKE))
     if not len(rows):
         return rows
     length_ns = done.end_ns[rows] - done.start_ns[rows]
@@ -452,8 +455,9 @@ def find_innermost(timeline: StepTimeline, keep: NDArray[np.bool_]) -> Stretches
     """Return what each rank did at each moment: the innermost span, communication left out.
 
     A rank that a communication blocks does nothing else, whichever of its threads waits and
-    however deep: then the kind is `WAIT`. As in the analysis, that is the time of a ``wait``, and
-    of a synchronous communication inside another span, which may have no ``wait`` of its own.
+    however deep: then the kind is `WAIT` until the last member arrives, and from then on that of
+    the communication. As in the analysis, that is the time of a ``wait``, and of a synchronous
+    communication inside another span, which may have no ``wait`` of its own.
 
     Args:
         keep: Shape (spans,): the spans that count.
@@ -461,12 +465,25 @@ def find_innermost(timeline: StepTimeline, keep: NDArray[np.bool_]) -> Stretches
     spans = timeline.spans
     comm = timeline.communication
     in_call = comm & (spans.depth > 0) & ((spans.flags & SpanFlag.ASYNC) == 0)
-    rows = np.flatnonzero(keep & (in_call | ~comm))
-    is_wait = in_call[rows] | (spans.kind[rows] == _WAIT)
-    rank, kind = spans.rank[rows], np.where(is_wait, np.int8(_WAIT), spans.kind[rows])
-    level = np.where(is_wait, MAX_LEVELS, np.clip(spans.depth[rows], 0, MAX_LEVELS - 1))
-    start_ns = spans.start_ns[rows]
-    end_ns = start_ns + spans.duration_ns[rows]
+    blocked = keep & (in_call | (spans.kind == _WAIT))
+    work, waits = np.flatnonzero(keep & ~comm & ~blocked), np.flatnonzero(blocked)
+    # A wait whose last arrival is unknown waits all the time.
+    until_ns = np.where(in_call, timeline.wait_ns, timeline.blocked_ns)[waits]
+    is_known = (until_ns >= 0) & ~find_unfinished(timeline)[waits]
+    until_ns = np.where(is_known, until_ns, spans.duration_ns[waits])
+    until_ns = np.clip(until_ns, 0, spans.duration_ns[waits])
+    rows = np.concatenate((work, waits, waits))
+    transfers = np.where(in_call, spans.kind, timeline.transfer_kind)[waits]
+    kind = np.concatenate((spans.kind[work], np.full_like(transfers, _WAIT), transfers))
+    level = np.full(len(rows), MAX_LEVELS)
+    level[: len(work)] = np.clip(spans.depth[work], 0, MAX_LEVELS - 1)
+    start_ns, end_ns = spans.start_ns[rows], (spans.start_ns + spans.duration_ns)[rows]
+    arrival_ns = spans.start_ns[waits] + until_ns
+    first = len(work) + len(waits)
+    end_ns[len(work) : first], start_ns[first:] = arrival_ns, arrival_ns
+    lasts = end_ns > start_ns
+    rows, kind, level = rows[lasts], kind[lasts], level[lasts]
+    start_ns, end_ns, rank = start_ns[lasts], end_ns[lasts], spans.rank[rows]
     axis = Line.over(rank, start_ns, end_ns)
     borders = np.concatenate((axis.place(rank, start_ns), axis.place(rank, end_ns)))
     order = stable_argsort(borders)

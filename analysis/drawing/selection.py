@@ -187,21 +187,46 @@ def find_stop(timeline: StepTimeline) -> int | None:
     return int(timeline.spans.start_ns.max()) - timeline.begin_ns
 
 
-def frame_stop(stop_ns: int) -> Viewport:
-    """Return the part of a step that shows how it came to a stop, with a margin and all ranks."""
-    return Viewport(begin_ns=0, end_ns=stop_ns + stop_ns // 4 + 1, first_row=0, end_row=ALL_ROWS)
+def find_rank_stops(timeline: StepTimeline, ranks: Iterable[int]) -> dict[int, int]:
+    """Return when some ranks came to a stop: what they had begun last had ended, or never did.
+
+    In nanoseconds since the step's begin, by rank; a rank without spans is left out.
+    """
+    spans = timeline.spans
+    until_ns = spans.start_ns + np.where(find_unfinished(timeline), 0, spans.duration_ns)
+    # A wait for what never ended has not ended either.
+    is_work = (spans.kind != _WAIT) | (timeline.blocked_ns >= 0)
+    of_rank = {rank: np.flatnonzero((spans.rank == rank) & is_work) for rank in ranks}
+    return {
+        rank: int(until_ns[rows].max()) - timeline.begin_ns
+        for rank, rows in of_rank.items()
+        if len(rows)
+    }
+
+
+def frame_stop(stop_ns: int, culprit_ns: int | None = None) -> Viewport:
+    """Return the part of a step that shows how it came to a stop, with a margin and all ranks.
+
+    Args:
+        stop_ns: When the last rank came to a stop.
+        culprit_ns: When the first culprit did: the part begins half of that before; None: at the
+            step's begin.
+    """
+    begin_ns = 0 if culprit_ns is None else max(min(culprit_ns, stop_ns) // 2, 0)
+    end_ns = stop_ns + stop_ns // 4 + 1
+    return Viewport(begin_ns=begin_ns, end_ns=end_ns, first_row=0, end_row=ALL_ROWS)
 
 
 def choose_finding(
     findings: Iterable[Finding], cause: str, ranks: tuple[int, ...]
 ) -> Finding | None:
-    """Return the first finding of a cause that has a proof, on some of these ranks if any."""
+    """Return the first finding of a cause that has steps, on some of these ranks if any."""
     return next(
         (
             finding
             for finding in findings
             if finding.cause == cause
-            and finding.proof is not None
+            and finding.steps is not None
             and (not ranks or not finding.ranks or not set(ranks).isdisjoint(finding.ranks))
         ),
         None,

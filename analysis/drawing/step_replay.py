@@ -172,6 +172,8 @@ def _make_timeline(
         wait_ns=np.where(is_comm, gate_ns - start_ns, NONE),
         transfer_ns=np.where(is_comm, end_ns - gate_ns, NONE),
         last_rank=np.full(num, NONE, np.int32),
+        blocked_ns=np.full(num, NONE, np.int64),
+        transfer_kind=np.full(num, NONE, np.int8),
         coords=recorded.coords,
         hosts=recorded.hosts,
     )

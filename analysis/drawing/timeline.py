@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankscope.tracer.span import KIND_CODES, SpanFlag, SpanKind
+from rankscope.tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
 
+from ..arrays.grouping import row_keys
 from ..readers.clocks import align_clocks
 from ..readers.formats import split_run_waits
-from ..readers.waits import is_communication
+from ..readers.waits import instance_keys, is_communication
 from ..trace.errors import EmptyRunError
 from ..trace.rows import concatenate, make_span_table, select_rows
 from ..trace.tables import format_of
@@ -51,7 +52,15 @@ class StepTimeline:
     """Shape (spans,): the last arrival to the own end; meaningless if ``wait_ns`` is -1."""
 
     last_rank: NDArray[np.int32]
-    """Shape (spans,): the member that arrived last; -1 if ``wait_ns`` is."""
+    """Shape (spans,): the member that arrived last; -1 if ``wait_ns`` is. Of a ``wait`` it is that
+    of its communication."""
+
+    blocked_ns: NDArray[np.int64]
+    """Shape (spans,): of a ``wait``, own start to the last arrival of its communication, whose
+    transfer it then waits for; -1 if that is unknown, or the span is no ``wait``."""
+
+    transfer_kind: NDArray[np.int8]
+    """Shape (spans,): of a ``wait``, the kind of its communication; -1 if ``blocked_ns`` is."""
 
     coords: dict[int, Coords]
     """Positions of the ranks; empty if the run declared no layout."""
@@ -111,6 +120,8 @@ def _select(timeline: StepTimeline, rows: NDArray[np.intp]) -> StepTimeline:
         wait_ns=timeline.wait_ns[rows],
         transfer_ns=timeline.transfer_ns[rows],
         last_rank=timeline.last_rank[rows],
+        blocked_ns=timeline.blocked_ns[rows],
+        transfer_kind=timeline.transfer_kind[rows],
     )
 
 
@@ -203,6 +214,36 @@ def find_open_spans(
     )
 
 
+def find_blocked(
+    spans: SpanTable, wait_ns: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return how long each ``wait`` lasts until its communication's last member arrives.
+
+    Args:
+        spans: Spans of one step.
+        wait_ns: Shape (spans,): of each communication, as of `split_run_waits`.
+
+    Returns:
+        Shape (spans,) each: that time, at most the wait's duration, and the row of the
+        communication; -1 if one is unknown, or the span is no ``wait``.
+    """
+    blocked_ns, found = np.full((2, len(spans)), NONE, dtype=np.int64)
+    is_wait = (spans.kind == KIND_CODES[SpanKind.WAIT]) & (spans.group_id != 0)
+    waits, comm = np.flatnonzero(is_wait & (spans.seq != NONE)), np.flatnonzero(wait_ns >= 0)
+    if not len(waits) or not len(comm):
+        return blocked_ns, found
+    rows = np.concatenate((comm, waits))
+    key = row_keys(instance_keys(spans, rows), spans.rank[rows])
+    of_comm, of_wait = key[: len(comm)], key[len(comm) :]
+    order = np.argsort(of_comm, kind="stable")
+    index = order[np.minimum(np.searchsorted(of_comm[order], of_wait), len(comm) - 1)]
+    is_known = of_comm[index] == of_wait
+    waits, comm = waits[is_known], comm[index[is_known]]
+    until_ns = spans.start_ns[comm] + wait_ns[comm] - spans.start_ns[waits]
+    blocked_ns[waits], found[waits] = np.clip(until_ns, 0, spans.duration_ns[waits]), comm
+    return blocked_ns, found
+
+
 def empty_step_error(run_id: str, *, epoch: int, step: int) -> EmptyRunError:
     """Return the error of a step without spans."""
     return EmptyRunError(
@@ -242,6 +283,8 @@ def make_timeline(
         bounds_ns = int(spans.start_ns.min()), int((spans.start_ns + spans.duration_ns).max())
     of_epoch = replace(info, epochs=tuple(one for one in info.epochs if one.epoch == epoch))
     split = split_run_waits(of_epoch, spans, arrivals=arrivals)
+    blocked_ns, comm = find_blocked(spans, split.wait_ns)
+    is_known = comm != NONE
     ranks = [rank for one in of_epoch.epochs if info.has_layout for rank in one.ranks]
     return StepTimeline(
         run=info.run_id,
@@ -252,7 +295,9 @@ def make_timeline(
         spans=spans,
         wait_ns=split.wait_ns,
         transfer_ns=split.transfer_ns,
-        last_rank=split.last_rank,
+        last_rank=np.where(is_known, split.last_rank[comm], split.last_rank),
+        blocked_ns=blocked_ns,
+        transfer_kind=np.where(is_known, spans.kind[comm], NONE).astype(np.int8),
         coords={rank.rank: rank.coords for rank in ranks},
         hosts={one.rank: one.host for epoch in of_epoch.epochs for one in epoch.ranks if one.host},
     )

@@ -94,6 +94,7 @@ def attribute(
     before: Int32s,
     last: Int32s,
     rank: Int32s,
+    owner: Int32s,
     start: Int64s,
     end: Int64s,
     duration: Float64s,

@@ -816,7 +816,7 @@ last_members(PyObject *Py_UNUSED(self), PyObject *args)
 }
 
 typedef struct {
-    const int32_t *before, *last, *rank, *operation;
+    const int32_t *before, *last, *rank, *owner, *operation;
     const int64_t *start, *end, *begin, *until;
     const double *duration, *ideal, *gap, *ideal_gap;
     double min_ratio, min_ns;
@@ -843,7 +843,7 @@ gap_excess(const Walk *w, int32_t row)
 static int64_t
 own_excess(const Walk *w, int32_t row)
 {
-    return excess(w, w->duration[row], w->ideal[row]) + gap_excess(w, w->last[row]);
+    return excess(w, w->duration[row], w->ideal[row]);
 }
 
 /* The excess of an operation and of all before it; 0 without an operation. */
@@ -859,7 +859,7 @@ chain_excess(Walk *w, int32_t row)
     at = at >= 0 && w->chain[at] >= 0 ? at : -1;
     while (length) {
         int32_t next = w->path[--length];
-        int64_t own = own_excess(w, next);
+        int64_t own = own_excess(w, next) + gap_excess(w, w->last[next]);
         w->chain[next] = own + (at < 0 ? 0 : w->chain[at]);
         w->source[next] = own > 0 ? next : at < 0 ? -1 : w->source[at];
         at = next;
@@ -903,16 +903,20 @@ attribute_wait(Walk *w, int32_t wait)
         - chain_excess(w, w->before[operation]);
     left = left < 0 ? 0 : left > until - since ? until - since : left;
     since += left;
-    int has_room = 1, on = w->rank[member];
-    for (int32_t hop = 0; has_room && left > 0; hop++) {
-        has_room = charge(w, first, wait, on, left < own ? left : own);
-        left -= left < own ? left : own;
+    int32_t on = w->rank[member];
+    int has_room = charge(w, first, wait, on, left < own ? left : own);
+    left -= left < own ? left : own;
+    at = at < 0 ? -1 : w->source[at];
+    for (int32_t hop = 0; has_room && left > 0 && at >= 0 && hop < w->max_hops; hop++) {
+        int32_t late = w->last[at];
+        own = own_excess(w, at), own = left < own ? left : own;
+        has_room = charge(w, first, wait, w->owner[at], own);
+        left -= own;
+        own = gap_excess(w, late), own = left < own ? left : own;
+        has_room = has_room && charge(w, first, wait, w->rank[late], own);
+        left -= own;
+        at = w->before[late];
         at = at < 0 ? -1 : w->source[at];
-        if (at < 0 || hop == w->max_hops) {
-            break;
-        }
-        own = own_excess(w, at), on = w->rank[w->last[at]];
-        at = w->before[w->last[at]];
     }
     since -= left;
     /* The rest is the time of what the last member followed on, and of what was before that. */
@@ -948,18 +952,19 @@ attribute(PyObject *Py_UNUSED(self), PyObject *args)
 {
     Walk w;
     Arrays a = {.num = 0};
-    PyObject *before, *last, *rank, *start, *end, *duration, *ideal, *gap, *ideal_gap, *operation;
+    PyObject *before, *last, *rank, *owner, *start, *end, *duration, *ideal, *gap, *ideal_gap, *operation;
     PyObject *begin, *until, *wait_of, *on, *share_ns, *result = NULL;
     int32_t num, num_waits, wait;
-    if (!PyArg_ParseTuple(args, "iOOOOOOOOOiiOOOddiiOOO", &num, &before, &last, &rank, &start, &end,
-                          &duration, &ideal, &gap, &ideal_gap, &num_waits, &wait, &operation, &begin,
-                          &until, &w.min_ratio, &w.min_ns, &w.max_hops, &w.room, &wait_of, &on,
-                          &share_ns)) {
+    if (!PyArg_ParseTuple(args, "iOOOOOOOOOOiiOOOddiiOOO", &num, &before, &last, &rank, &owner, &start,
+                          &end, &duration, &ideal, &gap, &ideal_gap, &num_waits, &wait, &operation,
+                          &begin, &until, &w.min_ratio, &w.min_ns, &w.max_hops, &w.room, &wait_of,
+                          &on, &share_ns)) {
         return NULL;
     }
     w.num_shares = 0;
     if ((w.before = borrow(&a, before, num, 4, 0)) && (w.last = borrow(&a, last, num, 4, 0))
-        && (w.rank = borrow(&a, rank, num, 4, 0)) && (w.start = borrow(&a, start, num, 8, 0))
+        && (w.rank = borrow(&a, rank, num, 4, 0)) && (w.owner = borrow(&a, owner, num, 4, 0))
+        && (w.start = borrow(&a, start, num, 8, 0))
         && (w.end = borrow(&a, end, num, 8, 0)) && (w.duration = borrow(&a, duration, num, 8, 0))
         && (w.ideal = borrow(&a, ideal, num, 8, 0)) && (w.gap = borrow(&a, gap, num, 8, 0))
         && (w.ideal_gap = borrow(&a, ideal_gap, num, 8, 0))

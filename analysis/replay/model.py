@@ -469,6 +469,7 @@ def _select_steps(
         ),
         kinds=model.kinds,
         idle=None if model.idle is None else model.idle[rows],
+        overlap_ns=None if model.overlap_ns is None else model.overlap_ns[steps],
         **columns,
     )
 

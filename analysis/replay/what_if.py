@@ -199,9 +199,28 @@ class Replayer:
         return times if self.model.overlap_ns is None else times - self.model.overlap_ns
 
     def full_ideal_times(self, steps: slice) -> OperationTimes:
-        """Return the start and end of each operation of some steps in the ideal full replay."""
+        """Return the start and end of each operation of some steps in the ideal full replay.
+
+        In it a rank begins a step late only as long as the ideal step before keeps it. `full_ideal`
+        keeps all that the steps share, since it subtracts that.
+        """
         model, program = self.model, self._full_program()
-        return program.operation_times(model.ideal_ns, model.ideal_gap_ns, steps=steps)
+        times = program.operation_times(model.ideal_ns, model.ideal_gap_ns, steps=steps)
+        if model.overlap_ns is None or not model.overlap_ns[steps].any():
+            return times
+        numbers = np.arange(len(model.overlap_ns))[steps]
+        rows = slice(*np.searchsorted(model.operations.step, [numbers[0], numbers[-1] + 1]))
+        step = model.operations.step[rows] - numbers[0]
+        rank = model.rank[rows]
+        ends = np.full((len(numbers), int(rank.max()) + 1), np.nan)
+        ends[step, rank] = 0.0
+        np.maximum.at(ends, (step, rank), times.end_ns)
+        late = np.zeros_like(ends)
+        late[1:] = (ends - np.nanmin(ends, axis=1, keepdims=True))[:-1]
+        shared = np.minimum(model.operations.gap_ns[rows], model.overlap_ns[steps][step])
+        gaps = model.ideal_gap_ns.copy()
+        gaps[rows] -= np.fmax(shared - late[step, rank], 0.0)
+        return program.operation_times(model.ideal_ns, gaps, steps=steps)
 
     def _full_program(self) -> Program:
         with self._compiling:

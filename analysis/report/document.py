@@ -48,10 +48,13 @@ def to_document(report: RunReport) -> dict[str, Any]:
             {
                 "rank": entry.rank,
                 "wait_ratio": entry.wait_ratio,
-                "waits_on": [{"rank": on.rank, "ratio": on.ratio} for on in entry.waits_on],
+                "waits_on": [
+                    {"rank": on.rank, "ratio": on.ratio, "link": on.link} for on in entry.waits_on
+                ],
             }
             for entry in report.starved
         ],
+        "waited_links": {str(number): asdict(link) for number, link in report.waited_links.items()},
         "mfu": report.mfu and {**asdict(report.mfu), "by_step": _text_keys(report.mfu.by_step)},
         "mfu_shape": report.mfu_shape and asdict(report.mfu_shape),
         "startup": {

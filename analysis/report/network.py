@@ -10,9 +10,11 @@ from .fields import FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTransfers:
-    """Transfers of one link over all analysed steps, compared with those of alike links.
+    """Transfers of one link, compared with those of alike links.
 
-    A link that became slow together with most others is compared with its own other steps.
+    Those of a slow link are the ones in ``slow_steps``, as its finding counts them; those of any
+    other link are of all analysed steps. A link that became slow together with most others is
+    compared with its own other steps.
     """
 
     members: tuple[int, ...]
@@ -28,10 +30,10 @@ class LinkTransfers:
 
     num_transfers: int
     transfer_ns: float
-    """Mean."""
+    """Mean; of a slow link the median of its slow steps."""
 
     expected_ns: float
-    """Mean of what it is compared with."""
+    """Likewise of what it is compared with."""
 
     bytes_per_s: float | None
     """None if the sizes are unknown."""
@@ -121,6 +123,23 @@ class LinkSummary:
 
     matrix: LinkMatrix | None
     """None if no transfer is between a pair."""
+
+
+TRANSFER_CAUSES = frozenset({"slow-link", "network-degradation"})
+"""Causes that are seen in transfers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitedLink:
+    """A link whose slow transfers ranks wait for."""
+
+    members: tuple[int, ...]
+    """Global ranks: (source, destination) of a pair, all of a group ascending."""
+
+    kind: str
+    """Span kind of its transfers; ``pp-send`` for a pair of stages."""
+
+    is_pair: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

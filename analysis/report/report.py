@@ -14,8 +14,8 @@ from ..trace.account import RecordAccount
 from ..trace.tables import is_layout_known
 from .device_time import DeviceTime, Kernel
 from .fields import FloatArray, IntArray, Pair
-from .network import CommonPause, DirectWaits, LinkSummary
-from .text import MAX_NAMES, format_names
+from .network import TRANSFER_CAUSES, CommonPause, DirectWaits, LinkSummary, WaitedLink
+from .text import MAX_NAMES, format_link, format_names
 
 GRACE_STEPS = 3
 """A finding is open while one of this many newest steps shows it. Source: a verdict is
@@ -146,11 +146,16 @@ def format_hosts(finding: Finding, placements: tuple[RankPlacements, ...]) -> st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitsOn:
-    """A rank that others wait on, directly or through ranks that it delays."""
+    """A rank or link that others wait on, directly or through ranks that it delays."""
 
-    rank: int
+    rank: int | None
+    """None if it is a link."""
+
     ratio: float
     """Share of the step's time."""
+
+    link: int | None = None
+    """The link whose transfer took too long, in `RunReport.waited_links`; None if it is a rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,7 +315,7 @@ class WaterfallSummary:
     """Share of each part in the time of all ranks."""
 
     waiting_on: tuple[WaitsOn, ...]
-    """Ranks that others waited on beyond the bubble, the largest share of all ranks' time first."""
+    """What ranks waited for beyond the bubble, the largest share of all ranks' time first."""
 
     bubble: PipelineBubble | None
     """None without a pipeline."""
@@ -443,6 +448,9 @@ class RunReport:
     links: LinkSummary | None = None
     """None if no transfer is known."""
 
+    waited_links: dict[int, WaitedLink] = field(default_factory=dict)
+    """The links that ``starved`` and the waterfall name."""
+
     direct_waits: DirectWaits | None = None
     common_pauses: tuple[CommonPause, ...] = ()
     """By step."""
@@ -549,19 +557,48 @@ class RunReport:
             return None
         return Price(seconds=saved_s, share=saved_s / actual_s, since=since)
 
+    def share_held_up(self, waiting: Starved, finding: Finding) -> float:
+        """Return the share of a step that a rank waits for what a finding names.
+
+        That are its ranks, or for a cause that is seen in transfers the links with one of them.
+        """
+        ranks = set(finding.ranks)
+        if finding.cause not in TRANSFER_CAUSES:
+            return sum(on.ratio for on in waiting.waits_on if on.rank in ranks)
+        return sum(
+            on.ratio
+            for on in waiting.waits_on
+            if on.link is not None
+            and (not ranks or not ranks.isdisjoint(self.waited_links[on.link].members))
+        )
+
+    def name_waited_for(self, on: WaitsOn) -> str:
+        """Return what is waited for: "rank 5", "dp-comm transfers of ranks 0, 2 … 30 (16)"."""
+        if on.link is None:
+            return f"rank {on.rank}"
+        link = self.waited_links[on.link]
+        return f"{link.kind} transfers of ranks {format_link(link.members)}"
+
+    def is_due_to(self, on: WaitsOn, rank: int) -> bool:
+        """Return whether a rank is waited for itself, or one of its links."""
+        return on.rank == rank or (
+            on.link is not None and rank in self.waited_links[on.link].members
+        )
+
     @property
     def longest_waits(self) -> tuple[Starved, ...]:
-        """The waiting ranks, those first that wait longest for the ranks of the top finding.
+        """The waiting ranks, those first that wait longest for what the top finding names.
 
-        If it names none, or all that wait, or is no problem, those that wait longest.
+        If it names all that wait, or is no problem, those that wait longest.
         """
         top = self.top_finding
-        culprits = set() if top.severity is Severity.NONE else set(top.ranks)
-        if culprits.issuperset(waiting.rank for waiting in self.starved):
-            culprits = set()
+        is_problem = top.severity is not Severity.NONE and (
+            top.cause in TRANSFER_CAUSES
+            or not set(top.ranks).issuperset(waiting.rank for waiting in self.starved)
+        )
 
         def order(waiting: Starved) -> tuple[float, float]:
-            on_culprits = sum(on.ratio for on in waiting.waits_on if on.rank in culprits)
+            on_culprits = self.share_held_up(waiting, top) if is_problem else 0.0
             return -on_culprits, -waiting.wait_ratio
 
         return tuple(sorted(self.starved, key=order))

@@ -12,6 +12,7 @@ Every evidence sentence, printed table, page and alert formats its numbers here:
     format_rate       37.3 GB/s
     format_flops_rate 312 TFLOP/s
     format_ranks      ranks 0 to 7, 9 and 12,279 more      (in a sentence)
+    format_link       3 → 7; 0, 2 … 30 (16)
     format_names      node-A, node-B, node-C and 9 more    (in a sentence)
     format_steps      step 3; steps 3 to 9                 (in a sentence)
     format_ranges     0-7, 9      (in a table)
@@ -51,6 +52,9 @@ MAX_NAMED = 8
 
 MAX_NAMES = 3
 """Hosts or runs that a sentence lists before it counts the rest."""
+
+MAX_MEMBERS = 4
+"""Members of a link that its label names."""
 
 MIN_RANGE = 3
 """Consecutive numbers that are written as a range; two are written out."""
@@ -200,6 +204,15 @@ def format_ranks(ranks: Sequence[int]) -> str:
     if len(shown) == 1:
         return f"ranks {shown[0]}"
     return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def format_link(members: Sequence[int]) -> str:
+    """Return the members of a link as a label: "3 → 7", "0, 2, 4", "0, 2 … 30 (16)"."""
+    if len(members) == 2:  # noqa: PLR2004  # a pair
+        return f"{members[0]} → {members[1]}"
+    if len(members) <= MAX_MEMBERS:
+        return ", ".join(map(str, members))
+    return f"{members[0]}, {members[1]} … {members[-1]} ({len(members)})"
 
 
 def format_names(names: Sequence[str]) -> str:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rankscope.tracer.span import NS_PER_S
+
 from ..arrays.group_stats import (
     MIN_ROWS_OF_KIND,
     fast_quartile,
@@ -204,9 +206,43 @@ class LinkProfile:
         usual[is_own] = np.where((num == 0) | np.isnan(own_ns), usual[is_own], own_ns)
         return usual
 
+    def times_within(self, link: int, inside: slice, *, usual_ns: NDArray[np.float64]) -> LinkTimes:
+        """Return what a transfer of a link takes in some steps, and what was expected.
+
+        Args:
+            usual_ns: Shape (links, steps): what it is compared with.
+        """
+        num, steps = self.num_instances[link, inside], self.steps[inside]
+        took_ns, expected_ns = (
+            float(np.nanmedian(sums_ns[link, inside] / num))
+            for sums_ns in (self.total_ns, usual_ns)
+        )
+        mine = (self.transfers.link == link) & np.isin(self.transfers.step, steps)
+        num_bytes, all_ns = self.transfers.num_bytes[mine], self.transfers.transfer_ns[mine].sum()
+        is_sized = all_ns > 0 and num_bytes.any() and (num_bytes >= 0).all()
+        return LinkTimes(
+            transfer_ns=took_ns,
+            expected_ns=expected_ns,
+            lost_ns_per_step=float(np.nanmean((self.total_ns - usual_ns)[link, inside])),
+            bytes_per_s=float(num_bytes.sum() / all_ns) * NS_PER_S if is_sized else None,
+        )
+
     def operations_of(self, links: list[int]) -> NDArray[np.int64]:
         """Return the operations that some links carry, ascending."""
         return np.flatnonzero(np.isin(self.transfers.link_of_operation, links))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkTimes:
+    """Transfers of one link in the steps in which it is slow; medians of the steps."""
+
+    transfer_ns: float
+    expected_ns: float
+    lost_ns_per_step: float
+    """Mean of the steps."""
+
+    bytes_per_s: float | None
+    """None if a size is unknown."""
 
 
 def profile_links(

@@ -36,7 +36,11 @@ REQUEST_ROWS = 2_000
 
 AGENT = "command"
 TIMEOUT_S = 120.0
-"""Time for which a request is retried while the server is busy or its disk is full."""
+"""Time for which a request is retried while there is no server."""
+
+BUSY_TIMEOUT_S = 1800.0
+"""Time for which it is retried while the server is busy or its disk is full: it may analyse a large
+run, and what is to be stored may have taken as long to make."""
 
 
 class RunWriter(Sink, Protocol):
@@ -171,7 +175,7 @@ class ServedWriter:
         self._link.close()
 
     def _send(self, path: str, body: bytes, content_type: str) -> Any:  # noqa: ANN401  # a JSON document
-        from ..agent.errors import RejectedError, RetryLaterError, RunGoneError
+        from ..agent.errors import LinkError, RejectedError, RetryLaterError, RunGoneError
         from ..agent.retry import Backoff
 
         begun_s = self._monotonic_s()
@@ -182,9 +186,11 @@ class ServedWriter:
             except (RejectedError, RunGoneError) as error:
                 raise self._refused(str(error)) from error
             except RetryLaterError as error:
-                left_s = TIMEOUT_S - (self._monotonic_s() - begun_s)
+                is_there = not isinstance(error, LinkError) or error.is_late
+                timeout_s = BUSY_TIMEOUT_S if is_there else TIMEOUT_S
+                left_s = timeout_s - (self._monotonic_s() - begun_s)
                 if left_s <= 0:
-                    reason = f"not accepted within {TIMEOUT_S:.0f} s: {error}"
+                    reason = f"not accepted within {timeout_s:.0f} s: {error}"
                     raise self._refused(reason) from error
                 self._pause(min(backoff.failed(error.pause_s), left_s))
 

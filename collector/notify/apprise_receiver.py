@@ -87,6 +87,8 @@ def format_message(document: Mapping[str, Any]) -> tuple[str, str]:
     lines = []
     for alert in alerts:
         lines.append(str(alert.get("text")))
+        if alert.get("state") == "resolved" and alert.get("resolved_because"):
+            lines.append(f"resolved: {alert['resolved_because']}")
         for label in ("hosts", "cost", "action"):
             if alert.get(label):
                 value = alert[label]

@@ -138,7 +138,8 @@ def alertmanager_alert(document: Mapping[str, Any]) -> dict[str, Any]:
         "severity": document["severity"],
     }
     annotations = {"summary": document["text"]}
-    annotations |= {key: document[key] for key in ("cost", "action") if document.get(key)}
+    shown = ("cost", "action", "resolved_because")
+    annotations |= {key: document[key] for key in shown if document.get(key)}
     if document.get("hosts"):
         annotations["hosts"] = ", ".join(document["hosts"])
     if finding:

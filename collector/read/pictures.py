@@ -6,12 +6,13 @@ The meaning of tiles, levels and orderings is up to the code that draws them; he
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
 
-from ..arrow_columns import numbers, repeated_string, to_numpy
+from ..arrow_columns import binaries, number_lists, numbers, repeated_string, to_numpy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -161,10 +162,8 @@ def tile_rows(
         "tile": numbers(np.array([tile for tile, _ in places]), np.uint32),
         "first_line": numbers(np.array([pixels.first_line + at for _, at in places]), np.uint32),
         "num_lines": numbers(np.array(ends) - np.array([at for _, at in places]), np.uint32),
-        "ranks": pa.array(
-            [[rank for block in blocks for rank in block] for blocks in ranks], pa.list_(pa.int32())
-        ),
-        **{name: pa.array(values, pa.binary()) for name, values in tiles.items()},
+        "ranks": number_lists([[*chain.from_iterable(blocks)] for blocks in ranks], np.int32),
+        **{name: binaries(values) for name, values in tiles.items()},
         "revision": numbers(np.full(num, key.revision), np.uint64),
     }
     return pa.Table.from_arrays(list(columns.values()), names=list(columns))

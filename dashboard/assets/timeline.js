@@ -210,9 +210,50 @@
     }
   };
 
+  // An address that leaves the step to the page, or names a finding, gets what is shown: opened
+  // later, in a run that goes on, it shows the same.
+  const keepStep = ({ search }) => {
+    const query = new URLSearchParams(window.location.search);
+    const isFinding = query.has("show") && query.get("show") !== "whole";
+    if (!search || (query.has("step") && !isFinding)) return;
+    replaceSearch(search);
+    if (isFinding) {
+      window.dash_clientside.set_props("page-asked", { data: window.location.pathname + search });
+    }
+  };
+  const replaceSearch = (search) => {
+    if (search === window.location.search) return;
+    window.history.replaceState(window.history.state, "", window.location.pathname + search);
+    sent = search; // the server has been asked for it already, or need not be
+    setTimeout(() => {
+      const { search: now, href } = window.location;
+      window.dash_clientside.set_props("url", { search: now, href });
+    });
+  };
+
+  // The search is in the address too: it is read once, when the page is opened.
+  const keepFound = () => {
+    const input = document.getElementById("timeline-search");
+    if (!input || input.dataset.isRead) return;
+    input.dataset.isRead = "yes";
+    const value = new URLSearchParams(window.location.search).get("find");
+    if (value && !input.value) window.dash_clientside.set_props("timeline-search", { value });
+  };
+  document.addEventListener("change", ({ target }) => {
+    if (target.id !== "timeline-search") return;
+    const query = new URLSearchParams(window.location.search);
+    query.delete("find");
+    if (target.value) query.set("find", target.value);
+    replaceSearch(`?${query}`);
+  });
+
   // The usual step beneath and the window in the minimap follow the time that is shown.
   const follow = (relayout, figure, shown) => {
     scale = shown && shown.scale;
+    if (shown) {
+      keepStep(shown);
+      keepFound();
+    }
     const gd = plot();
     if (!gd || !gd._fullLayout || !gd._fullLayout.xaxis || !scale) return;
     if (!gd.dataset.named) {

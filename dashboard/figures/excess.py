@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import plotly.graph_objects as go
 
-from rankscope.analysis.report.text import format_range
+from rankscope.analysis.report.report import Severity
+from rankscope.analysis.report.text import format_link, format_range
 from rankscope.tracer.span import NS_PER_S
 
 from ..theme import DIVERGING, apply_style, axis_unit
@@ -25,13 +26,13 @@ MAX_COLUMNS = 1500
 
 MIN_SCALE_RATIO = 0.05
 """Share of a mean step that a scale of colours has at least, so that noise stays pale."""
+REACHED = 90
+"""Percentile of the top finding's cells that the scale reaches: a single pause among them may be
+far above, and would leave them pale."""
+
 _PIXELS_PER_ROW = 42
 _MIN_HEIGHT = 220
 _MAX_HEIGHT = 560
-_PAIR = 2
-_MAX_MEMBERS = 4
-"""Members of a group that its label names."""
-
 _MAX_SPACED = 48
 """Rows and columns up to which cells have a gap between them."""
 
@@ -64,7 +65,7 @@ def row_labels(excess: RankStepExcess, blocks: ExcessBlocks) -> list[str]:
     """Return the label of each row, from the top: ranks, or the members of a link."""
     if not excess.links:
         return [format_range(block) for block in blocks.rank_blocks]
-    return [link_label(members) for members in excess.links]
+    return [format_link(members) for members in excess.links]
 
 
 def ranks_of_row(excess: RankStepExcess, label: str) -> tuple[int, ...]:
@@ -85,7 +86,8 @@ def excess_figure(report: RunReport) -> go.Figure:
 
     Above `MAX_ROWS` ranks or `MAX_COLUMNS` steps, neighbours share a cell, which shows the largest
     excess; the labels are then ranges. The colour scale ends at the 99th percentile of the values,
-    but not below 5 % of the mean step time, so that noise stays pale.
+    and reaches those of the top finding in its steps, which may be fewer cells than that. It does
+    not end below 5 % of the mean step time, so that noise stays pale.
     """
     excess = shown_excess(report)
     blocks = join_neighbours(excess, max_rows=MAX_ROWS, max_columns=MAX_COLUMNS)
@@ -93,7 +95,7 @@ def excess_figure(report: RunReport) -> go.Figure:
     step_s = report.step_time_s.actual or 0.0
     known_ns = np.abs(blocks.excess_ns[np.isfinite(blocks.excess_ns)])
     high_ns = float(np.percentile(known_ns, 99)) if known_ns.size else 0.0
-    limit_ns = max(MIN_SCALE_RATIO * step_s * NS_PER_S, high_ns)
+    limit_ns = max(MIN_SCALE_RATIO * step_s * NS_PER_S, high_ns, _excess_of_finding(report))
     unit, unit_ns = axis_unit(limit_ns)
     num_rows, num_columns = len(blocks.rank_blocks), len(blocks.step_blocks)
     gap = int(num_rows <= _MAX_SPACED and num_columns <= _MAX_SPACED)
@@ -125,6 +127,24 @@ def excess_figure(report: RunReport) -> go.Figure:
     return figure
 
 
+def _excess_of_finding(report: RunReport) -> float:
+    """Return the `REACHED` percentile of the excess of the top finding's ranks or links, in ns.
+
+    0 if the finding is no problem, or nothing of it is known.
+    """
+    top, excess = report.top_finding, shown_excess(report)
+    if top.severity is Severity.NONE or top.steps is None or not top.ranks:
+        return 0.0
+    members = excess.links or tuple((rank,) for rank in excess.ranks)
+    is_named = [not set(top.ranks).isdisjoint(ranks) for ranks in members]
+    is_shown = [top.steps[0] <= step <= top.steps[1] for step in excess.steps]
+    cells = excess.excess_ns[np.ix_(is_named, is_shown)]
+    if excess.links and cells.size:  # of the links of a rank, few may be slow
+        cells = np.fmax.reduce(cells, axis=0)
+    known = cells[np.isfinite(cells)]
+    return float(np.percentile(known, REACHED)) if known.size else 0.0
+
+
 def excess_note(excess: RankStepExcess) -> str:
     """Return a note if neighbours share a cell; "" if each rank and step has its own."""
     blocks = join_neighbours(excess, max_rows=MAX_ROWS, max_columns=MAX_COLUMNS)
@@ -152,15 +172,6 @@ def join_neighbours(excess: RankStepExcess, *, max_rows: int, max_columns: int) 
     if largest.size:
         largest = np.fmax.reduceat(np.fmax.reduceat(largest, rows, axis=0), columns, axis=1)
     return ExcessBlocks(rank_blocks=rank_blocks, step_blocks=step_blocks, excess_ns=largest)
-
-
-def link_label(members: tuple[int, ...]) -> str:
-    """Return the members of a link as a label: "3 → 7", "0, 2, 4", "0, 2 … 30 (16)"."""
-    if len(members) == _PAIR:
-        return f"{members[0]} → {members[1]}"
-    if len(members) <= _MAX_MEMBERS:
-        return ", ".join(map(str, members))
-    return f"{members[0]}, {members[1]} … {members[-1]} ({len(members)})"
 
 
 def split_blocks(

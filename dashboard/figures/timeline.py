@@ -223,12 +223,17 @@ class _Waits(NamedTuple):
 def find_waits(timeline: StepTimeline) -> NDArray[np.int64]:
     """Return how long each span waits from its begin on, shape (spans,); 0 if it is unknown.
 
-    A communication that was still open when last seen, or that failed, had waited all the time.
+    A communication that was still open when last seen, or that failed, had waited all the time, and
+    so had a ``wait`` whose communication is unknown. Any other ``wait`` waits until the last member
+    of its communication arrived, and then for the transfer.
     """
     spans = timeline.spans
     is_split = (timeline.wait_ns > 0) & (timeline.wait_ns <= spans.duration_ns)
     waits: NDArray[np.int64] = np.where(is_split, timeline.wait_ns, 0)
-    return np.where(find_unfinished(timeline), spans.duration_ns, waits)
+    whole = find_unfinished(timeline)
+    is_wait = spans.kind == KINDS.index(SpanKind.WAIT)
+    waits = np.where(is_wait, timeline.blocked_ns, waits)
+    return np.where(whole | (waits < 0), spans.duration_ns, waits)
 
 
 def hover_texts(timeline: StepTimeline) -> list[str]:
@@ -247,7 +252,9 @@ def hover_texts(timeline: StepTimeline) -> list[str]:
     begin_ns = spans.start_ns - timeline.begin_ns
     columns = (
         spans.name, spans.kind, spans.microbatch, spans.rank, begin_ns, spans.duration_ns,
-        timeline.wait_ns, timeline.last_rank, timeline.transfer_ns,
+        np.maximum(timeline.wait_ns, timeline.blocked_ns), timeline.last_rank,
+        np.where(timeline.blocked_ns < 0, timeline.transfer_ns,
+                 spans.duration_ns - timeline.blocked_ns),
         spans.src_rank, spans.dst_rank, spans.num_bytes, spans.flags,
     )  # fmt: skip
     texts = []
@@ -311,8 +318,16 @@ def _kind_bars(
             **look,
         )
 
-    solid = waits.look(kind) if kind is SpanKind.WAIT else {}
-    found = [bars(np.arange(len(own)), start + wait, spans.duration_ns[own] - wait, **solid)]
+    rest = spans.duration_ns[own] - wait
+    if kind is SpanKind.WAIT:
+        found = []
+        for code in np.unique(timeline.transfer_kind[own]).tolist():
+            of_kind = np.flatnonzero((timeline.transfer_kind[own] == code) & (rest > 0))
+            if code != NONE and len(of_kind):
+                moving = bars(of_kind, start + wait, rest)
+                found.append(replace(moving, kind=KINDS[code]))
+    else:
+        found = [bars(np.arange(len(own)), start + wait, rest)]
     if (waiting := np.flatnonzero(wait > 0)).size:
         found.append(bars(waiting, start, wait, **waits.look(kind)))
     return found

@@ -14,7 +14,7 @@ from rankscope.analysis.report.text import MIN_AXIS_S
 from rankscope.tracer.span import NS_PER_MS, NS_PER_S, SpanKind
 
 from ..text import cut_middle, escape, escape_for_plotly
-from ..theme import INK, KIND_COLORS, PATH, SLOW, base_layout
+from ..theme import INK, KIND_COLORS, PATH, SLOW, base_layout, rgba
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -67,6 +67,18 @@ first label of times, which may reach into the margin, is beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Moment at which a rank came to a stop."""
+
+    rank: int
+    at_ns: int
+    """From the step's begin."""
+
+    word: str
+    """"died here" or "stuck here"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
     """Marks over a step."""
 
@@ -78,6 +90,11 @@ class Marks:
 
     proof: Proof | None = None
     """The proof of a finding, which is framed."""
+
+    framed: tuple[int, ...] = ()
+    """Ranks that the proof is on; none: its own."""
+
+    stops: tuple[Stop, ...] = ()
 
 
 NO_MARKS = Marks()
@@ -136,6 +153,9 @@ def step_layout(
         **style.name_place,
     )
     separators = groups[1:] if style.separator else ()
+    stops = [
+        _mark_stop(rows, row, stop) for stop in marks.stops for row in rows.rows_with((stop.rank,))
+    ]
     layout.update(
         hovermode=False,
         dragmode="pan",
@@ -143,9 +163,10 @@ def step_layout(
         shapes=[
             *(_line_across(rows.lines[group.row] - 0.5, style.separator) for group in separators),
             *_dimmed(rows, marks.ranks),
-            *_proof_frame(rows, marks.proof),
+            *_proof_frame(rows, marks),
+            *(line for line, _ in stops),
         ],
-        annotations=[*names, _RANKS_TITLE],
+        annotations=[*names, _RANKS_TITLE, *(text for _, text in stops)],
     )
     return layout
 
@@ -356,10 +377,17 @@ def not_loaded(
     ]
 
 
-def _proof_frame(rows: RowLayout, proof: Proof | None) -> list[dict[str, Any]]:
-    """Return a frame around a proof, as plotly's shapes; none if its rank is not shown."""
+def _proof_frame(rows: RowLayout, marks: Marks) -> list[dict[str, Any]]:
+    """Return frames around a proof, as plotly's shapes: one for neighbouring rows.
+
+    None if the ranks that it is on are not shown.
+    """
+    proof = marks.proof
     if proof is None:
         return []
+    framed = rows.rows_with(marks.framed or (proof.rank,))
+    first = [row for row in framed if row - 1 not in framed]
+    last = [row for row in framed if row + 1 not in framed]
     return [
         {
             "type": "rect",
@@ -367,13 +395,43 @@ def _proof_frame(rows: RowLayout, proof: Proof | None) -> list[dict[str, Any]]:
             "x0": proof.begin_ns / NS_PER_MS,
             "x1": proof.end_ns / NS_PER_MS,
             "xref": "x",
-            "y0": rows.lines[row] - 0.5,
-            "y1": rows.lines[row + 1] - 0.5,
+            "y0": rows.lines[top] - 0.5,
+            "y1": rows.lines[bottom + 1] - 0.5,
             "yref": "y",
             "line": {"color": PATH, "width": 2},
         }
-        for row in rows.rows_with((proof.rank,))
+        for top, bottom in zip(first, last, strict=True)
     ]
+
+
+def _mark_stop(rows: RowLayout, row: int, stop: Stop) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a line across a row where its rank came to a stop, and the words beside it."""
+    at_ms = stop.at_ns / NS_PER_MS
+    line = {
+        "type": "line",
+        "name": "stop",
+        "x0": at_ms,
+        "x1": at_ms,
+        "xref": "x",
+        "y0": rows.lines[row] - 0.5,
+        "y1": rows.lines[row + 1] - 0.5,
+        "yref": "y",
+        "line": {"color": SLOW, "width": 4},
+    }
+    text = {
+        "text": f"<b>rank {stop.rank} {stop.word}</b>",
+        "x": at_ms,
+        "xref": "x",
+        "y": rows.middle(row),
+        "yref": "y",
+        "xanchor": "left",
+        "yanchor": "middle",
+        "xshift": 4,
+        "showarrow": False,
+        "bgcolor": rgba(SLOW, 0.3),
+        "font": {"size": 11},
+    }
+    return line, text
 
 
 def bar_places(timeline: StepTimeline, rows: RowLayout, lanes: Lanes) -> FindPlace:

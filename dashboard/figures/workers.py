@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import plotly.graph_objects as go
 
-from rankscope.analysis.report.text import format_range, format_slowdown
+from rankscope.analysis.report.text import format_link, format_range, format_slowdown
 
 from ..theme import DIVERGING, SLOW, apply_style, axis_unit
-from .excess import link_label, split_blocks
+from .excess import split_blocks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -121,7 +121,7 @@ def _link_figure(run: str, evidence: RankStepExcess) -> go.Figure:
     sums = np.where(known, evidence.excess_ns, 0.0).sum(axis=1)
     mean_ns = (sums / np.maximum(known.sum(axis=1), 1))[:_MAX_BARS]
     unit, unit_ns = axis_unit(float(np.abs(mean_ns).max(initial=0.0)))
-    labels = [link_label(members) for members in evidence.links[:_MAX_BARS]]
+    labels = [format_link(members) for members in evidence.links[:_MAX_BARS]]
     figure = go.Figure(
         go.Bar(
             x=mean_ns / unit_ns,

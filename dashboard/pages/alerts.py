@@ -184,6 +184,8 @@ def _row(alert: ShownAlert, base_path: str) -> list[Cell]:
         state += f" by {alert.acknowledged_by}"
     if alert.resolved:
         state += f" {alert.resolved}"
+        if alert.resolved_because:
+            state += f": {alert.resolved_because}"
     clauses = [escape_sentence(clause) for clause in _CLAUSE_END.split(alert.text)]
     about = [html.Div(_ranks_linked(clause, alert, base_path)) for clause in clauses]
     if alert.cost:

@@ -76,7 +76,10 @@ def show_links(
     slowest = _slowest(report, links, view, base_path)
     parts = [page_head("Links", about=_sentence(links))]
     parts += [slowest, _totals_by_kind(links)] if links.num_slow else [_totals_by_kind(links)]
-    if links.matrix is not None:
+    is_in_groups = links.num_slow > 0 and not any(
+        link.is_pair for link in links.links if link.slow_steps
+    )
+    if links.matrix is not None and not is_in_groups:
         parts.append(_matrix(report, links.matrix))
     if not links.num_slow:
         parts.append(slowest)
@@ -261,7 +264,7 @@ def _slowest(report: RunReport, links: LinkSummary, view: View, base_path: str) 
         "link": "",
         **({"slow in steps": ""} if links.num_slow else {}),
         "excess": "number",  # a phone shows it without scrolling
-        "mean transfer": "number",
+        "transfer": "number",
         "alike": "number",
         "lost per step": "number",
         "bandwidth": "number",
@@ -282,9 +285,10 @@ def _slowest(report: RunReport, links: LinkSummary, view: View, base_path: str) 
     return card(
         html.H2("Slowest links"),
         html.P(
-            "Mean of all analysed steps; significantly slow links first. Alike: links of equal"
-            " kind, size and number of members; of links that became slow together, or have few"
-            " alike ones, their own other steps.",
+            "Significantly slow links first, in the steps in which they are slow; the others in"
+            " the mean of all analysed steps. Alike: links of equal kind, size and number of"
+            " members; of links that became slow together, or have few alike ones, their own other"
+            " steps.",
             className="about",
         ),
         table("slowest links", head, rows, class_name="plain-rows unbroken"),

@@ -196,7 +196,7 @@ class _Parts:
         waits = card(
             html.H2("Who waits for whom"),
             html.P(
-                "Share of each step spent waiting, and the rank that caused it.",
+                "Share of each step spent waiting, and the rank or link that caused it.",
                 className="about",
             ),
             html.Div(self.starved, id="overview-starved"),

@@ -293,12 +293,12 @@ def findings_table(report: RunReport, *, base_path: str) -> Component:
 
 
 def starved_list(report: RunReport, *, base_path: str) -> list[Component]:
-    """Return the ranks that wait most, each with the ranks that caused it."""
+    """Return the ranks that wait most, each with the ranks and links that caused it."""
     starved = report.starved
     if not starved:
         return [html.P("No rank waits for another beyond the noise.", className="quiet")]
     longest = report.longest_waits[:_MAX_STARVED]
-    rows: list[Component] = [_starved_row(one, report.run, base_path) for one in longest]
+    rows: list[Component] = [_starved_row(one, report, base_path) for one in longest]
     if len(starved) > len(longest):
         more = f"{len(longest)} of {len(starved):,} waiting ranks."
         rows.append(html.P(more, className="quiet"))
@@ -465,9 +465,11 @@ def _steps_link(report: RunReport, finding: Finding, base_path: str) -> Componen
     )
 
 
-def _starved_row(one: Starved, run: str, base_path: str) -> Component:
+def _starved_row(one: Starved, report: RunReport, base_path: str) -> Component:
+    run = report.run
     causes = ", ".join(
-        f"rank {on.rank} ({format_percent(on.ratio)})" for on in one.waits_on[:_MAX_WAITS_ON]
+        f"{report.name_waited_for(on)} ({format_percent(on.ratio)})"
+        for on in one.waits_on[:_MAX_WAITS_ON]
     )
     width = f"{100 * min(max(one.wait_ratio, 0.0), 1.0):.1f}%"
     return html.Div(

@@ -407,34 +407,38 @@ def _place(report: RunReport, details: RankDetails, base_path: str) -> Component
 
 def _waits(report: RunReport, rank: int, base_path: str) -> Component:
     own = next((one for one in report.starved if one.rank == rank), None)
-    waiting = sorted(
-        (
-            (on.ratio, one.rank)
-            for one in report.starved
-            for on in one.waits_on
-            if on.rank == rank and one.rank != rank and on.ratio >= LEAST_RATIO
-        ),
-        reverse=True,
+    due = (
+        (sum(on.ratio for on in one.waits_on if report.is_due_to(on, rank)), one.rank)
+        for one in report.starved
+        if one.rank != rank
     )
+    waiting = sorted((pair for pair in due if pair[0] >= LEAST_RATIO), reverse=True)
     mine: Component = html.P("It waits less than 1 % of a step.", className="quiet")
     if own is not None:
         mine = html.Div(
             [
                 html.P(f"It waits {format_percent(own.wait_ratio)} of a step, because of:"),
                 *(
-                    _wait_row(report, on.rank, on.ratio, base_path)
+                    _wait_row(report, report.name_waited_for(on), on.ratio, base_path)
                     for on in own.waits_on[:MAX_CAUSES]
                     if on.ratio >= LEAST_RATIO
                 ),
             ]
         )
-    others: list[Component] = [html.P("No rank waits because of it.", className="quiet")]
+    others: list[Component] = [
+        html.P("No rank waits because of it or its links.", className="quiet")
+    ]
     if waiting:
         verb = "waits" if len(waiting) == 1 else "wait"
         longest = ", the longest:" if len(waiting) > MAX_LISTED else ":"
         others = [
-            html.P(f"{format_count(len(waiting), 'rank')} {verb} because of it{longest}"),
-            *(_wait_row(report, one, ratio, base_path) for ratio, one in waiting[:MAX_LISTED]),
+            html.P(
+                f"{format_count(len(waiting), 'rank')} {verb} because of it or its links{longest}"
+            ),
+            *(
+                _wait_row(report, f"rank {one}", ratio, base_path)
+                for ratio, one in waiting[:MAX_LISTED]
+            ),
         ]
     return card(
         html.H2("Waiting"),
@@ -447,11 +451,11 @@ def _waits(report: RunReport, rank: int, base_path: str) -> Component:
     )
 
 
-def _wait_row(report: RunReport, rank: int, ratio: float, base_path: str) -> Component:
+def _wait_row(report: RunReport, name: str, ratio: float, base_path: str) -> Component:
     width = f"{100 * min(ratio, 1.0):.1f}%"
     return html.Div(
         [
-            html.Span(["rank ", rank_link(report.run, rank, base_path)], className="starved-rank"),
+            html.Span(link_ranks(name, report.run, base_path), className="starved-rank"),
             html.Span(
                 html.Span(className="bar-fill", style={"width": width}), className="bar-track"
             ),

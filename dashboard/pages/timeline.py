@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 
+from rankscope.analysis.causes import slow_link
 from rankscope.analysis.drawing.timeline import select_ranks
 from rankscope.analysis.report.report import RunReport
-from rankscope.analysis.report.text import format_duration
+from rankscope.analysis.report.text import format_duration, format_ranks
 from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.dashboard.records.progress import AnalysisInProgress
 from rankscope.tracer.span import NS_PER_MS
 
-from ..address import LAYERS, TIMELINE, View, write_address
+from ..address import LAYERS, TIMELINE, WHOLE, View, write_address
 from ..callback_checks import Number, checked
 from ..figures.timeline import hover_texts
 from ..figures.timeline_axes import Marks
@@ -150,11 +151,21 @@ def _show(provider: ReportProvider, view: View, *, base_path: str) -> Content:
             step,
             None if step.is_pending else revisions,
             zoom_key=write_address(_choose(view, choices), base_path=""),
+            search=_search_of(view, step.view) if isinstance(report, RunReport) else "",
         ),
         view=step.view,
         interval_ms=REFINE_MS if step.is_pending else interval_ms,
         is_unfinished=step.is_pending,
     )
+
+
+def _search_of(asked: View, shown: View) -> str:
+    """Return the query of what is shown, if the address leaves it open; else ""."""
+    names_finding = asked.show not in (None, WHOLE)
+    if asked.step is not None and not names_finding:
+        return ""
+    view = replace(shown, show=None) if names_finding else shown
+    return "?" + write_address(view, base_path="").partition("?")[2]
 
 
 def _revisions(provider: ReportProvider, view: View) -> Revisions:
@@ -184,13 +195,22 @@ def _show_step(
     framed = find_framed(report, view)
     proof = None if framed is None else framed.proof
     about = ""
+    on_ranks: tuple[int, ...] = ()
     if not isinstance(report, RunReport):
         state = "in progress" if isinstance(report, AnalysisInProgress) else "failed"
         about = f"; analysis {state}"
     if framed is not None and proof is not None:
         excess = format_duration(proof.excess_ns)
-        about = f"; framed: {framed.cause} of rank {proof.rank}, {excess} too long{about}"
-    marks = Marks(ranks=view.ranks, path=replayed.path_of(view.layers), proof=proof)
+        # A transfer over a slow link takes as long on all of its ranks.
+        on_ranks = framed.ranks if framed.cause == slow_link.CAUSE.name else (proof.rank,)
+        about = f"; framed: {framed.cause} of {format_ranks(on_ranks)}, {excess} too long{about}"
+    marks = Marks(
+        ranks=view.ranks,
+        path=replayed.path_of(view.layers),
+        proof=proof,
+        framed=on_ranks,
+        stops=reading.stops,
+    )
     content = show_step(reading.shown, choices, marks, about=about, base_path=base_path)
     ideal = None
     if replayed.replay is not None and "ideal" in view.layers:

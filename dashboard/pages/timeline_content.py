@@ -60,7 +60,7 @@ class StepContent:
 
 
 def step_parts(
-    content: StepContent, revisions: Revisions | None, *, zoom_key: str
+    content: StepContent, revisions: Revisions | None, *, zoom_key: str, search: str
 ) -> list[Component]:
     """Return the parts of the page.
 
@@ -68,6 +68,7 @@ def step_parts(
         content: The step.
         revisions: Of what is shown; None: it is pending.
         zoom_key: A figure with the same one keeps a reader's zoom.
+        search: As in `Shown`.
     """
     layout, traces = content.figure["layout"], content.figure["data"]
     layout["uirevision"] = f"{layout['uirevision']} {zoom_key}"
@@ -87,6 +88,7 @@ def step_parts(
         step=content.view.step,
         revisions=revisions,
         scale=content.scale,
+        search=search,
     )
     return [
         dcc.Store(id="timeline-shown", data=shown.model_dump()),

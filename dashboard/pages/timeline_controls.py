@@ -90,6 +90,9 @@ class Shown(Posted):
     scale: Scale | None
     """None: there is no figure."""
 
+    search: str = ""
+    """The query of what is shown, which the address gets if it has no step; "": it is not final."""
+
 
 def choices_from_report(report: RunReport) -> StepChoices:
     """Return the steps of a diagnosis and earlier ones; best is the top finding's last step."""

@@ -22,7 +22,7 @@ from rankscope.analysis.report.text import (
 )
 from rankscope.tracer.span import KINDS, NS_PER_MS, SpanKind
 
-from ..address import write_address
+from ..address import MAX_SEARCH, write_address
 from ..callback_checks import AxisPlace, Click, Posted, checked
 from ..figures.timeline_axes import mark_selected
 from ..text import escape, format_place
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 
     from ..address import View
     from .timeline_step import Replayed, ShownStep
-
-MAX_TEXT = 100
-"""Characters of a search."""
 
 _ROWS_AROUND = 8
 """Ranks above and below a found span that its link shows."""
@@ -96,7 +93,7 @@ def selection_controls() -> list[Component]:
                 type="search",
                 debounce=True,
                 placeholder="rank, host, kind or name",
-                maxLength=MAX_TEXT,
+                maxLength=MAX_SEARCH,
             ),
             title="Find spans (/)",
             className="search",
@@ -140,7 +137,7 @@ def register_selection(
     def select(
         click: Click | None,
         box: Box | None,
-        text: Annotated[str | None, Field(max_length=MAX_TEXT)],
+        text: Annotated[str | None, Field(max_length=MAX_SEARCH)],
         search: str | None,
         state: Shown,
     ) -> tuple[Any, Any]:

@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rankscope.analysis.causes import crash
 from rankscope.analysis.diagnose import ends_run
-from rankscope.analysis.drawing.raster import MAX_BARS, draw_picture, redraw_viewport
+from rankscope.analysis.drawing.raster import (
+    MAX_BARS,
+    StepPicture,
+    draw_picture,
+    redraw_viewport,
+)
 from rankscope.analysis.drawing.rows import (
     RowOrder,
     lay_out_rows,
@@ -19,6 +25,7 @@ from rankscope.analysis.drawing.rows import (
 from rankscope.analysis.drawing.selection import (
     choose_finding,
     find_proof,
+    find_rank_stops,
     find_stop,
     frame_stop,
 )
@@ -29,10 +36,11 @@ from rankscope.analysis.trace.errors import AnalysisError
 
 from ..address import TIMELINE, WHOLE, read_address, view_finding
 from ..figures.excess import shown_excess
+from ..figures.timeline_axes import Stop
 from ..figures.timeline_raster import raster_rows
 
 if TYPE_CHECKING:
-    from rankscope.analysis.drawing.raster import StepPicture, Stretches
+    from rankscope.analysis.drawing.raster import Stretches
     from rankscope.analysis.drawing.rows import RowLayout
     from rankscope.analysis.drawing.step_replay import StepReplay
     from rankscope.analysis.report.report import Finding
@@ -85,6 +93,9 @@ class StepReading:
     notes: tuple[str, ...]
     """What is shown of it, and why."""
 
+    stops: tuple[Stop, ...] = ()
+    """Of the culprits, if the job ended in the step."""
+
     is_pending: bool = False
     """Whether spans that are to be shown are still being read."""
 
@@ -112,11 +123,13 @@ def read_step(provider: ReportProvider, view: View, report: Analysed) -> StepRea
         num_shown = format(len(np.unique(timeline.spans.rank)), ",")
         num_ranks = format_count(picture.num_ranks, "rank")
         notes.append(f"The {num_shown} slowest of {num_ranks}, the slowest one on top.")
+    stops = _find_stops(provider, report, view, timeline or picture)
     stop_ns = None if sample is None else find_stop(sample)
     if sample is not None and stop_ns is not None:
         when = format_duration(stop_ns)
         notes.append(f"No operation began after {when}, and some that ran then did not end.")
-        frame, length_ns = frame_stop(stop_ns), sample.end_ns - sample.begin_ns
+        first_ns = min((stop.at_ns for stop in stops), default=None)
+        frame, length_ns = frame_stop(stop_ns, first_ns), sample.end_ns - sample.begin_ns
         is_asked = view.show == WHOLE or view.viewport is not None
         if not is_asked and frame.end_ns < length_ns:
             notes.append(f'"Whole step" shows all {format_duration(length_ns)} of it.')
@@ -130,6 +143,7 @@ def read_step(provider: ReportProvider, view: View, report: Analysed) -> StepRea
             recorded=picture or timeline,
             timeline=timeline,
             notes=tuple(notes),
+            stops=stops,
         )
     if picture is None:
         return None
@@ -139,17 +153,36 @@ def read_step(provider: ReportProvider, view: View, report: Analysed) -> StepRea
         recorded=picture,
         timeline=None,
         notes=tuple(notes),
+        stops=stops,
         is_pending=part.is_pending,
     )
 
 
-def _ends_in(report: Analysed, view: View) -> bool:
-    """Return whether the job ended in a view's step."""
+def _ends_in(report: Analysed, view: View) -> tuple[Finding, ...]:
+    """Return the findings with which the job ended in a view's step."""
     findings = report.findings if isinstance(report, RunReport) else ()
-    return any(
-        ends_run(finding) and finding.steps and finding.steps[1] == view.step
+    return tuple(
+        finding
         for finding in findings
+        if ends_run(finding) and finding.steps and finding.steps[1] == view.step
     )
+
+
+def _find_stops(
+    provider: ReportProvider, report: Analysed, view: View, step: StepTimeline | StepPicture | None
+) -> tuple[Stop, ...]:
+    """Return where the culprits came to a stop, if the job ended in the step."""
+    word_by_rank = {
+        rank: "died here" if finding.cause == crash.CAUSE.name else "stuck here"
+        for finding in _ends_in(report, view)
+        for rank in finding.ranks[:MAX_STOPPED]
+    }
+    if isinstance(step, StepPicture) and word_by_rank:
+        step = provider.rank_spans(step, tuple(word_by_rank))
+    if not isinstance(step, StepTimeline) or not word_by_rank:
+        return ()
+    at_ns = find_rank_stops(step, word_by_rank)
+    return tuple(Stop(rank=rank, at_ns=at_ns[rank], word=word_by_rank[rank]) for rank in at_ns)
 
 
 def _rank_slowest(report: Analysed, view: View) -> tuple[int, ...]:

@@ -11,10 +11,12 @@ from dash.exceptions import PreventUpdate
 from rankscope.analysis.breakdown.starved import MIN_WAIT_RATIO
 from rankscope.analysis.breakdown.wait_graph import (
     MAX_NODES,
+    follow_finding,
     follow_waits,
     most_waited_for,
 )
 from rankscope.analysis.diagnose import ends_run
+from rankscope.analysis.report.network import TRANSFER_CAUSES
 from rankscope.analysis.report.report import Severity
 from rankscope.analysis.report.text import (
     format_count,
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.breakdown.wait_graph import WaitGraph, WaitNode
     from rankscope.analysis.report.network import DirectWaits
-    from rankscope.analysis.report.report import RunReport
+    from rankscope.analysis.report.report import Finding, RunReport
 
     from ..provider import ReportProvider
     from .components import Cell
@@ -64,9 +66,17 @@ def show_graph(
             return [no_data("no step could be replayed", _REPLAYED)]
         return [no_data("no rank waits for another", _NO_WAITS)]
     max_nodes = MAX_NODES if view.show == BY_RANK else MAX_SINGLE
-    max_nodes = len(culprits) if view.show == BY_GROUP else max_nodes
-    found = follow_waits(report.direct_waits, culprits, report.coords, max_nodes=max_nodes)
-    named = format_ranks(culprits)
+    finding = _of_one_node(report, culprits)
+    if finding is not None:
+        max_nodes = 0 if view.show == BY_GROUP else max_nodes
+        found = follow_finding(report, finding, max_nodes=max_nodes)
+        named = format_ranks(culprits)
+        if finding.cause in TRANSFER_CAUSES:
+            named = f"the slow transfers of {named}"
+    else:
+        max_nodes = len(culprits) if view.show == BY_GROUP else max_nodes
+        found = follow_waits(report.direct_waits, culprits, report.coords, max_nodes=max_nodes)
+        named = format_ranks(culprits)
     others = "" if view.ranks else _others(report, culprits)
     head = page_head("Who waits for whom", *_controls(report, view, found, base_path))
     top, ending = report.top_finding, ""
@@ -81,6 +91,11 @@ def show_graph(
             )
         else:
             sentence = _no_waits(report, report.direct_waits, named, base_path)
+        if finding is not None and finding.cause in TRANSFER_CAUSES and not ending:
+            sentence = (
+                f"No rank waits for {named} for {LEAST} of a step or more: the ranks that lose time"
+                " transfer themselves. The page Links has the times."
+            )
         return [head, card(html.P(sentence))]
     num_waiting = found.num_ranks - len(culprits)
     return [
@@ -91,7 +106,8 @@ def show_graph(
             html.P(
                 "An arrow leads from a rank to one that waits for it, with the share of a step,"
                 f" beyond the bubble of the pipeline. Waits below {LEAST} of a step are left out."
-                f"{_of_groups(found)} Click a rank to open it.{others}{_without_arrow(found)}",
+                f"{_of_groups(found)} Click a rank to open it.{others}"
+                f"{'' if finding else _without_arrow(found)}",
                 className="about",
             ),
             graph(
@@ -129,18 +145,36 @@ _REPLAYED = "The overview says why, under the quality of the data."
 def _culprits(report: RunReport) -> tuple[int, ...]:
     """Return the ranks of the top finding, else the rank that others wait on most.
 
-    If the finding has all ranks, or more than a graph can begin from, it is the one of them that
-    others wait on most.
+    If the finding has all ranks, it is the one of them that others wait on most.
     """
     waited = () if report.waterfall is None else report.waterfall.waiting_on
-    most = [one.rank for one in waited]
+    most = [one.rank for one in waited if one.rank is not None]
     top = report.top_finding
     known = tuple(rank for rank in top.ranks if rank in report.coords)
+    is_of_all = len(known) == len(report.coords)
+    if known and (top.cause in TRANSFER_CAUSES or (len(known) > MAX_CULPRITS and not is_of_all)):
+        return known
     if not known or top.severity is Severity.NONE:
         return tuple(most[:1])
     if len(known) <= MAX_CULPRITS and len(known) < len(report.coords):
         return known
-    return tuple([rank for rank in most if rank in top.ranks][:1]) or known[:1]
+    return tuple([rank for rank in most if rank in known][:1]) or known[:1]
+
+
+def _of_one_node(report: RunReport, culprits: tuple[int, ...]) -> Finding | None:
+    """Return the finding of these ranks, if they are drawn as one node; else None.
+
+    They are if ranks wait for transfers between them, or if they are too many.
+    """
+    return next(
+        (
+            each
+            for each in report.findings
+            if (each.cause in TRANSFER_CAUSES or len(culprits) > MAX_CULPRITS)
+            and culprits == tuple(rank for rank in each.ranks if rank in report.coords)
+        ),
+        None,
+    )
 
 
 def _no_waits(
@@ -201,7 +235,9 @@ def _controls(report: RunReport, view: View, found: WaitGraph, base_path: str) -
         **{
             each.ranks: (_named(each.cause, each.ranks), replace(plain, ranks=each.ranks))
             for each in report.findings
-            if 0 < len(each.ranks) <= MAX_CULPRITS and each.ranks != _culprits(report)
+            if each.ranks
+            and (len(each.ranks) <= MAX_CULPRITS or each.cause == "slow-link")
+            and each.ranks != _culprits(report)
         },
     }
     if view.ranks and view.ranks not in options:

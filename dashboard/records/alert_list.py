@@ -53,6 +53,9 @@ class ShownAlert:
     delivery: str
     """Worst delivery of its current state over the receivers."""
 
+    resolved_because: str = ""
+    """Why it was resolved; "" while it is active."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownSilence:

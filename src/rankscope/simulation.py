@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankscope.collector.client.served_writer import run_writer
-from rankscope.collector.errors import RunBegunError, RunExistsError
+from rankscope.collector.errors import RunBegunError, RunExistsError, StoreError
 from rankscope.collector.new_file import new_file
 from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.spool.cut import Cut, CutKey
@@ -163,6 +163,17 @@ def store_simulation(
     elif found["num_cuts"]:
         for name in RUN_TABLES:  # rows of an interrupted simulation
             store.command(DELETE_LEFTOVERS, {"table": name, "run_id": run_id})
+    try:
+        return _write_run(store, simulation, steps)
+    except StoreError as error:
+        if not store.read_only:
+            raise
+        raise StoreError(
+            f"{error}. What it has taken is kept: run the same command again, and it takes the rest"
+        ) from error
+
+
+def _write_run(store: Store, simulation: Simulation, steps: Iterable[StepTables]) -> SimulationSize:
     with closing(run_writer(store)) as writer:
         num_spans, num_steps = 0, 0
         for tables in steps:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from rankscope.analysis.report.network import WaitedLink
 from rankscope.analysis.report.report import Finding, RunReport, Starved, StepTimes, WaitsOn
 from rankscope.analysis.verdict import verdict_sentence
 from rankscope.tracer.topology import Coords, Layout
@@ -11,7 +12,9 @@ from tests.support.dashboard.builders import report
 
 
 def diagnosed(cause: str, ranks: tuple[int, ...], *, waiting: tuple[int, ...] = (0,)) -> RunReport:
-    """Return a diagnosis: a step takes 2 s, ideally 1; ranks wait for rank 5 for 10 % of it."""
+    """Return a diagnosis: a step takes 2 s, ideally 1; ranks wait for rank 5, or for its link to
+    rank 7 if that is the cause, for 10 % of it.
+    """
     finding = Finding(
         cause=cause,
         ranks=ranks,
@@ -22,12 +25,16 @@ def diagnosed(cause: str, ranks: tuple[int, ...], *, waiting: tuple[int, ...] = 
         confidence=0.99,
         evidence="numbers",
     )
-    starved = tuple(
-        Starved(rank=rank, wait_ratio=0.1, waits_on=(WaitsOn(rank=5, ratio=0.1),))
-        for rank in waiting
+    is_link = cause == "slow-link"
+    on = WaitsOn(rank=None if is_link else 5, link=3 if is_link else None, ratio=0.1)
+    starved = tuple(Starved(rank=rank, wait_ratio=0.1, waits_on=(on,)) for rank in waiting)
+    return replace(
+        report(),
+        findings=(finding,),
+        starved=starved,
+        waited_links={3: WaitedLink(members=(5, 7), kind="pp-send", is_pair=True)},
+        step_time_s=StepTimes(actual=2.0, replayed=2.0, ideal=1.0),
     )
-    times = StepTimes(actual=2.0, replayed=2.0, ideal=1.0)
-    return replace(report(), findings=(finding,), starved=starved, step_time_s=times)
 
 
 def test_one_rank_is_held_up_by_another_and_a_fix_saves_time() -> None:

@@ -54,6 +54,11 @@ if TYPE_CHECKING:
     from rankscope.collector.notify.receiver import Receiver
     from rankscope.collector.store.store import Store
 
+IS_GONE = "it no longer shows"
+JOB_ENDED = "the job ended; nothing shows that the cause is gone"
+ON_REQUEST = "on request"
+"""Reasons for which an alert was resolved."""
+
 RESEND_NS = 24 * 3_600_000_000_000
 """Oldest alert that is still sent if its receiver has not got it yet."""
 
@@ -167,7 +172,8 @@ class Alerting:
         tracked = tuple(tracked)
         conditions = find_conditions(report, tracked, rules=self._config.rules, is_over=is_over)
         held = frozenset() if is_over else find_held(report, tracked)
-        return self._update(report.run, conditions, source="report", held=held)
+        reason = JOB_ENDED if is_over else IS_GONE
+        return self._update(report.run, conditions, source="report", held=held, reason=reason)
 
     def evaluate_signals(self, signals: RunSignals) -> tuple[StoredAlert, ...]:
         """Do the same for what the store knows of a live run beyond its diagnosis."""
@@ -181,6 +187,7 @@ class Alerting:
         *,
         source: str,
         held: frozenset[int] = frozenset(),
+        reason: str = IS_GONE,
     ) -> tuple[StoredAlert, ...]:
         with self._lock:
             raised = []
@@ -209,7 +216,7 @@ class Alerting:
                     continue
                 gone_ns = now_ns - self._gone_ns.setdefault(alert.alert_id, now_ns)
                 if gone_ns >= float(post.get("hold_s", 0.0)) * NS_PER_S:
-                    self._resolve(alert)
+                    self._resolve(alert, reason)
         self.deliver()
         return tuple(raised)
 
@@ -323,8 +330,9 @@ class Alerting:
             if name not in self._wishes or self._wishes[name].wants(rule=rule, severity=severity)
         )
 
-    def _resolve(self, alert: StoredAlert) -> None:
-        resolved = replace(alert, resolved_ns=self._unix_ns())
+    def _resolve(self, alert: StoredAlert, reason: str) -> None:
+        post = (alert.post or {}) | {"resolved_because": reason}
+        resolved = replace(alert, resolved_ns=self._unix_ns(), post=post)
         write_alert(self._store, resolved)  # with the last price
         write_resolution(self._store, resolved)
         self._alerts[alert.alert_id] = resolved
@@ -339,7 +347,7 @@ class Alerting:
         with self._lock:
             alert = self._named(name)
             if alert is not None and alert.resolved_ns is None:
-                self._resolve(alert)
+                self._resolve(alert, ON_REQUEST)
                 return self._alerts[alert.alert_id]
             return alert
 

@@ -100,6 +100,7 @@ def _shown(alerting: Alerting, alert: StoredAlert) -> ShownAlert:
         action=str(document.get("action", "")),
         fired=format_time(alert.at_ns),
         resolved="" if alert.resolved_ns is None else format_time(alert.resolved_ns),
+        resolved_because=str(document.get("resolved_because", "")),
         acknowledged_by=alert.acknowledged_by,
         delivery=str(alert.delivery),
     )

@@ -71,6 +71,7 @@ _SETTINGS: dict[str, pa.DataType] = {
 _WAITS: dict[str, pa.DataType] = {
     "rank": pa.int32(),
     "on_rank": pa.int32(),
+    "on_link": pa.string(),
     "ratio": pa.float64(),
 }
 
@@ -170,7 +171,12 @@ def ranks_table(info: RunInfo, slowdown: dict[int, float | None]) -> pa.Table:
 def waits_table(report: RunReport) -> pa.Table:
     """Return who waits for whom: shares of the step time, the largest first."""
     rows = [
-        {"rank": one.rank, "on_rank": on.rank, "ratio": on.ratio}
+        {
+            "rank": one.rank,
+            "on_rank": on.rank,
+            "on_link": None if on.link is None else report.name_waited_for(on),
+            "ratio": on.ratio,
+        }
         for one in report.starved
         for on in one.waits_on
     ]

@@ -120,9 +120,9 @@ def report_text(
             _format_times(report, width, view),
         ]
         if _explains_waiting(report) or view.has_details:
-            blocks.append(_format_starved(report.longest_waits, view))
+            blocks.append(_format_starved(report, view))
         if not ends_run(report.top_finding) or view.has_details:
-            blocks.append(_format_waterfall(report.waterfall, width, view))
+            blocks.append(_format_waterfall(report, width, view))
     blocks.append(device_time_lines(report.device_time, view.rank, width=view.table_width))
     if view.rank is None:
         blocks.append(kernel_lines(report.kernels, top=view.top, width=view.table_width))
@@ -182,16 +182,19 @@ def _format_rank(report: RunReport, rank: int, width: int) -> list[str]:
     coords = report.coords[rank]
     place = f" (dp {coords.dp}, stage {coords.pp}, tp {coords.tp})" if report.has_layout else ""
     own = next((each for each in report.starved if each.rank == rank), None)
-    held_up = {
-        each.rank: on.ratio for each in report.starved for on in each.waits_on if on.rank == rank
+    due = {
+        each.rank: sum(on.ratio for on in each.waits_on if report.is_due_to(on, rank))
+        for each in report.starved
+        if each.rank != rank
     }
+    held_up = {each: ratio for each, ratio in due.items() if ratio > 0}
     worst = sorted(held_up, key=lambda each: -held_up[each])[:MAX_WAITS_ON]
     named = [finding.cause for finding in report.findings if rank in finding.ranks]
     rows = {
         "findings": ", ".join(named) or "none names it",
         "waits": "for no other rank"
         if own is None
-        else f"{_format_percent(own.wait_ratio)} of each step: {_format_roots(own)}",
+        else f"{_format_percent(own.wait_ratio)} of each step: {_format_roots(report, own)}",
         "holds up": ", ".join(
             f"rank {each} {_format_percent(held_up[each])}" for each in worst
         ) + (f" and {len(held_up) - len(worst):,} more" if len(held_up) > len(worst) else "")
@@ -346,11 +349,12 @@ def _format_findings(
     return [*body, *_count_rest(len(findings), view.top)]
 
 
-def _format_starved(starved: tuple[Starved, ...], view: View) -> list[str]:
+def _format_starved(report: RunReport, view: View) -> list[str]:
+    starved = report.longest_waits
     if not starved:
         return []
     rows = [
-        (str(rank.rank), _format_percent(rank.wait_ratio), _format_roots(rank))
+        (str(rank.rank), _format_percent(rank.wait_ratio), _format_roots(report, rank))
         for rank in starved[: view.top]
     ]
     header = ("waiting rank", "share of step", "waits for")
@@ -358,9 +362,9 @@ def _format_starved(starved: tuple[Starved, ...], view: View) -> list[str]:
     return [*lines, *_count_rest(len(starved), view.top)]
 
 
-def _format_roots(starved: Starved) -> str:
+def _format_roots(report: RunReport, starved: Starved) -> str:
     roots = [
-        f"rank {root.rank} {_format_percent(root.ratio)}"
+        f"{report.name_waited_for(root)} {_format_percent(root.ratio)}"
         for root in starved.waits_on[:MAX_WAITS_ON]
     ]
     return ", ".join(roots) or UNKNOWN
@@ -391,11 +395,12 @@ def _format_bandwidth(found: tuple[Bandwidth, ...], view: View) -> list[str]:
     return format_table(header, rows, right="lrlrrrr", width=view.table_width)
 
 
-def _format_waterfall(waterfall: WaterfallSummary | None, width: int, view: View) -> list[str]:
+def _format_waterfall(report: RunReport, width: int, view: View) -> list[str]:
+    waterfall = report.waterfall
     if waterfall is None:
         return []
     rows = [
-        (format_part(part), _format_percent(ratio), _format_waits(part, waterfall))
+        (format_part(part), _format_percent(ratio), _format_waits(part, report, waterfall))
         for part, ratio in waterfall.mean_ratio.items()
         if ratio is None or ratio >= MIN_RATIO
     ]
@@ -412,13 +417,15 @@ def _format_waterfall(waterfall: WaterfallSummary | None, width: int, view: View
     return [*lines, *_paragraph(text, width)]
 
 
-def _format_waits(part: str, waterfall: WaterfallSummary) -> str:
+def _format_waits(part: str, report: RunReport, waterfall: WaterfallSummary) -> str:
     if part != "waiting":
         return ""
     shown = [entry for entry in waterfall.waiting_on if entry.ratio >= MIN_WAIT_RATIO][
         :MAX_WAITS_ON
     ]
-    return ", ".join(f"for rank {entry.rank} {_format_percent(entry.ratio)}" for entry in shown)
+    return ", ".join(
+        f"for {report.name_waited_for(entry)} {_format_percent(entry.ratio)}" for entry in shown
+    )
 
 
 def _format_quality(report: RunReport, width: int) -> list[str]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.arrays.grouping import NO_GROUP
 from rankscope.analysis.breakdown.starved import attribute_waits, find_starved_ranks
-from rankscope.analysis.replay.model import ReplayModel, WaitIntervals, remove_overlaps
+from rankscope.analysis.replay.model import NO_LINK, ReplayModel, WaitIntervals, remove_overlaps
 from rankscope.analysis.replay.operations import Operations
 
 Op = tuple[int, int, int, int]
@@ -118,6 +119,41 @@ def test_a_wait_is_followed_to_a_cause_before_its_begin() -> None:
     found = pairs(model, waits((0, 5, 700 * us, 1_000 * us)))
 
     assert found == {(0, 2): 250 * us, (0, 1): 50 * us}
+
+
+def slow_transfer(*, overlap_us: int) -> ReplayModel:
+    """Return two steps: a transfer of ranks 1 and 2 takes 300 us where 50 are ideal, and ends step
+    0; in step 1, which begins ``overlap_us`` before, rank 0 waits for rank 1.
+    """
+    us = 1_000
+    ops = [
+        (1, 100 * us, 400 * us, 7),
+        (2, 100 * us, 400 * us, 7),
+        (1, 400 * us, 500 * us, NO_GROUP),
+        (0, (400 - overlap_us) * us, 510 * us, 8),
+        (1, 500 * us, 510 * us, 8),
+    ]
+    model = model_of(ops, [(2, 4)], ideal_ns=[50 * us, 50 * us, 100 * us, 10 * us, 10 * us])
+    operations = replace(
+        model.operations, steps=(0, 1), step=np.array([0, 0, 1, 1, 1], dtype=np.int32)
+    )
+    operations.duration_ns[3] = 10 * us
+    overlaps = np.array([0, overlap_us * us])
+    return replace(model, operations=operations, overlap_ns=overlaps)
+
+
+def test_a_wait_for_a_slow_transfer_is_for_its_link_also_if_the_step_before_had_it() -> None:
+    # GIVEN a wait of rank 0 from 200 to 500 us, of which 250 are the transfer's, on link 3
+    us, links = 1_000, np.array([3, 3, NO_LINK, NO_LINK, NO_LINK], dtype=np.int32)
+    direct = waits((0, 3, 200 * us, 500 * us))
+
+    found = attribute_waits(slow_transfer(overlap_us=200), direct, links)
+
+    columns = (found.on_rank, found.on_link, found.waited_ns)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    assert sorted(rows) == [(NO_LINK, 3, 250 * us), (1, NO_LINK, 50 * us)]
+    # AND without the links it is for the member that arrived last
+    assert attribute_waits(slow_transfer(overlap_us=200), direct).on_link.tolist() == [NO_LINK] * 1
 
 
 def test_the_rank_that_waits_most_comes_first_and_a_short_wait_is_not_listed() -> None:

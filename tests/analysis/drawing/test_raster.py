@@ -16,10 +16,9 @@ from rankscope.analysis.drawing.raster import (
     measure_areas,
 )
 from rankscope.analysis.drawing.rows import RowOrder, lay_out_ranks, order_ranks
-from rankscope.analysis.drawing.timeline import StepTimeline, make_timeline
-from rankscope.analysis.trace.rows import select_rows
+from rankscope.analysis.drawing.timeline import StepTimeline, select_ranks
 from rankscope.tracer.span import KIND_CODES, SpanFlag, SpanKind
-from tests.support.dashboard.step_builder import comm, compute, source_of, step_of
+from tests.support.dashboard.step_builder import comm, compute, step_of
 
 if TYPE_CHECKING:
     from rankscope.analysis.drawing.raster import StepAreas
@@ -85,8 +84,8 @@ def test_a_rank_that_waits_inside_its_compute_is_not_drawn_as_computing(depth: i
     raster = draw_raster(timeline, (0, 1), max_lines=2, num_bins=4)
 
     assert raster.compute.kind.tolist() == [
-        [FORWARD, WAIT, WAIT, FORWARD],
-        [FORWARD, FORWARD, WAIT, -1],
+        [FORWARD, WAIT, TP_COMM, FORWARD],
+        [FORWARD, FORWARD, TP_COMM, -1],
     ]
     assert raster.comm.kind.tolist() == [[-1, WAIT, TP_COMM, -1], [-1, -1, TP_COMM, -1]]
 
@@ -220,15 +219,7 @@ def test_the_areas_of_portions_add_up_to_the_step(
 
 def only_ranks(timeline: StepTimeline, *ranks: int) -> StepTimeline:
     """Return the same step with the spans of some ranks only."""
-    keep = np.isin(timeline.spans.rank, ranks)
-    spans = select_rows(timeline.spans, keep)
-    if not keep.any():
-        return replace(
-            timeline, spans=spans, wait_ns=timeline.wait_ns[keep],
-            transfer_ns=timeline.transfer_ns[keep], last_rank=timeline.last_rank[keep],
-        )  # fmt: skip
-    portion = make_timeline(source_of().run_info("r"), spans, epoch=0, step=3)
-    return replace(portion, begin_ns=timeline.begin_ns, end_ns=timeline.end_ns)
+    return select_ranks(timeline, ranks)
 
 
 def lists(areas: StepAreas) -> dict[str, dict[int, list[list[int]]]]:

@@ -6,9 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from rankscope.analysis.drawing.selection import Arrow, compare_box, describe_span, find_spans
+from rankscope.analysis.drawing.selection import (
+    Arrow,
+    compare_box,
+    describe_span,
+    find_rank_stops,
+    find_spans,
+    frame_stop,
+)
 from rankscope.analysis.drawing.timeline import read_timeline, select_ranks
-from rankscope.tracer.span import KINDS
+from rankscope.tracer.span import KINDS, SpanFlag, SpanKind
+from tests.support.dashboard.step_builder import comm, compute, step_of
 from tests.support.dashboard.training_builder import training_provider
 
 STEP = read_timeline(training_provider(), "demo-42", epoch=0, step=3)
@@ -80,3 +88,18 @@ def test_a_text_finds_spans_of_a_rank_a_kind_or_a_name() -> None:
     durations = STEP.spans.duration_ns[by_kind].tolist()
     assert durations == sorted(durations, reverse=True)
     assert find_spans(STEP, "no such thing", most=3)[1] == 0
+
+
+def test_a_rank_stops_at_the_end_of_its_last_span_or_where_it_began_what_never_ended() -> None:
+    # GIVEN rank 0 that ends a forward at 30, and rank 1 that is in an all-reduce from 20 on
+    step = step_of(
+        compute(0, 0, 30),
+        replace(comm(1, 20, 90), flags=SpanFlag.OPEN),
+        compute(1, 20, 90, SpanKind.WAIT),
+    )
+
+    assert find_rank_stops(step, (0, 1, 5)) == {0: 30, 1: 20}
+    # AND the view begins before the first culprit stopped, and ends after the last rank did
+    frame = frame_stop(80, 30)
+    assert (frame.begin_ns, frame.end_ns) == (15, 101)
+    assert frame_stop(80).begin_ns == 0

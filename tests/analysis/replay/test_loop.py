@@ -279,12 +279,13 @@ def test_waits_are_attributed_alike_in_c_and_python(data: st.DataObject) -> None
     before = np.array(draw(st.integers(-1, num - 1), num), dtype=np.int32)
     last = np.array(draw(st.integers(0, num - 1), num), dtype=np.int32)
     rank = np.array(draw(st.integers(0, 3), num), dtype=np.int32)
+    owner = np.array(draw(st.integers(0, 6), num), dtype=np.int32)  # links are 4 and above
     start, end = (np.array(draw(time, num)) for _ in range(2))
     times = [np.array(draw(time, num), dtype=np.float64) for _ in range(4)]
     operation = np.array(draw(st.integers(0, num - 1), num_waits), dtype=np.int32)
     begin = np.array(draw(time, num_waits), dtype=np.int64)
     until = begin + np.array(draw(time, num_waits), dtype=np.int64)
-    room = data.draw(st.integers(4, 30))
+    room = data.draw(st.integers(7, 30))
     found = []
     for functions in (_loop, replay_oracle):
         # WHEN all are attributed, in as many parts as the room for their shares needs
@@ -292,8 +293,8 @@ def test_waits_are_attributed_alike_in_c_and_python(data: st.DataObject) -> None
         while wait < num_waits:
             out = np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.int64)
             wait, size = functions.attribute(
-                num, before, last, rank, start, end, *times, num_waits, wait, operation, begin,
-                until, 0.1, 5.0, 4, room, *out
+                num, before, last, rank, owner, start, end, *times, num_waits, wait, operation,
+                begin, until, 0.1, 5.0, 4, room, *out
             )  # fmt: skip
             shares += zip(*(column[:size].tolist() for column in out), strict=True)
         found.append(shares)

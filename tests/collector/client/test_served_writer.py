@@ -20,9 +20,11 @@ from tests.collector.importers.test_kineto import add_step
 from tests.integration.programs import serving
 from tests.integration.test_serve import Job
 from tests.support.collector.kineto_builder import TraceBuilder
+from tests.support.collector.talking_server import speaking
 from tests.support.traces import TRACES, needs_traces
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -187,3 +189,28 @@ def test_the_error_names_a_server_that_has_stopped(empty_store: Store) -> None:
         writer.upsert("runs", [{"run_id": "x", "epoch": 0, "revision": 1}])
     assert now_s[0] == pytest.approx(120)
     writer.close()
+
+
+def test_a_server_that_is_busy_is_waited_for_longer(empty_store: Store) -> None:
+    # GIVEN a server that is busy for 20 minutes, as in the analysis of a large run
+    now_s = [0.0]
+
+    def talk(connection: socket.socket) -> None:
+        status = "503 Service Unavailable" if now_s[0] < 1200 else "200 OK"
+        connection.sendall(
+            f"HTTP/1.1 {status}\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}".encode()
+        )
+
+    with speaking(talk) as port:
+        writer = ServedWriter(
+            ServerFile(pid=1, url=f"http://127.0.0.1:{port}", token="t"),
+            empty_store,
+            pause=lambda s: now_s.__setitem__(0, now_s[0] + max(s, 240)),
+            monotonic_s=lambda: now_s[0],
+        )
+
+        writer.upsert("runs", [{"run_id": "x", "epoch": 0, "revision": 1}])
+        writer.close()
+
+    # THEN it gets what it refused before
+    assert now_s[0] == 1200

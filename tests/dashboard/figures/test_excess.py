@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rankscope.analysis.report.report import RankStepExcess, StepTimes
+from rankscope.analysis.report.report import RankStepExcess, Severity, StepTimes
 from rankscope.dashboard.figures.excess import excess_figure, excess_note, join_neighbours
 from rankscope.tracer.topology import Layout
 from tests.support.dashboard.builders import report, traces
@@ -50,6 +50,30 @@ def test_the_scale_and_its_unit_suit_the_longest_time(
     (cells,) = traces(excess_figure(made))
 
     assert (cells.zmax, cells.colorbar.title.text) == (pytest.approx(highest), unit)
+
+
+def test_the_scale_reaches_the_finding_though_its_cells_are_few() -> None:
+    # GIVEN 400 ranks of noise, of which one is 70 ms late in 4 of 10 steps: 1 cell of 1,000
+    excess_ns = np.full((400, 10), 1e6)
+    excess_ns[7, 6:] = 70e6
+    culprit = replace(report().top_finding, ranks=(7,), steps=(6, 9), severity=Severity.CRITICAL)
+    made = replace(
+        report(),
+        findings=(culprit,),
+        step_time_s=StepTimes(actual=0.3, replayed=None, ideal=None),
+        excess=RankStepExcess(ranks=tuple(range(400)), steps=tuple(range(10)), excess_ns=excess_ns),
+    )
+
+    assert traces(excess_figure(made))[0].zmax == pytest.approx(70.0)
+    # AND that of a link, whose members it has
+    links = replace(made.excess, links=tuple((rank, rank + 1) for rank in range(400)))
+    culprit = replace(culprit, cause="slow-link", ranks=(7, 8))
+    assert traces(excess_figure(replace(made, findings=(culprit,), evidence=links)))[
+        0
+    ].zmax == pytest.approx(70.0)
+    # AND a run without a problem keeps its noise pale
+    calm = replace(made, findings=(replace(culprit, severity=Severity.NONE),))
+    assert traces(excess_figure(calm))[0].zmax == pytest.approx(15.0)
 
 
 def test_too_many_ranks_share_rows_and_a_note_says_so() -> None:

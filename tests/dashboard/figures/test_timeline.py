@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import plotly.graph_objects as go
 
+from rankscope.analysis.drawing.raster import draw_raster
 from rankscope.analysis.drawing.rows import Group, RowOrder, lay_out_ranks
 from rankscope.analysis.drawing.timeline import read_timeline
-from rankscope.dashboard.figures.timeline import hover_texts, timeline_figure
+from rankscope.dashboard.figures.timeline import hover_texts, raster_shades, timeline_figure
 from rankscope.dashboard.figures.timeline_axes import short_name, time_axis
 from rankscope.dashboard.figures.timeline_canvas import HATCHED, SOLID, Bars
 from rankscope.dashboard.theme import KIND_COLORS
-from rankscope.tracer.span import SpanFlag, SpanKind
+from rankscope.tracer.span import KINDS, SpanFlag, SpanKind, UnixNs
 from tests.support.dashboard.builders import traces
-from tests.support.dashboard.step_builder import comm, compute, step_of
+from tests.support.dashboard.step_builder import PAIR, comm, compute, step_of
 from tests.support.dashboard.training_builder import training_provider
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ def test_every_span_is_a_bar_and_every_kind_an_entry_of_the_legend() -> None:
     # reduce-scatter.
     waits = [one for one in bars if one.look == HATCHED and one.kind is not SpanKind.WAIT]
     assert [len(one.spans) for one in waits] == [16, 2]
-    spans = np.concatenate([one.spans for one in bars if one not in waits])
-    assert sorted(spans.tolist()) == list(range(336))
+    spans = np.concatenate([one.spans for one in bars])
+    assert np.unique(spans).tolist() == list(range(336))
     # Six kinds, the sample of hatching; the selected span, and arrows.
     assert len(traces(figure)) == 6 + 1 + 2
     assert figure.layout.xaxis.ticksuffix == " ms"
@@ -103,6 +104,36 @@ def test_a_hover_text_has_what_is_known_of_the_span() -> None:
     ]
     assert "wait 0 ns\ntransfer 10.0 ms" in second
     assert "MiB" not in second
+
+
+def test_a_blocked_thread_waits_until_the_last_member_arrives_and_then_transfers() -> None:
+    # GIVEN an all-reduce of 5 to 40 ms on rank 0, which rank 1 enters at 10 ms, and the waits of
+    # both main threads for it
+    ms = 1_000_000
+    wait = replace(compute(0, 5 * ms, 40 * ms, SpanKind.WAIT), group_id=PAIR.group_id, seq=0)
+    late = replace(wait, rank=1, start_ns=UnixNs(20 * ms), duration_ns=20 * ms)
+    spans = (comm(0, 5 * ms, 40 * ms), comm(1, 10 * ms, 40 * ms))
+    timeline = step_of(*spans, wait, late, depths=(0, 0, 1, 1))
+
+    # THEN bars, their texts and pixels have the wait hatched, and the transfer in its own colour
+    of_waits = [
+        (bar.kind, bar.look, begin, length)
+        for bar in drawn(timeline)[1]
+        for begin, length, row in zip(bar.begin_ms, bar.length_ms, bar.spans, strict=True)
+        if row in (2, 3)
+    ]
+    assert sorted(of_waits) == [
+        (SpanKind.TP_COMM, SOLID, 5.0, 30.0),
+        (SpanKind.TP_COMM, SOLID, 15.0, 20.0),
+        (SpanKind.WAIT, HATCHED, 0.0, 5.0),
+    ]
+    texts = hover_texts(timeline)
+    assert "wait 5.00 ms for rank 1\ntransfer 30.0 ms" in texts[2]
+    assert "wait 0 ns\ntransfer 20.0 ms" in texts[3]
+    raster = draw_raster(timeline, (0, 1), max_lines=2, num_bins=7)
+    moves, waits = KINDS.index(SpanKind.TP_COMM), KINDS.index(SpanKind.WAIT)
+    assert raster.compute.kind.tolist() == [[waits] + [moves] * 6, [-1] * 3 + [moves] * 4]
+    assert np.unique(raster_shades(raster)[0, 1:]).tolist() == [2 * moves + 2]
 
 
 def test_a_hover_text_of_an_open_p2p_span_has_both_ranks_and_its_state() -> None:

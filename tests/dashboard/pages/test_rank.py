@@ -153,8 +153,8 @@ def test_a_wait_that_would_be_shown_as_0_percent_is_not_counted(provider: FakePr
         view = View(page=RANK, run="tiny", ranks=(SLOW_RANK,))
         return words(show_rank(provider, made, view, base_path="/"))
 
-    assert "1 rank waits because of it:" in text(waiting(1, 0.1), waiting(2, 0.004))
-    assert "No rank waits because of it." in text(waiting(2, 0.004))
+    assert "1 rank waits because of it or its links:" in text(waiting(1, 0.1), waiting(2, 0.004))
+    assert "No rank waits because of it or its links." in text(waiting(2, 0.004))
 
 
 def test_a_rank_alone_has_no_place_among_others(provider: FakeProvider) -> None:

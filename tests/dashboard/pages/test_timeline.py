@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from rankscope.analysis.drawing.rows import RowOrder
+from rankscope.analysis.drawing.selection import find_rank_stops
 from rankscope.analysis.report.report import Proof
 from rankscope.dashboard.address import TIMELINE, WHOLE, View
 from rankscope.dashboard.app import create_app
@@ -121,3 +123,39 @@ def test_a_figure_of_another_view_shows_all_of_it_and_of_the_same_view_keeps_the
 
     assert zoom_key(view) == zoom_key(replace(view, epoch=0))
     assert zoom_key(view) != zoom_key(replace(view, show=WHOLE))
+
+
+def test_the_step_of_a_crash_opens_at_its_end_and_marks_where_the_rank_died() -> None:
+    # GIVEN a crash of rank 5 in the last step
+    made = report(num_steps=4)
+    fatal = replace(made.top_finding, cause="crash", ranks=(5,), steps=(3, 3), proof=None)
+    provider = training_provider(replace(made, findings=(fatal, *made.findings)))
+    view = View(page=TIMELINE, run="demo-42", show="crash")
+
+    page = rendered(timeline_page.PAGE, provider, view)
+
+    # THEN its step is shown, with a line and words at the end of its last span
+    timeline = provider.timeline("demo-42", epoch=0, step=3)
+    assert timeline is not None
+    at_ms = find_rank_stops(timeline, (5,))[5] / 1e6
+    layout = find_part(page, "timeline-graph")["figure"]["layout"]
+    (line,) = (shape for shape in layout["shapes"] if shape["name"] == "stop")
+    assert (line["x0"], line["x1"]) == (at_ms, at_ms)
+    (text,) = (one for one in layout["annotations"] if one["x"] == at_ms)
+    assert text["text"] == "<b>rank 5 died here</b>"
+    # AND the address that it gets has step and rank, and no name of a finding
+    search = find_part(page, "timeline-shown")["data"]["search"]
+    assert search == "?run=demo-42&epoch=0&step=3&rank=5&order=excess"
+
+
+def test_an_address_without_a_step_gets_the_one_that_is_shown() -> None:
+    provider = training_provider(report(num_steps=4))
+
+    def search_of(view: View) -> str:
+        page = rendered(timeline_page.PAGE, provider, view)
+        search: str = find_part(page, "timeline-shown")["data"]["search"]
+        return search
+
+    view = View(page=TIMELINE, run="demo-42", order=RowOrder.RANK, find="wait")
+    assert search_of(view) == "?run=demo-42&epoch=0&step=3&find=wait&order=rank"
+    assert search_of(replace(view, step=3)) == ""

@@ -271,6 +271,8 @@ def test_the_end_of_a_run_resolves_all_but_what_ended_it(
 
     (alert,) = read_alerts(empty_store)
     assert (alert.resolved_ns is None) is is_active
+    # AND it says that this does not mean that the cause is gone
+    assert ("the job ended" in str((alert.post or {}).get("resolved_because"))) is not is_active
 
 
 def test_a_rise_of_the_step_time_alerts_where_the_mfu_is_unknown(alerting: Alerting) -> None:

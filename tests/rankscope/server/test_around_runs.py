@@ -111,6 +111,29 @@ def test_a_loop_that_fails_is_a_problem_of_the_server(
 
 
 @pytest.mark.multiproc
+def test_the_tiles_of_a_large_step_load_no_pandas() -> None:
+    # Plotly fails in a thread that draws while another one imports it.
+    program = (
+        "import sys, numpy as np; from rankscope.collector.read import pictures as p;"
+        " cells = np.zeros((3, 8), np.int8);"
+        " key = p.StepRevision(step_id=p.StepId(run_id='r', epoch=0, step=3), revision=7);"
+        " level = p.PictureLevel(ordering='pp', line_ranks=2, zoom=1, depth=1);"
+        " pixels = p.Pixels(first_line=0, rank_blocks=((0, 1), (2, 3), (4,)), compute_kind=cells,"
+        " compute_ratio=cells.astype(np.float32), comm_kind=cells,"
+        " comm_ratio=cells.astype(np.float32));"
+        " rows = p.tile_rows(key, level, pixels, num_tiles=2);"
+        " print(rows['ranks'].to_pylist(), {len(one) for one in rows['compute_kind'].to_pylist()});"
+        " print('pandas' in sys.modules)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "[[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]] {12}\nFalse\n"
+
+
+@pytest.mark.multiproc
 def test_a_comparison_of_a_page_loads_no_pandas(tmp_path: Path) -> None:
     # Plotly fails in a thread that draws while another one imports it.
     store = tmp_path / "store"

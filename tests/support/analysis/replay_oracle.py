@@ -25,6 +25,7 @@ def attribute(
     before: Int32s,
     last: Int32s,
     rank: Int32s,
+    owner: Int32s,
     start: Int64s,
     end: Int64s,
     duration: Float64s,
@@ -52,6 +53,7 @@ def attribute(
         before: Shape (operations,): the one that each followed, or -1.
         last: Shape (operations,): the member of its group that began last.
         rank: Shape (operations,), as are all columns up to ``ideal_gap``.
+        owner: The rank or link that an operation's duration above its ideal is charged to.
         start: As recorded.
         end: As recorded.
         duration: As recorded.
@@ -68,7 +70,7 @@ def attribute(
         max_hops: Operations with excess that a walk visits.
         room: Number of shares that can be filled in; at least as many as there are ranks.
         wait_of: Shape (room,): the wait of each share, ascending; filled in.
-        on: Shape (room,): its rank, ascending within each wait; filled in.
+        on: Shape (room,): its rank or link, ascending within each wait; filled in.
         share_ns: Shape (room,): its time, never 0; filled in.
 
     Returns:
@@ -80,8 +82,8 @@ def attribute(
         is_cause = above > np.maximum(min_ratio * usual, min_ns)
         return [int(each) for each in np.where(is_cause, above, 0.0)]
 
-    gaps = excess(gap, ideal_gap)
-    own = [late + gaps[member] for late, member in zip(excess(duration, ideal), last, strict=True)]
+    gaps, above = excess(gap, ideal_gap), excess(duration, ideal)
+    own = [late + gaps[member] for late, member in zip(above, last, strict=True)]
     chains = _Chains(own, [int(before[member]) for member in last])
     num_shares = 0
     for number in range(wait, num_waits):
@@ -93,15 +95,18 @@ def attribute(
         left = min(max(caused, 0), stop - since)
         since += left
         causes = chains.follow(int(before[member]), max_hops)
-        for at, own_ns in ((member, gaps[member]), *((last[at], ns) for at, ns in causes)):
-            shares[int(rank[at])] += min(left, own_ns)
+        charged = [(int(rank[member]), gaps[member])]
+        for at, _ in causes:
+            charged += [(int(owner[at]), above[at]), (int(rank[last[at]]), gaps[last[at]])]
+        for culprit, own_ns in charged:
+            shares[culprit] += min(left, own_ns)
             left -= min(left, own_ns)
         _share_rest(shares, before, last, rank, start, end, member, since - left, stop)
-        found = sorted((owner, ns) for owner, ns in shares.items() if ns)
+        found = sorted((culprit, ns) for culprit, ns in shares.items() if ns)
         if num_shares + len(found) > room:
             return number, num_shares
-        for owner, ns in found:
-            wait_of[num_shares], on[num_shares], share_ns[num_shares] = number, owner, ns
+        for culprit, ns in found:
+            wait_of[num_shares], on[num_shares], share_ns[num_shares] = number, culprit, ns
             num_shares += 1
     return num_waits, num_shares
 
