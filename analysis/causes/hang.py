@@ -25,7 +25,7 @@ from ..report.report import Finding
 from ..report.text import format_count, format_duration, format_ranks
 from ..statistics.thresholds import THRESHOLDS
 from .crash import ExitClass, find_failures, find_silence, own_failures
-from .detector import Cause, insufficient
+from .detector import Cause, ProofForm, insufficient
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -63,6 +63,7 @@ CAUSE = Cause(
     sentence="The job hangs",
     ends_run=True,
     has_place=True,
+    proof_form=ProofForm.STATES,
 )
 
 

@@ -28,7 +28,14 @@ from rankscope.tracer.topology import AXES, AxisGroup, derive_layout
 
 from ..errors import TraceError
 from .kineto_trace import (
-    GLOO_PREFIX, LOADER_PREFIX, MAX_NS, check_members, find_rank, index_around, read_trace, text_of,
+    GLOO_PREFIX,
+    LOADER_PREFIX,
+    MAX_NS,
+    check_members,
+    find_rank,
+    index_around,
+    read_trace,
+    text_of,
 )
 from .spool_folder import Comm, Process, Record
 
@@ -56,6 +63,8 @@ LATE_NS = 1_000_000
 usual pauses between the launches of a program that runs eagerly."""
 
 COMPUTE_TRACK = "compute"
+
+
 def read_traces(files: Sequence[Path], run_id: str) -> Iterator[Process]:
     """Yield the process of each rank, with its records, and with the groups of no process before.
 

@@ -332,4 +332,3 @@ def index_around(intervals: Sequence[tuple[int, ...]], at_ns: int) -> int:
     """Return the index of the disjoint interval around a time, else `NONE`."""
     index = bisect_right(intervals, at_ns, key=lambda each: each[0]) - 1
     return index if index >= 0 and at_ns < intervals[index][1] else NONE
-
