@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..replay.model import ComputeItems
     from ..report.report import Finding
 
-SUM = "own forward and backward compute of a step"
+SUM = "own compute of a step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

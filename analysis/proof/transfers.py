@@ -24,6 +24,10 @@ LEAST_EXCESS = 0.5
 """
 
 
+MAX_MEMBERS = 4
+"""Members of a group that its name lists."""
+
+
 def transfer_card(finding: Finding, case: Case) -> ProofCard | None:
     """Return transfers of the slow links beside those of alike links; None if none is known.
 
@@ -77,7 +81,7 @@ def transfer_card(finding: Finding, case: Case) -> ProofCard | None:
     return ProofCard(
         strips=(strip,),
         series=make_series(
-            f"transfers of {what} in a step",
+            "these transfers in a step",
             "ns",
             steps,
             culprits=(label, of_slow),
@@ -131,4 +135,6 @@ def _name_links(links: list[Link]) -> str:
     link = links[0]
     if link.is_pair:
         return f"rank {link.members[0]} to rank {link.members[1]}"
-    return f"{link.kind} group of {format_ranks(link.members)}"
+    num = len(link.members)
+    who = format_ranks(link.members) if num <= MAX_MEMBERS else f"{num:,} ranks"
+    return f"{link.kind} group of {who}"
