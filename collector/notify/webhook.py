@@ -139,6 +139,8 @@ def alertmanager_alert(document: Mapping[str, Any]) -> dict[str, Any]:
     }
     annotations = {"summary": document["text"]}
     annotations |= {key: document[key] for key in ("cost", "action") if document.get(key)}
+    if document.get("commands"):
+        annotations["commands"] = "\n".join(document["commands"])
     if document.get("hosts"):
         annotations["hosts"] = ", ".join(document["hosts"])
     if finding:
@@ -151,6 +153,8 @@ def alertmanager_alert(document: Mapping[str, Any]) -> dict[str, Any]:
             "evidence": finding["evidence"],
             "help": finding["help"],
         }
+        if finding.get("picture"):
+            annotations["picture"] = finding["picture"]
     if document["steps"] is not None:
         first_step, last_step = document["steps"]
         annotations["steps"] = f"{first_step}-{last_step}"
