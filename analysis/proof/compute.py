@@ -21,9 +21,9 @@ from ..report.proof_card import (
     SampleGroup,
     SampleStrip,
 )
-from ..report.text import format_count, format_ranks
+from ..report.text import format_count
 from ..statistics.peers import Basis
-from .samples import group_samples, make_series, shown_columns, spread
+from .samples import group_samples, make_series, name_ranks, shown_columns, spread
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -71,7 +71,7 @@ def compute_card(finding: Finding, case: Case, blamed: Collection[int]) -> Proof
     mine, theirs = (total_ns[np.isin(ranks, side)] for side in (sides.culprits, sides.peers))
     if sides.is_earlier:
         theirs = np.where(shown, np.nan, theirs)
-    label = format_ranks(sides.culprits.tolist())
+    label = name_ranks(sides.culprits.tolist())
     strip = _find_strip(items, sides, finding, label)
     return ProofCard(
         strips=() if strip is None else (strip,),

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..report.proof_card import SampleStrip
-from ..report.text import format_count, format_ranks
+from ..report.text import format_count
 from .compute import compute_card
-from .samples import group_samples, name_steps, shown_columns
+from .samples import group_samples, name_ranks, name_steps, shown_columns
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -60,7 +60,7 @@ def _reading_strips(finding: Finding, case: Case) -> tuple[SampleStrip, ...]:
                 unit=unit,
                 steps=name_steps(steps, shown),
                 groups=(
-                    *group_samples(format_ranks(finding.ranks), mine, is_culprit=True),
+                    *group_samples(name_ranks(finding.ranks), mine, is_culprit=True),
                     *group_samples(others, samples.value[rows & is_other]),
                 ),
             )

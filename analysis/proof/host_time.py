@@ -12,7 +12,7 @@ from ..replay.model import Place
 from ..report.proof_card import ProofCard, ProofFact, SampleStrip
 from ..report.text import format_count, format_ranks
 from ..statistics.thresholds import THRESHOLDS
-from .samples import group_samples, make_series, name_steps, shown_columns
+from .samples import group_samples, make_series, name_ranks, name_steps, shown_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,12 +65,12 @@ def host_card(finding: Finding, case: Case) -> ProofCard | None:
         return None
     _, quantity, total_ns, cells = worst
     if are_few:
-        label = format_ranks(ranks[is_named].tolist())
+        label = name_ranks(ranks[is_named].tolist())
         peers = format_count(int((~is_named).sum()), "other rank")
         others = ~is_named[:, None] & shown
         mine_ns, theirs_ns = total_ns[is_named], total_ns[~is_named]
     else:
-        label = f"pauses on {format_ranks(ranks[cells.any(axis=1)].tolist())}"
+        label = f"pauses on {name_ranks(ranks[cells.any(axis=1)].tolist())}"
         peers, others = "all other steps and ranks", ~cells
         mine_ns = total_ns.max(axis=0, keepdims=True)
         theirs_ns = np.where(others, total_ns, np.nan)

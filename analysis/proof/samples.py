@@ -7,12 +7,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..report.proof_card import MAX_POINTS, MAX_VALUES, SampleGroup, StepSeries
-from ..report.text import format_steps
+from ..report.text import format_count, format_ranks, format_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+MAX_LABEL = 30
+"""Characters of a list of ranks in a label."""
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks as a label: their numbers, or how many they are if that is long."""
+    named = format_ranks(ranks)
+    return named if len(named) <= MAX_LABEL else format_count(len(ranks), "rank")
 
 
 def group_samples(

@@ -68,7 +68,7 @@ def advise(cause: str, *, run: str, ranks: Sequence[int], hosts: Sequence[str]) 
         do=named["Do"],
         call=named["Call"],
         commands=tuple(commands),
-        num_more_hosts=max(len(hosts) - MAX_HOSTS, 0),
+        num_more_hosts=max(len(hosts) - MAX_HOSTS, 0) if any(HOST in line for line in lines) else 0,
     )
 
 

@@ -177,12 +177,15 @@ def proof_figure(report: RunReport, finding: Finding) -> go.Figure | None:
     return drawing.figure(height, zoom_key=f"proof {report.run} {finding.cause} {finding.ranks}")
 
 
-def describe_group(group: SampleGroup, unit: str) -> str:
-    """Return a group of samples in words: "rank 33: 30.1 to 31.1 ms, 8 values"."""
+def describe_group(group: SampleGroup, unit: str, *, is_brief: bool = False) -> str:
+    """Return a group of samples in words: "rank 33: 30.1 to 31.1 ms, median 30.5 ms (8 values)".
+
+    A brief one has no median.
+    """
     scale = Scale.of(unit, group.high)
     low, high = scale.text(group.low), scale.with_unit(group.high)
     values = high if group.low == group.high else f"{low} to {high}"
-    middle = "" if group.num == 1 else f", median {scale.with_unit(group.median)}"
+    middle = "" if group.num == 1 or is_brief else f", median {scale.with_unit(group.median)}"
     label = cut(group.label, MAX_NAME)
     return f"{label}: {values}{middle} ({format_count(group.num, 'value')})"
 
@@ -205,7 +208,8 @@ def _draw_strip(
     )
     for row, group in enumerate(strip.groups):
         color = SLOW if group.is_culprit else FAST
-        label = escape_for_plotly(cut(describe_group(group, strip.unit), MAX_LABEL))
+        text = describe_group(group, strip.unit, is_brief=column == RIGHT)
+        label = escape_for_plotly(cut(text, MAX_LABEL))
         drawing.annotations.append(_note(label, x=0.0, y=row, xref=x, yref=y, color=color))
         # Spread over the row by the golden ratio: equal values would hide each other.
         offsets = [row + 0.55 + 0.35 * (0.618 * place % 1) for place in range(len(group.values))]

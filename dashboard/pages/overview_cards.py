@@ -135,12 +135,16 @@ def verdict_card(
 def proof_cards(report: RunReport, *, base_path: str) -> list[Component]:
     """Return what proves the top finding and what to do about it, and the same of the others.
 
-    Nothing of a run whose findings do not matter.
+    Of a healthy run, all that has a proof can be opened, such as its checkpoints; what is minor
+    cannot.
     """
-    mattering = [finding for finding in report.findings if finding.severity in MATTERS]
-    if not mattering:
-        return []
-    top, *others = mattering
+    top = [finding for finding in report.findings if finding.severity in MATTERS][:1]
+    others = [
+        finding
+        for finding in report.findings
+        if finding not in top
+        and (finding.severity in MATTERS or (finding.card and finding.severity is Severity.NONE))
+    ]
     shown = [
         html.Details(
             [
@@ -156,7 +160,7 @@ def proof_cards(report: RunReport, *, base_path: str) -> list[Component]:
         )
         for finding in others[:_MAX_PROOFS]
     ]
-    return [_proof_row(report, top, base_path), *shown]
+    return [*(_proof_row(report, finding, base_path) for finding in top), *shown]
 
 
 def _proof_row(report: RunReport, finding: Finding, base_path: str) -> Component:
