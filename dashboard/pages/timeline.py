@@ -40,6 +40,7 @@ from .timeline_step import (
     go_to_proof,
     read_shown,
     read_step,
+    related_ranks,
     show_timeline,
 )
 
@@ -190,7 +191,13 @@ def _show_step(
     if framed is not None and proof is not None:
         excess = format_duration(proof.excess_ns)
         about = f"; framed: {framed.cause} of rank {proof.rank}, {excess} too long{about}"
-    marks = Marks(ranks=view.ranks, path=replayed.path_of(view.layers), proof=proof)
+    related = related_ranks(report, view)
+    marks = Marks(
+        ranks=view.ranks,
+        peers=() if related is None else related.all,
+        path=replayed.path_of(view.layers),
+        proof=proof,
+    )
     content = show_step(reading.shown, choices, marks, about=about, base_path=base_path)
     ideal = None
     if replayed.replay is not None and "ideal" in view.layers:
