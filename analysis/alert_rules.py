@@ -65,7 +65,7 @@ ACTIONS = {
     " full, a token expired?",
     ANALYSIS_BEHIND: "look at the server's log and its processors; diagnoses and alerts are late",
 }
-"""What to do, by rule. For a finding, its section of docs/findings.md says it."""
+"""What to do, by rule, if no finding explains it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,10 +211,8 @@ class Condition:
 
     @property
     def action(self) -> str:
-        """Next step for a person."""
-        if self.finding is not None:
-            return f"docs/findings.md#{self.finding.cause}"
-        return ACTIONS.get(self.rule, "")
+        """Next step for a person; that about a finding is of `report.advice`."""
+        return "" if self.finding is not None else ACTIONS.get(self.rule, "")
 
 
 def find_conditions(

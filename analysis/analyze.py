@@ -35,6 +35,7 @@ from .diagnose import (
 )
 from .evidence import find_step_begins, tabulate_evidence, with_proofs
 from .price.operation_sets import compare_culprits
+from .proof.cards import with_cards
 from .quality import assess_quality, left_out_sentence
 from .readers.clocks import align_clocks
 from .readers.formats import drop_read_columns, read_run
@@ -342,7 +343,7 @@ def _report_with_replay(
     top = grade_findings(report).top_finding
     return replace(
         report,
-        findings=with_proofs(findings, reading, begin_by_step),
+        findings=with_cards(with_proofs(findings, reading, begin_by_step), record, case),
         evidence=tabulate_evidence(top, case, waterfall),
     )
 
@@ -504,7 +505,9 @@ def _report_without_replay(
             ideal=None,
         ),
         actual_s_by_step=_seconds_by_step(steps, actual_ns),
-        findings=combine_findings(() if is_known else (unknown,), findings),
+        findings=with_cards(
+            combine_findings(() if is_known else (unknown,), findings), record, None
+        ),
         mfu=mfu,
         tokens_by_step={} if mfu else count_tokens(run, record.steps),
         missing_mfu="" if mfu else explain_missing_mfu(run, record.steps),

@@ -47,6 +47,9 @@ MAX_MARKED = 65_536
 WHOLE = "whole"
 """Word of `View.show` for all of a step, which is else shown until it came to a stop."""
 
+PROOF_PATH = "export/proof.svg"
+"""Address of the picture of a finding, as a file."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from flask import Response, request
 
+from rankscope.analysis.diagnose import MATTERS
 from rankscope.analysis.drawing.raster import ALL_ROWS
 from rankscope.analysis.drawing.rows import RowOrder, order_ranks
+from rankscope.analysis.report.advice import advise
 from rankscope.analysis.report.report import RunReport
 from rankscope.analysis.report.text import (
     FINDING_COLUMNS,
@@ -31,13 +33,17 @@ from rankscope.analysis.report.text import (
 )
 from rankscope.analysis.trace.errors import AnalysisError
 
-from .address import TIMELINE, View, read_address
+from .address import PROOF_PATH, TIMELINE, View, read_address
+from .figures.proof_card import proof_figure
+from .figures.static_svg import static_svg
 from .text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from flask import Flask
+
+    from rankscope.analysis.report.report import Finding
 
     from .provider import ReportProvider
 
@@ -61,7 +67,8 @@ h2 { font-size: 1rem; margin-top: 2rem }
 table { border-collapse: collapse; width: 100% }
 th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0;
   border-bottom: 1px solid #8884 }
-.quiet { opacity: .7 } svg { width: 100%; height: 12rem } code { font-size: .9em }
+.quiet { opacity: .7 } svg { width: 100%; height: 12rem } .proof svg { height: auto }
+code { font-size: .9em }
 </style>
 """
 
@@ -144,11 +151,24 @@ def register_exports(server: Flask, provider: ReportProvider) -> None:
             return _refusal(str(error), 404)
         return _file(text, f"{run_id}-step-{step}.json", "application/json")
 
+    def proof() -> Response:
+        run_id, cause = request.args.get("run", ""), request.args.get("cause")
+        found = _finished(provider, run_id)
+        if not isinstance(found, RunReport):
+            return found
+        finding = next((each for each in found.findings if each.cause == cause), found.top_finding)
+        figure = proof_figure(found, finding)
+        if figure is None or cause not in (None, finding.cause):
+            return _refusal("this run has no such proof: open its overview", 404)
+        title = _text(f"{run_id}: proof of {finding.cause}")
+        return Response(static_svg(figure, title=title, alone=True), mimetype="image/svg+xml")
+
     for path, view in (
         (RUNS_PATH, runs),
         (FINDINGS_PATH, findings),
         (REPORT_PATH, report),
         (TRACE_PATH, step),
+        (PROOF_PATH, proof),
     ):
         server.add_url_rule(f"/{path}", endpoint=path, view_func=view, methods=["GET"])
 
@@ -250,6 +270,7 @@ def report_page(report: RunReport, verdict: str) -> str:
             f"<p class=quiet>rankscope, run <code>{_text(report.run)}</code></p>\n",
             f"<h1>{_text(verdict)}</h1>\n",
             "<ul>", *(f"<li>{_text(fact)}</li>" for fact in facts), "</ul>\n",
+            *(_proof(report, each) for each in report.findings if each.severity in MATTERS),
             _steps_svg(report),
             _table("Findings", (*FINDING_COLUMNS, "evidence"), findings),
             _table("Who waits for whom", ("rank", "waits", "for"), starved),
@@ -257,6 +278,21 @@ def report_page(report: RunReport, verdict: str) -> str:
             "</html>\n",
         ]
     )  # fmt: skip
+
+
+def _proof(report: RunReport, finding: Finding) -> str:
+    """Return the picture of a finding and what to do about it."""
+    title = f"{finding.cause} {format_ranges(finding.ranks, max_ranges=8)}".removesuffix(" -")
+    figure = proof_figure(report, finding)
+    picture = "" if figure is None else static_svg(figure, title=_text(f"proof of {title}"))
+    advice = advise(finding.cause, run=report.run, ranks=finding.ranks, hosts=finding.hosts)
+    parts = [f"<h2>Proof: {_text(title)}</h2>\n<div class=proof>{picture}</div>\n"]
+    if advice is not None:
+        texts = (("Confirm", advice.confirm), ("Do", advice.do), ("Call", advice.call))
+        parts.append("<h2>What to do</h2>\n")
+        parts += (f"<p><b>{name}:</b> {_text(text)}</p>\n" for name, text in texts)
+        parts += (f"<div><code>{_text(command)}</code></div>\n" for command in advice.commands)
+    return "".join(parts)
 
 
 def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

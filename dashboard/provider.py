@@ -86,6 +86,15 @@ class ReportProvider(Protocol):
         """Return the spans of some ranks of a picture's whole step; None if they are not read."""
         ...
 
+    def ranks_of_step(
+        self, run_id: str, *, epoch: int, step: int, ranks: Sequence[int]
+    ) -> ViewportSpans:
+        """Return the spans of some ranks of a step; begin and end are the whole step's.
+
+        None are found if the run's format does not record groups, or nothing is stored.
+        """
+        ...
+
     def step_replay(self, recorded: StepTimeline | StepPicture) -> StepReplay | None:
         """Return critical path, slack and ideal of a step; None while they are being made.
 

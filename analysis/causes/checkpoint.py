@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..breakdown.waterfall import Part
 from .common_pause import pause_candidates
-from .detector import Cause, HostTime, Subject
+from .detector import Cause, HostTime, ProofForm, Subject
 
 if TYPE_CHECKING:
     from .candidate import Candidate
@@ -20,6 +20,7 @@ CAUSE = Cause(
         "saving and gaps of the host", (Part.CHECKPOINT, Part.HOST_GAP), is_of_all=True
     ),
     is_alarm=False,
+    proof_form=ProofForm.HOST,
 )
 
 

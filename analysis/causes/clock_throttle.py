@@ -13,7 +13,7 @@ from ..replay.model import COMPUTE_KINDS, has_kind
 from ..report.text import format_percent, format_ranks
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import in_shown_steps
-from .detector import Cause, ShownIn
+from .detector import Cause, ProofForm, ShownIn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,6 +46,7 @@ CAUSE = Cause(
     shown_in=ShownIn.COMPUTE,
     has_place=True,
     recurs_as="slow-compute",
+    proof_form=ProofForm.DEVICES,
 )
 
 

@@ -15,7 +15,7 @@ from ..report.network import CommonPause
 from ..report.text import format_count, format_duration, format_steps
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
-from .detector import Cause, HostTime, Subject
+from .detector import Cause, HostTime, ProofForm, Subject
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,6 +31,7 @@ CAUSE = Cause(
         "gaps of the host", (Part.HOST_GAP, Part.INPUT, Part.UNKNOWN), is_of_all=True
     ),
     is_alarm=False,
+    proof_form=ProofForm.HOST,
 )
 
 

@@ -16,7 +16,7 @@ from rankscope.tracer.spool import CAUSED_BY, STALL_NS
 from ..report.report import Finding
 from ..report.text import format_count, format_duration, format_ranks
 from ..statistics.thresholds import THRESHOLDS
-from .detector import Cause
+from .detector import Cause, ProofForm
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -63,7 +63,12 @@ NETWORK_EXCEPTIONS = ("connectionerror", "connectionreseterror", "brokenpipeerro
 lost connection only if the message is about the job's communication."""
 
 CAUSE = Cause(
-    name="crash", one="failed first", several="failed together", ends_run=True, has_place=True
+    name="crash",
+    one="failed first",
+    several="failed together",
+    ends_run=True,
+    has_place=True,
+    proof_form=ProofForm.STATES,
 )
 
 

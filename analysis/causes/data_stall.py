@@ -19,7 +19,7 @@ from .candidate import (
     merge_recurring,
 )
 from .common_pause import pause_candidates
-from .detector import Cause, HostTime
+from .detector import Cause, HostTime, ProofForm
 from .host_gaps import INPUT_PLACES, HostGaps, Loss, late_candidates
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ CAUSE = Cause(
     sentence="The whole job waits for input",
     shown_in=HostTime("input and gaps of the host", (Part.INPUT, Part.HOST_GAP)),
     has_place=True,
+    proof_form=ProofForm.HOST,
 )
 
 

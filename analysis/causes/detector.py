@@ -46,6 +46,20 @@ class ShownIn(Enum):
     TRANSFERS = "transfers"
 
 
+class ProofForm(Enum):
+    """Picture that proves a finding: what `analysis.proof` compares with what."""
+
+    COMPUTE = "compute of each micro-batch beside that of peers"
+    DEVICES = "the same, and the readings of the device beside those of others"
+    STAGES = "compute of a stage beside that of other stages"
+    LENGTHS = "time of micro-batches against their lengths"
+    LINKS = "rate of a link beside that of alike ones"
+    HOST = "gaps and host spans of a rank beside those of others, or of other steps"
+    RECOMPILES = "the same, and the compile ids"
+    STATES = "last operation of each rank"
+    SETTINGS = "values of a setting on each side"
+
+
 @dataclass(frozen=True, slots=True)
 class HostTime:
     """Time of a host in which a cause shows, as parts of the waterfall."""
@@ -75,6 +89,9 @@ class Cause:
 
     shown_in: ShownIn | HostTime | None = None
     """Where its proof is looked for; None: it is about no time."""
+
+    proof_form: ProofForm | None = None
+    """Its picture on the proof card; None: it has none."""
 
     is_alarm: bool = True
     """False: reported beside `healthy`, which remains the first finding."""

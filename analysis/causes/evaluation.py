@@ -13,7 +13,7 @@ from ..report.text import format_count, format_duration, format_ranks, format_st
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
 from .common_pause import format_period
-from .detector import Cause, HostTime, Subject
+from .detector import Cause, HostTime, ProofForm, Subject
 
 if TYPE_CHECKING:
     from .detector import Case
@@ -24,6 +24,7 @@ CAUSE = Cause(
     sentence="Evaluations take time",
     shown_in=HostTime("evaluation", (Part.EVALUATION,), is_of_all=True),
     is_alarm=False,
+    proof_form=ProofForm.HOST,
 )
 
 

@@ -13,7 +13,7 @@ from ..report.text import format_count, format_duration, format_percent
 from ..statistics.phases import find_period
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate, explained_gaps
-from .detector import INSUFFICIENT_EVIDENCE, Cause, HostTime, Subject
+from .detector import INSUFFICIENT_EVIDENCE, Cause, HostTime, ProofForm, Subject
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,6 +32,7 @@ CAUSE = Cause(
     subject=Subject.JOB,
     sentence="Garbage collection pauses ranks in turn, and each pause holds up all others",
     shown_in=HostTime("garbage collection and gaps of the host", (Part.GC, Part.HOST_GAP)),
+    proof_form=ProofForm.HOST,
 )
 
 

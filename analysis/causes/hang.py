@@ -32,7 +32,7 @@ from .crash import (
     find_silence,
     own_failures,
 )
-from .detector import Cause, insufficient
+from .detector import Cause, ProofForm, insufficient
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -70,6 +70,7 @@ CAUSE = Cause(
     sentence="The job hangs",
     ends_run=True,
     has_place=True,
+    proof_form=ProofForm.STATES,
 )
 
 

@@ -12,7 +12,7 @@ from ..replay.model import Place
 from ..statistics.phases import find_rank_phases
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import explained_gaps, merge_equal, merge_hosts, merge_recurring
-from .detector import Cause, HostTime
+from .detector import Cause, HostTime, ProofForm
 from .host_gaps import WORKING_PLACES, Loss, late_candidates
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ CAUSE = Cause(
     # The host's own spans before the first compute are input there.
     shown_in=HostTime("gaps of the host", (Part.INPUT, Part.HOST_GAP)),
     has_place=True,
+    proof_form=ProofForm.HOST,
 )
 
 

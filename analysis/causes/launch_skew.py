@@ -18,7 +18,7 @@ from ..statistics.phases import find_period, find_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import host_stall
 from .candidate import Candidate, explained_gaps, merge_alike, merge_recurring, shows_in
-from .detector import Cause, HostTime
+from .detector import Cause, HostTime, ProofForm
 from .host_stall import find_host_stalls
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ CAUSE = Cause(
     several="take turns in entering collectives late",
     sentence="Ranks take turns in entering collectives late",
     shown_in=HostTime("gaps of the host before a launch", (Part.HOST_GAP,)),
+    proof_form=ProofForm.HOST,
 )
 
 

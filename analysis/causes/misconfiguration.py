@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..report.report import Finding
 from ..report.text import format_count, format_ranks
 from ..statistics.thresholds import THRESHOLDS
-from .detector import Cause
+from .detector import Cause, ProofForm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -72,6 +72,7 @@ CAUSE = Cause(
     several="are configured differently from the other ranks",
     sentence="The configuration differs from the previous run",
     has_place=True,
+    proof_form=ProofForm.SETTINGS,
 )
 
 

@@ -16,7 +16,7 @@ from ..statistics.link_profile import find_rise
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate, join_candidates
 from .clock_throttle import PART_MARK
-from .detector import Cause, ShownIn, Subject
+from .detector import Cause, ProofForm, ShownIn, Subject
 from .slow_compute import SLOW_DEVICE
 from .slow_link import CAUSE as SLOW_LINK
 from .slow_link import (
@@ -53,6 +53,7 @@ CAUSE = Cause(
     subject=Subject.JOB,
     sentence="The network is slow",
     shown_in=ShownIn.TRANSFERS,
+    proof_form=ProofForm.LINKS,
 )
 
 

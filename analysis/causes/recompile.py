@@ -12,7 +12,7 @@ from ..replay.model import Place
 from ..statistics.phases import Phase
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate, merge_alike
-from .detector import Cause, HostTime
+from .detector import Cause, HostTime, ProofForm
 from .host_gaps import Loss, late_candidates
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ CAUSE = Cause(
     several="recompile",
     sentence="All ranks recompile",
     shown_in=HostTime("input and gaps of the host", (Part.INPUT, Part.HOST_GAP)),
+    proof_form=ProofForm.RECOMPILES,
 )
 
 

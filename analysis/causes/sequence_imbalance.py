@@ -21,7 +21,7 @@ from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import stage_imbalance
 from .candidate import Candidate, in_shown_steps, join_candidates, named_ranks, shows_in
-from .detector import INSUFFICIENT_EVIDENCE, Cause, ShownIn, Subject
+from .detector import INSUFFICIENT_EVIDENCE, Cause, ProofForm, ShownIn, Subject
 from .equal_lengths import (
     correlation,
     equalize_durations,
@@ -53,6 +53,7 @@ CAUSE = Cause(
     has_onset=False,
     sentence="Unequal lengths make ranks wait for each other",
     shown_in=ShownIn.COMPUTE,
+    proof_form=ProofForm.LENGTHS,
 )
 """With ranks: their experts get more tokens than others."""
 

@@ -30,7 +30,7 @@ from .candidate import (
     shows_in,
 )
 from .clock_throttle import explain_by_clock, find_drop, name_worker
-from .detector import INSUFFICIENT_EVIDENCE, Cause, ShownIn
+from .detector import INSUFFICIENT_EVIDENCE, Cause, ProofForm, ShownIn
 from .stage_imbalance import SlowRanks, find_slow_stages
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ CAUSE = Cause(
     several="compute slowly",
     shown_in=ShownIn.COMPUTE,
     has_place=True,
+    proof_form=ProofForm.COMPUTE,
 )
 
 SLOW_DEVICE = frozenset({CAUSE, clock_throttle.CAUSE})

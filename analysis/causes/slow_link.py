@@ -17,7 +17,7 @@ from ..statistics.link_profile import MAX_PLANNED_RATIO
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
-from .detector import Cause, ShownIn, Subject
+from .detector import Cause, ProofForm, ShownIn, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +46,7 @@ CAUSE = Cause(
     several="share a slow link",
     shown_in=ShownIn.TRANSFERS,
     has_place=True,
+    proof_form=ProofForm.LINKS,
 )
 
 

@@ -12,7 +12,7 @@ from ..report.text import format_duration, format_percent
 from ..statistics.noise import required_deviations, robust_deviation
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
-from .detector import Cause, ShownIn, Subject
+from .detector import Cause, ProofForm, ShownIn, Subject
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from ..statistics.phases import Phase
 
 
-CAUSE = Cause(name="stage-imbalance", subject=Subject.STAGE, shown_in=ShownIn.COMPUTE)
+CAUSE = Cause(
+    name="stage-imbalance",
+    subject=Subject.STAGE,
+    shown_in=ShownIn.COMPUTE,
+    proof_form=ProofForm.STAGES,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

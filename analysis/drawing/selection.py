@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,12 +17,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..report.report import Finding, Proof
+    from ..report.report import Finding, Proof, RunReport
     from .timeline import StepTimeline
 
 MARGIN = 1.0
 """Time around a proof that is shown, over its length, on each side: enough to see what came before
 and after, and who waited."""
+
+MAX_CULPRITS, MAX_PARTNERS, MAX_WAITING, MAX_PEERS = 16, 16, 12, 20
+"""Ranks of each kind that show a finding of a large job: 64 rows, which a screen can show."""
 
 MAX_ARROWS = 32
 """Ranks that a delay is drawn to: more arrows hide the spans, and the table has them all."""
@@ -174,6 +178,65 @@ def frame_proof(proof: Proof) -> Viewport:
         end_ns=proof.end_ns + margin_ns,
         first_row=0,
         end_row=ALL_ROWS,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelatedRanks:
+    """The ranks of a large job in which a finding shows, from the top; none is in two of them."""
+
+    culprits: tuple[int, ...]
+    """The rank of the proof, then others that the finding names."""
+
+    partners: tuple[int, ...]
+    """Ranks of its groups: those that differ from it on one axis other than dp."""
+
+    peers: tuple[int, ...]
+    """Ranks in its place of other replicas, those next to its own first: they do the same work."""
+
+    waiting: tuple[int, ...]
+    """Ranks that wait longest for the culprits: the delay has reached them."""
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        """Return all of them, from the top."""
+        return (*self.culprits, *self.partners, *self.peers, *self.waiting)
+
+
+def find_related(report: RunReport, finding: Finding) -> RelatedRanks | None:
+    """Return the ranks that show a finding beside those that are alike; None without a proof."""
+    if finding.proof is None or finding.proof.rank not in report.coords:
+        return None
+    first, coords = finding.proof.rank, report.coords
+    own = coords[first]
+    culprits = tuple(dict.fromkeys((first, *finding.ranks)))[:MAX_CULPRITS]
+    taken = set(culprits)
+
+    def differing(*axes: str) -> list[int]:
+        """Return the ranks that differ on exactly one of these axes and on no other, by rank."""
+        place = own.to_dict()
+        return [
+            rank
+            for rank, at in coords.items()
+            if rank not in taken
+            and [axis for axis, value in at.to_dict().items() if value != place[axis]]
+            in [[axis] for axis in axes]
+        ]
+
+    partners = tuple(sorted(differing("tp", "cp", "ep", "pp")))[:MAX_PARTNERS]
+    taken |= {*partners}
+    peers = sorted(differing("dp"), key=lambda rank: (abs(coords[rank].dp - own.dp), rank))
+    taken |= {*peers}
+    waiting = (
+        waits.rank
+        for waits in report.longest_waits
+        if waits.rank not in taken and any(on.rank in culprits for on in waits.waits_on)
+    )
+    return RelatedRanks(
+        culprits=culprits,
+        partners=partners,
+        waiting=tuple(islice(waiting, MAX_WAITING)),
+        peers=tuple(peers[:MAX_PEERS]),
     )
 
 

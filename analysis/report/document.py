@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from rankscope.tracer.span import NONE
 
+from .proof_card import ProofCard
+from .report import Proof
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .report import Quality, RunReport
+    from .report import Finding, Quality, RunReport
 
 SCHEMA = 1
 
@@ -42,7 +45,7 @@ def to_document(report: RunReport) -> dict[str, Any]:
         "slowdown_by_step": _text_keys(report.slowdown_by_step),
         "m_w": report.m_w,
         "m_s": report.m_s,
-        "findings": [asdict(finding) for finding in report.findings],
+        "findings": [_finding(report, finding) for finding in report.findings],
         # Written out, because `asdict` is slow for 12,288 of them.
         "starved": [
             {
@@ -95,6 +98,32 @@ def to_document(report: RunReport) -> dict[str, Any]:
             "waiting_ns": waits.waiting_ns.tolist(),
         },
     }
+
+
+def _finding(report: RunReport, finding: Finding) -> dict[str, Any]:
+    """Return a finding; its proof has the place in the timeline, the card and the counterfactual.
+
+    What of these is unknown is null or empty; without any, the proof is null.
+    """
+    document = asdict(finding)
+    place, card = document.pop("proof"), document.pop("card")
+    price = report.price(finding)
+    unknown = dict.fromkeys((each.name for each in fields(Proof)), None)
+    document["proof"] = (
+        {
+            **(place or unknown),
+            **(card or asdict(ProofCard())),
+            "counterfactual": price
+            and {
+                "step_s": price.step_s,
+                "fixed_step_s": price.fixed_step_s,
+                "since": price.since,
+            },
+        }
+        if place or card
+        else None
+    )
+    return document
 
 
 def _quality(quality: Quality) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from ..trace.tables import is_layout_known
 from .device_time import DeviceTime, Kernel
 from .fields import FloatArray, IntArray, Pair
 from .network import TRANSFER_CAUSES, CommonPause, DirectWaits, LinkSummary, WaitedLink
+from .proof_card import ProofCard
 from .text import MAX_NAMES, format_link, format_names
 
 GRACE_STEPS = 3
@@ -97,6 +98,9 @@ class Finding:
     proof: Proof | None = None
     """None if no single operation shows it, or none is known."""
 
+    card: ProofCard | None = None
+    """Its quantity beside that of peers; None if its cause has no picture, or nothing is known."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
@@ -106,6 +110,14 @@ class Price:
     share: float
     since: int | None
     """First of the steps; None: all that were analysed."""
+
+    step_s: float
+    """Mean of these steps, as recorded."""
+
+    @property
+    def fixed_step_s(self) -> float:
+        """Return the same with the ranks at fault as their peers."""
+        return self.step_s - self.seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -555,7 +567,7 @@ class RunReport:
             since = onset if onset > min(self.actual_s_by_step, default=onset) else None
         if saved_s is None or not actual_s:
             return None
-        return Price(seconds=saved_s, share=saved_s / actual_s, since=since)
+        return Price(seconds=saved_s, share=saved_s / actual_s, since=since, step_s=actual_s)
 
     def share_held_up(self, waiting: Starved, finding: Finding) -> float:
         """Return the share of a step that a rank waits for what a finding names.

@@ -94,7 +94,10 @@ def format_message(document: Mapping[str, Any]) -> tuple[str, str]:
                 value = alert[label]
                 shown = ", ".join(value) if isinstance(value, list) else value
                 lines.append(f"{label}: {shown}")
+        lines += [f"$ {command}" for command in alert.get("commands") or ()]
         if alert.get("url"):
             lines.append(str(alert["url"]))
+        if (finding := alert.get("finding")) and finding.get("help"):
+            lines.append(f"proof and what to do: {finding['help']}")
         lines.append("")
     return title, "\n".join(lines).strip()

@@ -140,6 +140,8 @@ def alertmanager_alert(document: Mapping[str, Any]) -> dict[str, Any]:
     annotations = {"summary": document["text"]}
     shown = ("cost", "action", "resolved_because")
     annotations |= {key: document[key] for key in shown if document.get(key)}
+    if document.get("commands"):
+        annotations["commands"] = "\n".join(document["commands"])
     if document.get("hosts"):
         annotations["hosts"] = ", ".join(document["hosts"])
     if finding:
@@ -152,6 +154,8 @@ def alertmanager_alert(document: Mapping[str, Any]) -> dict[str, Any]:
             "evidence": finding["evidence"],
             "help": finding["help"],
         }
+        if finding.get("picture"):
+            annotations["picture"] = finding["picture"]
     if document["steps"] is not None:
         first_step, last_step = document["steps"]
         annotations["steps"] = f"{first_step}-{last_step}"

@@ -85,6 +85,9 @@ class Marks:
     ranks: tuple[int, ...] = ()
     """If there are any, the other ranks are dimmed."""
 
+    peers: tuple[int, ...] = ()
+    """Ranks that are not dimmed either: the marked ones are held against them."""
+
     path: Stretches | None = None
     """The critical path; None: it is not drawn."""
 
@@ -162,7 +165,7 @@ def step_layout(
         margin={"l": left, "r": 16, "t": TOP, "b": BELOW},
         shapes=[
             *(_line_across(rows.lines[group.row] - 0.5, style.separator) for group in separators),
-            *_dimmed(rows, marks.ranks),
+            *_dimmed(rows, (*marks.ranks, *marks.peers) if marks.ranks else ()),
             *_proof_frame(rows, marks),
             *(line for line, _ in stops),
         ],

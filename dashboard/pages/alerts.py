@@ -190,9 +190,12 @@ def _row(alert: ShownAlert, base_path: str) -> list[Cell]:
     about = [html.Div(_ranks_linked(clause, alert, base_path)) for clause in clauses]
     if alert.cost:
         about.append(html.Div(escape(f"costs {alert.cost}"), className="about"))
-    if alert.action:
-        verb = "do: see " if alert.action.startswith("docs/") else "do: "
-        about.append(html.Div([verb, *_action(alert, base_path)], className="about"))
+    if alert.cause and alert.run:
+        proof = write_address(View(run=alert.run), base_path=base_path)
+        about.append(html.Div(dcc.Link("Proof and what to do", href=proof), className="about"))
+    # Servers before this one stored a path of the documentation.
+    if alert.action and not alert.action.startswith("docs/"):
+        about.append(html.Div(["do: ", *_action(alert, base_path)], className="about"))
     if alert.delivery == "undelivered":
         about.append(html.Div("a receiver did not get it", className="about"))
     return [

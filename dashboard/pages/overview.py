@@ -35,6 +35,7 @@ from .overview_cards import (
     findings_table,
     key_figures,
     liveness_card,
+    proof_cards,
     quality_list,
     starved_list,
     steps_note,
@@ -98,6 +99,7 @@ def show_overview(provider: ReportProvider, view: View, *, base_path: str) -> Co
     )
     parts = _Parts(
         verdict=verdict,
+        proofs=proof_cards(report, base_path=base_path),
         liveness=liveness,
         numbers=key_figures(report, base_path=base_path),
         figures=_draw(report)[1],
@@ -165,6 +167,7 @@ def _without_report(
     ]
     parts = _Parts(
         verdict=verdict,
+        proofs=[],
         liveness=liveness,
         numbers=early_figures(found),
         figures=figures,
@@ -181,6 +184,7 @@ class _Parts:
     """Parts of the page that differ with and without a report."""
 
     verdict: list[Component]
+    proofs: list[Component]
     liveness: Component
     numbers: list[Component]
     figures: list[Component]
@@ -203,6 +207,7 @@ class _Parts:
         )
         return [
             html.Div(self.verdict, id="overview-verdict", **announced()),
+            html.Div(self.proofs, id="overview-proof"),
             self.liveness,
             html.Div(self.numbers, id="overview-figures", className="figures"),
             html.Div([*self.figures, waits], className="grid"),

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 
-from rankscope.analysis.diagnose import ends_run
+from rankscope.analysis.diagnose import MATTERS, ends_run
+from rankscope.analysis.report.advice import advise
 from rankscope.analysis.report.liveness import RECENT_NS, SILENT_NS
 from rankscope.analysis.report.report import Severity
 from rankscope.analysis.report.text import (
@@ -30,8 +31,18 @@ from rankscope.dashboard.records.progress import AnalysisInProgress
 from rankscope.tracer.span import NS_PER_S
 
 from ..address import View, view_finding, write_address
+from ..figures.proof_card import MIN_PX, proof_figure
 from ..text import escape
-from .components import card, decorative, link_ranks, rank_link, rank_links, table
+from .components import (
+    card,
+    decorative,
+    graph,
+    link_ranks,
+    rank_link,
+    rank_links,
+    table,
+    with_code,
+)
 from .placeholders import AFTER_ANALYSIS, NEEDS_ANALYSIS, PENDING, known_figures
 
 if TYPE_CHECKING:
@@ -59,6 +70,9 @@ _MAX_WAITS_ON = 2
 _MAX_WARNINGS = 12
 
 KEY_FIGURES = ("step time", "MFU")
+
+_MAX_PROOFS = 5
+"""Further findings whose proof can be opened."""
 
 _MAX_PARTS = 4
 """Findings that are parts of their own in the bar of the step time."""
@@ -114,6 +128,77 @@ def verdict_card(
                 html.P([html.Span(fact) for fact in facts], className="facts"),
             ],
             className=f"verdict {style}",
+        )
+    ]
+
+
+def proof_cards(report: RunReport, *, base_path: str) -> list[Component]:
+    """Return what proves the top finding and what to do about it, and the same of the others.
+
+    Of a healthy run, all that has a proof can be opened, such as its checkpoints; what is minor
+    cannot.
+    """
+    top = [finding for finding in report.findings if finding.severity in MATTERS][:1]
+    others = [
+        finding
+        for finding in report.findings
+        if finding not in top
+        and (finding.severity in MATTERS or (finding.card and finding.severity is Severity.NONE))
+    ]
+    shown = [
+        html.Details(
+            [
+                html.Summary(
+                    [
+                        html.Span(finding.cause, className="cause"),
+                        f" {format_ranges(finding.ranks, max_ranges=MAX_NAMED)}",
+                    ]
+                ),
+                _proof_row(report, finding, base_path),
+            ],
+            className="more-proofs",
+        )
+        for finding in others[:_MAX_PROOFS]
+    ]
+    return [*(_proof_row(report, finding, base_path) for finding in top), *shown]
+
+
+def _proof_row(report: RunReport, finding: Finding, base_path: str) -> Component:
+    """Return the picture of a finding, and beside it what to do."""
+    figure = proof_figure(report, finding)
+    number = report.findings.index(finding)
+    link = dcc.Link(
+        "Show it in the timeline",
+        href=write_address(_place_of(report, finding), base_path=base_path),
+        className="button small",
+    )
+    picture = card(
+        html.Div([html.H2("Proof"), *([link] if finding.steps else [])], className="titled"),
+        graph(f"overview-proof-{number}", figure, min_px=MIN_PX)
+        if figure is not None
+        else html.P("No quantity shows it.", className="quiet"),
+        label=f"proof of {finding.cause}",
+    )
+    return html.Div([picture, *_advice_card(report, finding)], className="proof-row")
+
+
+def _advice_card(report: RunReport, finding: Finding) -> list[Component]:
+    advice = advise(finding.cause, run=report.run, ranks=finding.ranks, hosts=finding.hosts)
+    if advice is None:
+        return []
+    texts = (("Confirm", advice.confirm), ("Do", advice.do), ("Call", advice.call))
+    commands = "\n".join(escape_sentence(command) for command in advice.commands)
+    more = format_count(advice.num_more_hosts, "more host")
+    return [
+        card(
+            html.H2("What to do"),
+            *(
+                html.P([html.B(f"{name}: "), *with_code(escape_sentence(text))])
+                for name, text in texts
+            ),
+            *([html.Pre(commands, className="commands", tabIndex=0)] if commands else []),
+            *([html.P(f"Likewise {more}.", className="quiet")] if advice.num_more_hosts else []),
+            class_name="advice",
         )
     ]
 
@@ -451,18 +536,23 @@ def cause_style(cause: str, severity: str | None) -> str:
 def _steps_link(report: RunReport, finding: Finding, base_path: str) -> Component | str:
     if finding.steps is None:
         return format_range(None)
-    first, last = finding.steps
-    seconds = report.actual_s_by_step
-    shown = [step for step in report.steps if first <= step <= last and step in seconds]
-    worst = max(shown, key=seconds.__getitem__, default=last)
-    view = view_finding(View(run=report.run, epoch=report.epochs[-1], step=worst), finding)
+    view = _place_of(report, finding)
     return dcc.Link(
         format_range(finding.steps),
         href=write_address(view, base_path=base_path),
-        title=f"Show step {worst}, the longest of them, with the ranks marked"
+        title=f"Show step {view.step}, the longest of them, with the ranks marked"
         if finding.proof is None
         else f"Show the proof in step {finding.proof.step}, with the ranks marked",
     )
+
+
+def _place_of(report: RunReport, finding: Finding) -> View:
+    """Return the view of the step that shows a finding: that of its proof, or the longest one."""
+    first, last = finding.steps or (0, 0)
+    seconds = report.actual_s_by_step
+    shown = [step for step in report.steps if first <= step <= last and step in seconds]
+    worst = max(shown, key=seconds.__getitem__, default=last)
+    return view_finding(View(run=report.run, epoch=report.epochs[-1], step=worst), finding)
 
 
 def _starved_row(one: Starved, report: RunReport, base_path: str) -> Component:

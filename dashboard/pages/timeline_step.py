@@ -26,6 +26,7 @@ from rankscope.analysis.drawing.selection import (
     choose_finding,
     find_proof,
     find_rank_stops,
+    find_related,
     find_stop,
     frame_stop,
 )
@@ -42,6 +43,7 @@ from ..figures.timeline_raster import raster_rows
 if TYPE_CHECKING:
     from rankscope.analysis.drawing.raster import Stretches
     from rankscope.analysis.drawing.rows import RowLayout
+    from rankscope.analysis.drawing.selection import RelatedRanks
     from rankscope.analysis.drawing.step_replay import StepReplay
     from rankscope.analysis.report.report import Finding
     from rankscope.dashboard.records.progress import AnalysisFailed, AnalysisInProgress
@@ -107,6 +109,13 @@ def read_step(provider: ReportProvider, view: View, report: Analysed) -> StepRea
     """
     run_id = str(view.run)
     step: Any = {"epoch": view.epoch or 0, "step": view.step or 0}
+    related = related_ranks(report, view)
+    if related is not None and isinstance(report, RunReport):
+        part = provider.ranks_of_step(run_id, **step, ranks=related.all)
+        if part.is_pending:
+            return None
+        if part.found is not None:
+            return _show_related(view, part.found, related, report.world_size)
     picture = provider.picture(run_id, **step, order=view.order, viewport=view.viewport)
     ranking = _rank_slowest(report, view)
     timeline = None
@@ -155,6 +164,38 @@ def read_step(provider: ReportProvider, view: View, report: Analysed) -> StepRea
         notes=tuple(notes),
         stops=stops,
         is_pending=part.is_pending,
+    )
+
+
+def related_ranks(report: Analysed, view: View) -> RelatedRanks | None:
+    """Return the ranks that are shown of a finding's proof; None: all, because they are few."""
+    if not isinstance(report, RunReport) or view.order is not RowOrder.EXCESS:
+        return None
+    framed = find_framed(report, view)
+    if framed is None or report.world_size <= MAX_SLOWEST or view.show == WHOLE:
+        return None
+    return find_related(report, framed)
+
+
+def _show_related(
+    view: View, part: StepTimeline, related: RelatedRanks, num_ranks: int
+) -> StepReading:
+    """Show the ranks in which a finding shows, the culprits on top."""
+    timeline = replace(part, ranking=related.all)
+    kinds = {
+        "at fault": related.culprits,
+        "of its groups": related.partners,
+        "alike": related.peers,
+        "waiting for it": related.waiting,
+    }
+    shown = ", ".join(f"{len(ranks):,} {kind}" for kind, ranks in kinds.items() if ranks)
+    num_others = num_ranks - len(related.all)
+    note = f"From the top: ranks {shown}; {num_others:,} others are folded."
+    return StepReading(
+        shown=show_timeline(view, timeline),
+        recorded=timeline,
+        timeline=timeline,
+        notes=(note,),
     )
 
 

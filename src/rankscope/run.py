@@ -366,6 +366,23 @@ class Run:
 
         return worker_figure(self.report)
 
+    def figure_proof(self, cause: str | None = None) -> go.Figure | None:
+        """Draw what proves a finding, as the overview does: its quantity beside that of peers.
+
+        None if the run has no such finding, or the cause no picture.
+
+        Example:
+            >>> run.figure_proof()
+
+        Args:
+            cause: Cause of the finding. None: that of the verdict.
+        """
+        from rankscope.dashboard.figures.proof_card import proof_figure
+
+        named = self.report.top_finding.cause if cause is None else cause
+        finding = next((each for each in self.report.findings if each.cause == named), None)
+        return None if finding is None else proof_figure(self.report, finding)
+
     def figure_timeline(self, step: int, *, epoch: int | None = None) -> go.Figure:
         """Draw every span of a step, in rows by rank; for some hundred ranks, or fewer.
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from rankscope.analysis.report.report import Severity
 from rankscope.dashboard.app import create_app
 from rankscope.dashboard.exports import report_page
 from rankscope.dashboard.theme import graph_config
@@ -44,6 +45,29 @@ def test_a_report_to_send_is_one_file_without_scripts_and_with_escaped_text() ->
     assert "Rank 5 computes 1.80x slower" in text
     assert "<polyline" in text
     assert "<polyline" not in report_page(replace(found, actual_s_by_step={3: 1.0}), "One step.")
+
+
+def test_the_report_to_send_has_the_proof_and_what_to_do() -> None:
+    found = report()
+    finding = replace(found.findings[0], hosts=("n<1>",), severity=Severity.CRITICAL)
+
+    text = report_page(replace(found, findings=(finding,)), "x")
+
+    assert "with rank 5 as its peers" in text
+    assert "<h2>What to do</h2>" in text
+    assert "ssh &#x27;n&lt;1&gt;&#x27; nvidia-smi" in text
+
+
+def test_the_picture_of_a_finding_is_a_file() -> None:
+    provider = FakeProvider(reports={"demo-42": report()})
+    client = create_app(provider).server.test_client()
+
+    answer = client.get("/export/proof.svg?run=demo-42&cause=slow-compute")
+
+    assert (answer.status_code, answer.mimetype) == (200, "image/svg+xml")
+    assert answer.get_data(as_text=True).startswith("<svg xmlns")
+    assert client.get("/export/proof.svg?run=demo-42&cause=gc-pause").status_code == 404
+    assert client.get("/export/proof.svg?run=none").status_code == 404
 
 
 @pytest.mark.parametrize(

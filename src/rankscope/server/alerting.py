@@ -23,6 +23,7 @@ from rankscope.analysis.alert_rules import (
     find_held,
 )
 from rankscope.analysis.alert_signals import find_signal_conditions
+from rankscope.analysis.report.advice import advise
 from rankscope.analysis.report.report import Severity
 from rankscope.collector.errors import StoreError
 from rankscope.collector.read.alerts import (
@@ -92,17 +93,20 @@ class Alerting:
             wants all.
         page_url: Returns the URL that shows a run: the step on the timeline with these ranks
             marked, or the run's page if the step is None.
+        picture_url: Returns the URL of the picture that proves a run's finding of a cause; None:
+            there is none.
         hosts_of: Returns the host of each rank of a run.
         unix_ns: Clock of the alerts.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what it sends, and where to
         self,
         store: Store,
         *,
         receivers: Sequence[Receiver] = (),
         config: AlertConfig | None = None,
         page_url: Callable[[str, int | None, Sequence[int]], str],
+        picture_url: Callable[[str, str], str] | None = None,
         hosts_of: Callable[[str], Mapping[int, str]] | None = None,
         unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -111,6 +115,7 @@ class Alerting:
         self._receivers = {receiver.name: receiver for receiver in receivers}
         self._wishes = {receiver.name: receiver for receiver in self._config.receivers}
         self._page_url = page_url
+        self._picture_url = picture_url or (lambda _run, _cause: "")
         self._hosts_of = hosts_of or (lambda _run: {})
         self._unix_ns = unix_ns
         self._lock = threading.RLock()
@@ -270,8 +275,7 @@ class Alerting:
                 deliveries={},
                 messages={},
             )
-            url = self._page_url(alert.run_id, alert.first_step, condition.ranks)
-            post |= alert_document(extended, condition, url=url) | {"steps": post.get("steps")}
+            post |= self._document(extended, condition) | {"steps": post.get("steps")}
             post["update"] = 1
         if extended == alert and post == alert.post:
             return
@@ -309,12 +313,21 @@ class Alerting:
             hosts=self._hosts(run_id, condition),
             receivers=self._wanting(rule, condition.severity),
         )
-        url = self._page_url(run_id, first, condition.ranks)
-        document = alert_document(alert, condition, url=url)
+        document = self._document(alert, condition)
         alert = replace(alert, post=document | {"source": source, "hold_s": condition.hold_s})
         write_alert(self._store, alert)
         self._alerts = {alert.alert_id: alert, **self._alerts}
         return alert
+
+    def _document(self, alert: StoredAlert, condition: Condition) -> dict[str, Any]:
+        finding = condition.finding
+        return alert_document(
+            alert,
+            condition,
+            url=self._page_url(alert.run_id, alert.first_step, condition.ranks),
+            help_url=self._page_url(alert.run_id, None, ()),
+            picture_url="" if finding is None else self._picture_url(alert.run_id, finding.cause),
+        )
 
     def _hosts(self, run_id: str, condition: Condition) -> tuple[str, ...]:
         names = self._hosts_of(run_id) if condition.ranks else {}
@@ -534,14 +547,24 @@ class Alerting:
                 say(f"the delivery of an alert of run {run_id} could not be stored: {error}")
 
 
-def alert_document(alert: StoredAlert, condition: Condition, *, url: str) -> dict[str, Any]:
+def alert_document(
+    alert: StoredAlert, condition: Condition, *, url: str, help_url: str = "", picture_url: str = ""
+) -> dict[str, Any]:
     """Return the JSON document of an alert; `message_document` adds its state.
 
     Args:
         alert: The alert, as it is stored.
         condition: What it is about.
         url: Page that shows it.
+        help_url: Page with the proof of its finding and what to do about it.
+        picture_url: Picture of that proof.
     """
+    finding = condition.finding
+    advice, about = None, {}
+    if finding is not None:
+        advice = advise(finding.cause, run=alert.run_id, ranks=alert.ranks, hosts=alert.hosts)
+        about = {key: value for key, value in asdict(finding).items() if key != "card"}
+        about |= {"help": help_url, "picture": picture_url}
     return {
         "rule": alert.rule,
         "key": alert.key,
@@ -555,10 +578,9 @@ def alert_document(alert: StoredAlert, condition: Condition, *, url: str) -> dic
         "hosts": list(alert.hosts),
         "finding_number": condition.number,
         "cost": condition.cost,
-        "action": condition.action,
-        "finding": None
-        if condition.finding is None
-        else {**asdict(condition.finding), "help": f"docs/findings.md#{condition.finding.cause}"},
+        "action": condition.action if advice is None else advice.do,
+        "commands": [] if advice is None else list(advice.commands),
+        "finding": about or None,
         **condition.numbers,
         "text": alert.text,
         "url": url,

@@ -84,6 +84,7 @@ class StoreProvider:
         self.step_trace = steps.step_trace
         self.viewport_spans = steps.viewport_spans
         self.rank_spans = steps.rank_spans
+        self.ranks_of_step = steps.ranks_of_step
         self.step_replay = steps.step_replay
         self.play = steps.play
         self.picture_revision = steps.picture_revision

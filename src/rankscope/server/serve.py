@@ -479,8 +479,10 @@ def _alerting(
     *,
     url: str,
 ) -> Alerting:
+    from urllib.parse import urlencode
+
     from rankscope.analysis.drawing.rows import RowOrder
-    from rankscope.dashboard.address import OVERVIEW, TIMELINE, View, write_address
+    from rankscope.dashboard.address import OVERVIEW, PROOF_PATH, TIMELINE, View, write_address
 
     from .alerting import Alerting
 
@@ -494,10 +496,20 @@ def _alerting(
         view = View(page=page, run=run_id or None, step=step, ranks=marked, order=order)
         return write_address(view, base_path=base)
 
+    def picture_url(run_id: str, cause: str) -> str:
+        return f"{base}{PROOF_PATH}?{urlencode({'run': run_id, 'cause': cause})}"
+
     def hosts_of(run_id: str) -> dict[int, str]:
         return {rank: info.host for rank, info in source.run_info(run_id).ranks.items()}
 
-    return Alerting(store, receivers=receivers, config=config, page_url=page_url, hosts_of=hosts_of)
+    return Alerting(
+        store,
+        receivers=receivers,
+        config=config,
+        page_url=page_url,
+        picture_url=picture_url,
+        hosts_of=hosts_of,
+    )
 
 
 def _open_ingest(

@@ -18,7 +18,7 @@ from rankscope.analysis.play import open_play
 from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.collector.read.pictures import StepId
 from rankscope.collector.read.runs import read_events
-from rankscope.collector.read.spans import SpanSelection, count_selected_spans
+from rankscope.collector.read.spans import SpanSelection, count_selected_spans, read_outline
 from rankscope.collector.spool.descriptions import RUNNING
 
 from ..sources.store_source import to_event
@@ -233,6 +233,40 @@ class StepView:
             return None
         bounds_ns = (picture.begin_ns, picture.end_ns)
         return read_part(self._store, info, portion, bounds_ns=bounds_ns)
+
+    def ranks_of_step(
+        self, run_id: str, *, epoch: int, step: int, ranks: Sequence[int]
+    ) -> ViewportSpans:
+        """Return the spans of some ranks of a step; begin and end are the whole step's.
+
+        They are read by a background job. None are found if the run's format does not record
+        groups, or nothing is stored.
+
+        Raises:
+            UnknownRunError: The store holds no run of this name.
+        """
+        store, pictures = self._store, self._pictures
+        if store is None or pictures is None or not records_groups(self._runs.find(run_id)):
+            return NO_SPANS
+        portion = SpanSelection(run_id=run_id, epoch=epoch, step=step, ranks=ranks)
+
+        def read() -> StepTimeline | None:
+            if not count_selected_spans(store, portion):
+                return None
+            step_id = StepId(run_id=run_id, epoch=epoch, step=step)
+            whole = pictures.kept(step_id) or read_outline(store, run_id, epoch=epoch, step=step)
+            bounds_ns = (whole.begin_ns, whole.end_ns)
+            return read_part(store, self._runs.info(run_id), portion, bounds_ns=bounds_ns)
+
+        done = self._parts.get(
+            (self._reports.revision(run_id), portion, None),
+            read,
+            jobs=self._queues.parts,
+            timeout_s=self._timeout_s,
+        )
+        return (
+            ViewportSpans(is_pending=True) if done is None else ViewportSpans(found=done.result())
+        )
 
     def step_replay(self, recorded: StepTimeline | StepPicture) -> StepReplay | None:
         """Return the replay of a step; None while a background job makes it.

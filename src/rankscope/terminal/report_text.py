@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.diagnose import ends_run
+from rankscope.analysis.diagnose import MATTERS, ends_run
+from rankscope.analysis.report.advice import advise
 from rankscope.analysis.report.report import MfuShapeName, Severity
 from rankscope.analysis.report.text import (
     FINDING_COLUMNS,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 INDENT = "  "
 LABEL_WIDTH = 13
+ADVICE_WIDTH = 9
 MIN_BANDWIDTH_BYTES = 100_000
 """The time of smaller transfers is mostly latency, so their bandwidth means nothing."""
 
@@ -115,6 +117,7 @@ def report_text(
     else:
         blocks += [
             _format_findings(report.findings, follows, width, view),
+            _format_advice(report, width),
             _format_states(view),
             wrap_text(_format_run(report), width),
             _format_times(report, width, view),
@@ -347,6 +350,19 @@ def _format_findings(
         body.extend(_paragraph(finding.evidence, width))
         body.extend(_paragraph(followed, width))
     return [*body, *_count_rest(len(findings), view.top)]
+
+
+def _format_advice(report: RunReport, width: int) -> list[str]:
+    """Return what to do about the top finding; nothing if it does not matter."""
+    top = report.top_finding
+    advice = advise(top.cause, run=report.run, ranks=top.ranks, hosts=top.hosts)
+    if advice is None or top.severity not in MATTERS:
+        return []
+    lines = [f"what to do about {top.cause}"]
+    for label, text in (("confirm", advice.confirm), ("do", advice.do), ("call", advice.call)):
+        lines += wrap_text(text.replace("`", ""), width, first=INDENT + label.ljust(ADVICE_WIDTH))
+    # Not wrapped: a command is copied as a whole.
+    return [*lines, *(f"{INDENT}$ {printable(command)}" for command in advice.commands)]
 
 
 def _format_starved(report: RunReport, view: View) -> list[str]:

@@ -23,7 +23,7 @@ OPEN = ShownAlert(
     hosts=("host-a",),
     text="job: slow-compute: rank 5 takes 1.5 x <b>",
     cost="1.20 s per step (20 %)",
-    action="docs/findings.md#slow-compute",
+    action="swap it; then `nvidia-smi -q`",
     fired="2026-11-23 22:00:00",
     resolved="",
     acknowledged_by="",
@@ -43,13 +43,21 @@ def test_the_page_shows_active_alerts_with_cost_action_and_the_view_that_proves_
 
     assert "job: slow-compute: rank 5 takes 1.5 x" in shown
     assert "costs 1.20 s per step (20 %)" in shown
-    assert "do: see  | docs/findings.md#slow-compute" in shown
+    assert "do:  | swap it; then  | nvidia-smi -q" in shown
+    assert "Proof and what to do" in shown
     assert "a receiver did not get it" in shown
     assert "1 open, 0 acknowledged, 0 silenced, 1 resolved" in shown
     assert "job: over" not in shown
     assert "run job" in shown
     built = str(rendered(alerts.PAGE, FakeProvider(alert_list=LIST), View(page="alerts")))
     assert "/timeline?run=job&step=3&rank=4-6" in built
+    assert "href='/run/job'" in built
+
+
+def test_a_path_of_the_documentation_from_an_older_server_is_not_shown() -> None:
+    old = replace(OPEN, action="docs/findings.md#slow-compute")
+
+    assert "docs/" not in page(replace(LIST, alerts=(old,)))
 
 
 def test_a_clause_has_a_line_of_its_own_and_parentheses_stay_together() -> None:

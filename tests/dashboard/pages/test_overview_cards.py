@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from rankscope.analysis.report.liveness import RankLiveness, SilentRank, StepSilence, find_silence
+from rankscope.analysis.report.report import Severity
 from rankscope.analysis.report.text import format_age
 from rankscope.dashboard.address import View
 from rankscope.dashboard.pages import overview
-from rankscope.dashboard.pages.overview_cards import findings_table, liveness_card
+from rankscope.dashboard.pages.overview_cards import findings_table, liveness_card, proof_cards
 from tests.support.dashboard.builders import FakeProvider, report
 from tests.support.dashboard.page_text import rendered, words
 
@@ -167,3 +168,45 @@ def test_a_run_that_ends_no_step_is_never_shown_as_healthy(
     assert text in words(page)
     shown = "No step has ended for 1 min 24 s. The last one was step 29; a step takes 1.00 s."
     assert (shown in words(page)) == (silence is not None)
+
+
+def test_the_proof_and_what_to_do_follow_the_verdict() -> None:
+    found = report()
+    finding = replace(found.findings[0], hosts=("node-1",), severity=Severity.CRITICAL)
+    shown = [
+        words(part) for part in proof_cards(replace(found, findings=(finding,)), base_path="/")
+    ]
+
+    assert len(shown) == 1
+    assert "Proof" in shown[0]
+    assert "Show it in the timeline" in shown[0]
+    assert "ssh node-1 nvidia-smi" in shown[0]
+    assert "state=drain" in shown[0]
+
+    page = overview.show_overview(
+        FakeProvider(reports={"demo-42": found}), View(run="demo-42"), base_path="/"
+    )
+    parts = (getattr(part, "id", None) for part in page.children)
+    order = [part for part in parts if part is not None]
+    assert order[:4] == [
+        "overview-verdict",
+        "overview-proof",
+        "overview-liveness",
+        "overview-figures",
+    ]
+
+
+def test_a_healthy_run_has_no_proof() -> None:
+    assert proof_cards(report(slow_rank=None), base_path="/") == []
+
+
+def test_further_findings_can_be_opened() -> None:
+    found = report()
+    first = replace(found.findings[0], severity=Severity.CRITICAL)
+    second = replace(first, cause="data-stall", ranks=(2,))
+    minor = replace(first, cause="gc-pause", severity=Severity.MINOR)
+
+    top, more = proof_cards(replace(found, findings=(first, second, minor)), base_path="/")
+
+    assert "data-stall" not in words(top)
+    assert "data-stall" in words(more)

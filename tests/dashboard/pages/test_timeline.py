@@ -85,6 +85,30 @@ def test_the_proof_of_a_finding_fills_the_step_with_its_ranks_marked() -> None:
     assert "Step 3" in words(page)
 
 
+def test_the_proof_of_a_large_job_shows_the_ranks_that_matter_undimmed() -> None:
+    # GIVEN a job of 128 ranks of which 8 are traced, rank 5 being dp 0, tp 1 of stage 1
+    made = report(num_steps=4, onset=2)
+    proof = Proof(epoch=0, step=3, rank=5, begin_ns=100_000_000, end_ns=150_000_000, excess_ns=1)
+    found = replace(made.findings[0], proof=proof)
+    large = replace(made, findings=(found,), starved=(), world_size=128)
+    asked = View(page=TIMELINE, run="demo-42", step=0, ranks=(5,), show=found.cause)
+
+    page = rendered(timeline_page.PAGE, training_provider(large), asked)
+
+    # THEN its partners on tp and pp follow it, and then the same place of the other replica
+    layout = find_part(page, "timeline-graph")["figure"]["layout"]
+    assert layout["yaxis"]["ticktext"] == ["<b>5</b>", "1", "4", "7"]
+    assert not [shape for shape in layout["shapes"] if shape.get("name") == "not marked"]
+    assert "1 at fault, 2 of its groups, 1 alike; 124 others are folded." in words(page)
+
+    # WHEN the whole step is asked for THEN all ranks are there
+    whole = replace(asked, step=3, show=WHOLE, order=RowOrder.EXCESS)
+    layout = find_part(
+        rendered(timeline_page.PAGE, training_provider(large), whole), "timeline-graph"
+    )["figure"]["layout"]
+    assert len(layout["yaxis"]["ticktext"]) == 8
+
+
 def test_a_timer_that_fires_before_the_answer_to_an_address_asks_for_that_address() -> None:
     # GIVEN a page whose reader has chosen other rows; Dash drops the first of two answers
     client = create_app(training_provider(report(num_steps=4, onset=2))).server.test_client()

@@ -251,7 +251,8 @@ def test_a_finding_that_matters_alerts_once_and_resolves(
 
     assert (fired["state"], fired["rule"], fired["severity"]) == ("firing", "finding", "warning")
     assert fired["text"] == "job: slow-compute: rank 5 takes 1.5 x"
-    assert fired["finding"]["help"] == "docs/findings.md#slow-compute"
+    assert fired["finding"]["help"] == "http://127.0.0.1:8050/run/job/None/"
+    assert "card" not in fired["finding"]
     assert fired["url"] == "http://127.0.0.1:8050/run/job/3/5"
     assert (resolved["state"], resolved["key"]) == ("resolved", fired["key"])
     assert resolved["resolved_ns"] >= fired["at_ns"]
@@ -469,7 +470,8 @@ def test_alerts_of_one_run_and_cause_are_one_message(
     assert [each["ranks"] for each in message["alerts"]] == [[6], [5]]
     assert [each["hosts"] for each in message["alerts"]] == [["host-b"], ["host-a"]]
     assert message["alerts"][1]["url"] == "http://127.0.0.1:8050/run/job/3/5"
-    assert message["alerts"][1]["action"] == "docs/findings.md#slow-compute"
+    assert message["alerts"][1]["action"].startswith("Restart without the host")
+    assert message["alerts"][1]["commands"][0].startswith("ssh host-a nvidia-smi")
     assert receiver.bodies.empty()
 
 

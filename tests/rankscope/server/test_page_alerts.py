@@ -65,4 +65,4 @@ def test_a_drop_names_the_finding_of_its_steps_that_came_after_it(
     assert rise.text.endswith(f"to 1.50 s; {because}")
     assert rise.cause == cause
     assert rise.ranks == ((5,) if cause else ())
-    assert rise.action.startswith("docs/findings.md#slow-compute" if cause else "open the step")
+    assert rise.action.startswith("Restart without" if cause else "open the step")

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankscope.analysis.drawing.timeline import StepTimeline, ViewportSpans, read_timeline
+from rankscope.analysis.drawing.timeline import (
+    StepTimeline,
+    ViewportSpans,
+    read_timeline,
+    select_ranks,
+)
 from rankscope.analysis.report.report import (
     Finding,
     Mfu,
@@ -255,6 +260,12 @@ class FakeProvider:
 
     def rank_spans(self, picture: StepPicture, ranks: Sequence[int]) -> StepTimeline | None:
         raise NotImplementedError("there is no picture here")
+
+    def ranks_of_step(
+        self, run_id: str, *, epoch: int, step: int, ranks: Sequence[int]
+    ) -> ViewportSpans:
+        whole = self.timeline(run_id, epoch=epoch, step=step)
+        return ViewportSpans(found=None if whole is None else select_ranks(whole, ranks))
 
     def step_replay(self, recorded: StepTimeline | StepPicture) -> StepReplay | None:
         return self.replays.get(recorded.step)

@@ -1,0 +1,1 @@
+"""The proof of each finding: the guilty quantity beside that of peers."""

@@ -1,0 +1,163 @@
+"""Cards of what ranks recorded of themselves: last operations, and settings that differ."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankscope.tracer.span import KINDS, NONE, NS_PER_S, SpanFlag, SpanKind
+
+from ..causes.misconfiguration import common_settings
+from ..report.proof_card import MAX_GROUPS, ProofCard, ProofFact
+from ..report.text import format_count, format_duration, format_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ..causes.detector import Record
+    from ..report.report import Finding
+    from ..trace.context import RankManifest
+
+UNFINISHED = int(SpanFlag.OPEN | SpanFlag.ERROR)
+MAX_TEXT = 120
+
+
+def states_card(finding: Finding, record: Record) -> ProofCard | None:
+    """Return the last operation of each rank, alike ones together, the culprits first.
+
+    It is the communication that the rank's own report of a stall or a loss names as open, or else
+    the last one that begins of its spans. None if nothing was recorded.
+    """
+    last = _last_spans(record)
+    last |= _open_operations(record)
+    if not last:
+        return None
+    end_ns = max(at_ns for _, at_ns in last.values())
+    alike: dict[tuple[bool, str], list[int]] = defaultdict(list)
+    died = {
+        ended.rank: f"{ended.state}: {ended.exception or 'without an exit record'}"
+        for ended in record.context.exits
+        if ended.epoch == record.run.epochs[-1].epoch and ended.state in ("failed", "lost")
+    }
+    for rank, (text, _) in sorted(last.items()):
+        reason = f"; {died[rank]}" if rank in died else ""
+        alike[rank not in finding.ranks, text + reason].append(rank)
+    facts = []
+    order = sorted(alike.items(), key=lambda entry: (entry[0][0], -len(entry[1])))
+    for (is_other, text), ranks in order:
+        silent_ns = end_ns - max(last[rank][1] for rank in ranks)
+        more = f"; then silent for {format_duration(silent_ns)}" if silent_ns >= NS_PER_S else ""
+        facts.append(
+            ProofFact(label=format_ranks(ranks), text=text + more, is_culprit=not is_other)
+        )
+    return ProofCard(facts=_bounded(facts))
+
+
+def _bounded(facts: list[ProofFact]) -> tuple[ProofFact, ...]:
+    if len(facts) <= MAX_GROUPS:
+        return tuple(facts)
+    rest = format_count(len(facts) - MAX_GROUPS + 1, "more state")
+    more = ProofFact(label=rest, text="", is_culprit=False)
+    return (*facts[: MAX_GROUPS - 1], more)
+
+
+def _last_spans(record: Record) -> dict[int, tuple[str, int]]:
+    """Return, by rank, the last begun span of the newest epoch and when it ended, Unix ns."""
+    spans = record.spans
+    rows = np.flatnonzero(spans.epoch == record.run.epochs[-1].epoch)
+    if not len(rows):
+        return {}
+    order = rows[np.lexsort((spans.start_ns[rows], spans.rank[rows]))]
+    is_last = np.append(spans.rank[order][1:] != spans.rank[order][:-1], True)
+    last: dict[int, tuple[str, int]] = {}
+    for row in order[is_last].tolist():
+        is_open = bool(spans.flags[row] & UNFINISHED)
+        entry = {
+            "name": spans.names[spans.name[row]],
+            "kind": KINDS[spans.kind[row]].value,
+            "seq": int(spans.seq[row]),
+            "step": int(spans.step[row]),
+        }
+        verb = "inside" if is_open else "after"
+        end_ns = int(spans.start_ns[row]) + (0 if is_open else int(spans.duration_ns[row]))
+        last[int(spans.rank[row])] = (f"{verb} {_describe(entry)}", end_ns)
+    return last
+
+
+def _open_operations(record: Record) -> dict[int, tuple[str, int]]:
+    """Return, by rank, the innermost open span of its last report of a stall or a loss."""
+    opened: dict[int, tuple[str, int]] = {}
+    for event in record.context.events:
+        listed: Any = event.data.get("open")
+        if event.kind not in ("stalled", "lost") or event.epoch != record.run.epochs[-1].epoch:
+            continue
+        entries = [entry for entry in listed or () if isinstance(entry, dict)]
+        inside = [entry for entry in entries if _number(entry, "seq") >= 0] or entries
+        if inside:
+            begin_ns = max(_number(inside[-1], "start_ns"), 0)
+            opened[event.rank] = (f"inside {_describe(inside[-1])}", begin_ns)
+    return opened
+
+
+def _number(entry: Mapping[str, Any], name: str) -> int:
+    value = entry.get(name)
+    return value if isinstance(value, int) else NONE
+
+
+def _describe(entry: Mapping[str, Any]) -> str:
+    """Return an operation in words: "all_reduce 41 (dp-comm), step 12"."""
+    name, kind = str(entry.get("name", ""))[:MAX_TEXT], str(entry.get("kind", ""))
+    seq, step = _number(entry, "seq"), _number(entry, "step")
+    number = f" {seq}" if seq >= 0 else ""
+    of_kind = f" ({kind})" if kind and kind not in (name, SpanKind.WAIT) else ""
+    of_step = f", step {step:,}" if step >= 0 else ""
+    return f"{name or kind}{number}{of_kind}{of_step}"
+
+
+def settings_card(finding: Finding, record: Record) -> ProofCard | None:
+    """Return each setting that the finding names, with its value on every side.
+
+    The sides are the named ranks and the others, or this run and the previous one.
+    """
+    newest = record.run.epochs[-1].epoch
+    manifests = [each for each in record.context.manifests if each.epoch == newest]
+    mine = [each for each in manifests if each.rank in finding.ranks]
+    others = [each for each in manifests if each.rank not in finding.ranks]
+    before = record.context.previous_manifests
+    names = sorted({name for each in (*mine, *before) for name in each.settings} | {
+        name for each in others for name in each.settings
+    })  # fmt: skip
+    named = [name for name in names if f"{name} is " in finding.evidence]
+    facts = []
+    for name in named[: MAX_GROUPS // 2]:
+        facts += _sides(name, mine, is_culprit=True)
+        if others:
+            facts += _sides(name, others, is_culprit=False)
+        elif before:
+            value = common_settings(before).get(name)
+            facts.append(
+                ProofFact(label="previous run", text=_setting(name, value), is_culprit=False)
+            )
+    return ProofCard(facts=tuple(facts)) if facts else None
+
+
+def _sides(name: str, manifests: Iterable[RankManifest], *, is_culprit: bool) -> list[ProofFact]:
+    """Return the two most frequent values of a setting, with the ranks that have each."""
+    by_value: dict[str | None, list[int]] = defaultdict(list)
+    for each in manifests:
+        by_value[each.settings.get(name)].append(each.rank)
+    sizes = Counter({value: len(ranks) for value, ranks in by_value.items()})
+    return [
+        ProofFact(
+            label=format_ranks(sorted(by_value[value])),
+            text=_setting(name, value),
+            is_culprit=is_culprit,
+        )
+        for value, _ in sizes.most_common(2)
+    ]
+
+
+def _setting(name: str, value: str | None) -> str:
+    return f"{name} = {'(not set)' if value is None else value[:MAX_TEXT]}"
