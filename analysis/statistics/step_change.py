@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 MIN_STEPS = 5
 """Steps of each run, below which their noise is not known."""
 
+FALSE_ALARM_RATE = 0.01
+"""Share of comparisons of two equal runs that are significant in one direction."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepChange:
@@ -35,7 +38,7 @@ def compare_step_times(before_s: Sequence[float], after_s: Sequence[float]) -> S
 
     The difference of the means is significant if it exceeds ``t`` standard errors (Welch's test,
     one-sided). The steps of a run are not independent of each other, so its standard error is the
-    larger one of that of the steps and that of the means of batches of them.
+    larger one of that of the steps and, of 25 steps and more, that of the means of batches of them.
 
     Args:
         before_s: Shape (steps,), s.
@@ -57,13 +60,14 @@ def compare_step_times(before_s: Sequence[float], after_s: Sequence[float]) -> S
         return StepChange(ratio=ratio, is_significant=ratio != 1)
     freedom = error**2 / (error_1**2 / freedom_1 + error_2**2 / freedom_2)
     distance = abs(float(after.mean() - before.mean())) / np.sqrt(error)
-    return StepChange(
-        ratio=ratio, is_significant=bool(distance > required_t(1, max(1, int(freedom))))
-    )
+    required = required_t(1, max(1, int(freedom)), false_alarm_rate=FALSE_ALARM_RATE)
+    return StepChange(ratio=ratio, is_significant=bool(distance > required))
 
 
 def _squared_error(values: NDArray[np.float64]) -> tuple[float, int]:
     """Return the squared standard error of a mean, and its degrees of freedom."""
-    means = np.array([part.mean() for part in np.array_split(values, isqrt(len(values)))])
-    errors = [(float(each.var(ddof=1)) / len(each), len(each) - 1) for each in (values, means)]
-    return max(errors)
+    samples = [values]
+    if isqrt(len(values)) >= MIN_STEPS:
+        parts = np.array_split(values, isqrt(len(values)))
+        samples.append(np.array([part.mean() for part in parts]))
+    return max((float(each.var(ddof=1)) / len(each), len(each) - 1) for each in samples)

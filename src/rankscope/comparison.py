@@ -42,7 +42,7 @@ class Comparison:
 
     @property
     def step_change(self) -> StepChange:
-        """How much longer a step of the second takes, and whether that is more than noise."""
+        """Change of the mean step time, and whether that is more than noise."""
         first, second = (
             [each for step in report.steps if (each := report.actual_s_by_step.get(step))]
             for report in (self.first, self.second)

@@ -262,9 +262,8 @@ def test_tables_and_comparisons_are_shown_as_escaped_html(stored: str) -> None:
         "<tr><td>&lt;script&gt;</td><td>0.3333</td></tr><tr><td></td><td>2</td></tr></table>"
         "<p>2 rows, 2 columns</p>"
     )
-    assert (
-        "ahead against r: a step is 44 % faster" in compare("r", "ahead", store=stored)._repr_html_()
-    )
+    html = compare("r", "ahead", store=stored)._repr_html_()
+    assert "ahead against r: a step is 44 % faster" in html
 
 
 def test_figures_are_those_of_the_pages(run: Run) -> None:

@@ -8,14 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankscope.analysis.report.text import (
-    FINDING_COLUMNS,
-    MAX_NAMED,
-    UNKNOWN,
     format_change,
     format_count,
-    format_finding,
     format_range,
-    format_ranges,
     format_seconds,
 )
 from rankscope.analysis.statistics.step_change import MIN_STEPS
@@ -29,6 +24,7 @@ from ..terminal.lines import (
     terminal_width,
     wrap_text,
 )
+from ..terminal.report_text import FINDING_ALIGNED, FINDING_HEADER, format_finding_row
 from .analyze import find_or_analyze, parse_steps
 from .flags import AsJson, Store, open_existing_store
 
@@ -38,6 +34,9 @@ if TYPE_CHECKING:
     from rankscope.analysis.report.report import Finding, RunReport
     from rankscope.dashboard.records.page_results import RunComparison
 
+
+MAX_HEAD = 20
+"""Columns of a run's name above its numbers; longer ones would leave no room for them."""
 
 NOISE = {True: ", beyond noise", False: ", within noise", None: ", noise unknown"}
 
@@ -171,9 +170,9 @@ def _blocks(found: "RunComparison") -> list[str]:
     ]
     numbers = [(one.label, *one.cells) for one in (*found.numbers, *found.parts_s)]
     findings = [
-        *_findings("new", found.appeared),
-        *_findings("gone", found.disappeared),
-        *_findings("in both", found.remained),
+        *_findings("new", found.second, found.appeared),
+        *_findings("gone", found.first, found.disappeared),
+        *_findings("in both", found.second, found.remained),
     ]
     times_s = [report.step_time_s.actual for report in (found.first, found.second)]
     sentence = (
@@ -182,13 +181,14 @@ def _blocks(found: "RunComparison") -> list[str]:
         f"{NOISE[found.step_change.is_significant]});"
         f" {format_count(len(settings), 'setting')} changed."
     )
+    heads = names if max(map(len, names)) <= MAX_HEAD else ("first", "second")
     blocks = [
         "\n".join(wrap_text(sentence, terminal_width())),
-        _table(("setting", *names), settings) if settings else "no setting differs",
-        _table(("", *names, "change"), numbers, right="lrrr"),
+        _table(("setting", *heads), settings) if settings else "no setting differs",
+        _table(("", *heads, "change"), numbers, right="lrrr"),
     ]
     if findings:
-        blocks.append(_table(("", *FINDING_COLUMNS), findings, right="klkllrrr"))
+        blocks.append(_table(("", *FINDING_HEADER), findings, right=f"k{FINDING_ALIGNED}"))
     return blocks
 
 
@@ -203,18 +203,10 @@ def _name(report: "RunReport", other: "RunReport") -> str:
     return f"steps {format_range((report.steps[0], report.steps[-1]))}"
 
 
-def _findings(change: str, findings: "Sequence[Finding]") -> list[tuple[str, ...]]:
-    return [
-        (
-            change,
-            one.cause,
-            one.severity or UNKNOWN,
-            format_ranges(one.ranks, max_ranges=MAX_NAMED),
-            format_range(one.steps),
-            *format_finding(one),
-        )
-        for one in findings
-    ]
+def _findings(
+    change: str, report: "RunReport", findings: "Sequence[Finding]"
+) -> list[tuple[str, ...]]:
+    return [(change, *format_finding_row(report, one)) for one in findings]
 
 
 def _table(header: "Sequence[str]", rows: "Sequence[Sequence[str]]", *, right: str = "") -> str:

@@ -39,7 +39,7 @@ def test_two_ranges_of_steps_differ_by_a_finding_and_two_runs_by_a_setting(tmp_p
 
     sentence, settings, numbers, findings = text.split("\n\n")
     assert re.match(r"steps 4-7 against steps 0-3: a step is \d+ % slower", sentence)
-    assert "noise unknown" in sentence
+    assert "noise unknown" in " ".join(sentence.split())
     assert settings == "no setting differs"
     assert numbers.splitlines()[0].split() == ["steps", "0-3", "steps", "4-7", "change"]
     assert findings.splitlines()[1].split()[:4] == ["new", "slow-compute", "critical", "5"]
