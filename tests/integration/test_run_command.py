@@ -104,7 +104,7 @@ def test_all_ranks_of_a_launcher_are_one_run_with_a_verdict(tmp_path: Path) -> N
 
     assert traced.returncode == 0, traced.stderr
     assert "Rank 1 " in traced.stderr
-    assert "proof:     rankscope serve, then /timeline?run=train-" in traced.stderr
+    assert "proof: rankscope serve, then /timeline?run=train-" in " ".join(traced.stderr.split())
     (line,) = [line for line in stored_runs(tmp_path).splitlines() if line.startswith("train-")]
     assert line.split()[1:5] == ["rankscope", "ended", "2", "12"]
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankscope.analysis.report.report import RunReport
-    from rankscope.collector.spool.tail import SpoolTail
+    from rankscope.collector.spool.tail import SpoolTail, TailProgress
     from rankscope.collector.store.store import Store
 
 POLL_S = 1.0
@@ -163,11 +163,12 @@ def _follow(spool: Path, settings: Settings, job: Job) -> bool:
                 _send(Message.STATUS, format_error(error))
             pause_s = max(POLL_S, time.monotonic() - begun_s)
         _send(Message.STATUS, "storing the last records")
-        problems += _drain(tail)
+        last, more = _drain(tail)
+        problems += more
         if not job.abandoned.is_set():
             _send(Message.STATUS, "the job has ended; analysing all of it")
             _send(Message.VERDICT, "\n".join(diagnosis.verdict(tail.runs, settings, problems)))
-        return not problems and not tail.unfinished and not tail.running
+        return not last.num_unreadable and not tail.unfinished and not tail.running
 
 
 class Diagnosis:
@@ -290,16 +291,17 @@ def _open_store(settings: Settings, job: Job) -> Store:
             time.sleep(POLL_S)
 
 
-def _drain(tail: SpoolTail) -> list[str]:
-    """Store the remaining rows; return what could not be read."""
-    problems: list[str] = []
+def _drain(tail: SpoolTail) -> tuple[TailProgress, list[str]]:
+    """Store the remaining rows; return the last progress, and the problems of all polls."""
+    progress = tail.poll()
+    problems = list(progress.problems)
     for _ in range(MAX_LAST_POLLS):
-        progress = tail.poll()
-        problems += progress.problems
         if progress.num_cuts == 0 and progress.num_running == 0:
             break
         time.sleep(POLL_S if progress.num_cuts == 0 else 0)
-    return problems
+        progress = tail.poll()
+        problems += progress.problems
+    return progress, problems
 
 
 def _keep(settings: Settings) -> str:

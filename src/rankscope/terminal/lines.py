@@ -151,6 +151,8 @@ def table_width() -> int | None:
 def wrap_text(text: str, width: int, *, first: str = "") -> list[str]:
     """Return a text as lines of a width. A number stays on the line of its unit.
 
+    A longer word, such as an address, is not broken: it can be copied whole.
+
     Args:
         text: A sentence or more.
         width: Columns.
@@ -162,6 +164,7 @@ def wrap_text(text: str, width: int, *, first: str = "") -> list[str]:
         initial_indent=first,
         subsequent_indent=" " * len(first),
         break_on_hyphens=False,
+        break_long_words=False,
     )
     return [line.replace(_NO_BREAK, " ") for line in lines]
 
