@@ -5,6 +5,7 @@ Every evidence sentence, printed table, page and alert formats its numbers here:
     format_count      1 step; 12,288 ranks
     format_percent    26 %
     format_slowdown   1.38x
+    format_change     24 % slower; 55 % faster     (from new over old)
     format_finding    1.38x, 94 %, 0.98: cells of a table
     format_duration   45.3 s; 137 ms; 62.0 us      (from ns)
     format_seconds    the same, from seconds
@@ -93,6 +94,16 @@ def format_percent(ratio: float | None, *, digits: int = 0) -> str:
 def format_slowdown(slowdown: float | None) -> str:
     """Return a slowdown as a factor: "1.38x"."""
     return UNKNOWN if slowdown is None else f"{slowdown:.2f}x"
+
+
+def format_change(ratio: float | None) -> str:
+    """Return in a sentence how fast a step is, new over old: "24 % slower", "equally fast"."""
+    if ratio is None:
+        return "of unknown length"
+    change = format_percent(abs(ratio - 1.0))
+    if change == format_percent(0.0):
+        return "equally fast"
+    return f"{change} {'slower' if ratio > 1 else 'faster'}"
 
 
 def format_part(part: str) -> str:

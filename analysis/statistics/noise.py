@@ -174,10 +174,15 @@ def required_deviations(num_samples: int) -> float:
     return max(4.0, 2.0 + float(np.sqrt(2.0 * np.log(max(num_samples, 1)))))
 
 
-def required_t(num_samples: int, degrees_of_freedom: int) -> float:
+def required_t(
+    num_samples: int,
+    degrees_of_freedom: int,
+    *,
+    false_alarm_rate: float = THRESHOLDS.false_alarm_rate,
+) -> float:
     """Return the critical value of Student's t for one of several samples (Bonferroni).
 
-    Of normal noise, one of ``num_samples`` exceeds it in `false_alarm_rate` of all cases.
+    Of normal noise, one of ``num_samples`` exceeds it in ``false_alarm_rate`` of all cases.
 
     Args:
         degrees_of_freedom: Values from which the deviation was estimated, less the number of
@@ -188,6 +193,6 @@ def required_t(num_samples: int, degrees_of_freedom: int) -> float:
         is ``(8 f + 1) / (8 f + 3) sqrt(f ln(1 + t^2 / f))`` within 0.02.
     """
     freedom = degrees_of_freedom
-    normal = NormalDist().inv_cdf(1.0 - THRESHOLDS.false_alarm_rate / num_samples)
+    normal = NormalDist().inv_cdf(1.0 - false_alarm_rate / num_samples)
     normal *= (8 * freedom + 3) / (8 * freedom + 1)
     return float(np.sqrt(freedom * np.expm1(normal**2 / freedom)))

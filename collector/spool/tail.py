@@ -196,6 +196,11 @@ class SpoolTail:
         return tuple(self._stored)
 
     @property
+    def runs(self) -> tuple[str, ...]:
+        """Names under which the runs of this spool are stored, in the order of their begin."""
+        return tuple(dict.fromkeys(run_id for run_id, _ in self._epochs))
+
+    @property
     def unfinished(self) -> dict[Path, str]:
         """Folders of processes that are not read, by the file that each still lacks."""
         done = self._done | self._active.keys()

@@ -68,9 +68,14 @@ def default_store_url(environment: Mapping[str, str] = os.environ) -> str:
     chosen = environment.get(STORE_VARIABLE)
     if chosen:
         return chosen
+    return f"chdb://{data_folder(environment) / 'store'}"
+
+
+def data_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the user's data folder, absolute; it need not exist."""
     data_home = environment.get("XDG_DATA_HOME")
     base = Path(data_home) if data_home else Path.home() / ".local" / "share"
-    return f"chdb://{base.absolute() / 'rankscope' / 'store'}"
+    return base.absolute() / "rankscope"
 
 
 def parse_store_url(url: str) -> EmbeddedLocation | ServerLocation:

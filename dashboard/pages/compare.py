@@ -14,10 +14,10 @@ from rankscope.analysis.report.report import Severity
 from rankscope.analysis.report.text import (
     EMPTY,
     UNKNOWN,
+    format_change,
     format_count,
     format_range,
     format_seconds,
-    format_slowdown,
 )
 from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.dashboard.records.progress import AnalysisFailed
@@ -233,8 +233,8 @@ def _steps_of(report: RunReport) -> str:
 
 
 def _verdict(found: RunComparison, names: tuple[str, str]) -> Component:
-    ratio = next((each.ratio for each in found.numbers if each.name.startswith("step time")), None)
-    step_time = f"A step takes {format_slowdown(ratio)} the time." if ratio else "Step time n/a."
+    change = found.step_change
+    step_time = f"A step is {format_change(change.ratio)}."
     causes, num_settings = _new_causes(found), len(found.settings)
     changes = [
         "1 setting differs" if num_settings == 1 else f"{num_settings:,} settings differ",
@@ -254,7 +254,7 @@ def _verdict(found: RunComparison, names: tuple[str, str]) -> Component:
             ),
             html.P([html.Span(each) for each in changes], className="facts"),
         ],
-        className=f"verdict {_style(found, ratio)}",
+        className=f"verdict {_style(found, change.ratio)}",
     )
 
 

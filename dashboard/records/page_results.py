@@ -16,6 +16,7 @@ from rankscope.analysis.report.text import (
 if TYPE_CHECKING:
     from rankscope.analysis.report.device_time import KernelChange
     from rankscope.analysis.report.report import Finding, RunReport
+    from rankscope.analysis.statistics.step_change import StepChange
     from rankscope.analysis.trace.tables import RunSummary
 
 
@@ -95,14 +96,16 @@ class ComparedNumber:
     def cells(self) -> tuple[str, str, str]:
         """Both values and their change as text.
 
-        The change of a part of the step is a difference, which sum up to that of the step: a ratio
-        of two short times is large and means nothing.
+        The change of a time is in percent. That of a part of the step is a difference, which sum up
+        to that of the step: a ratio of two short times is large and means nothing.
         """
         return self._text(self.first), self._text(self.second), self._change()
 
     def _change(self) -> str:
         if not self.name.startswith(PART):
-            return format_slowdown(self.ratio)
+            if self.ratio is None or not self.name.endswith(", s"):
+                return format_slowdown(self.ratio)
+            return f"{'+' if self.ratio > 1 else ''}{format_percent(self.ratio - 1)}"
         if self.first is None or self.second is None:
             return UNKNOWN
         more_s = self.second - self.first
@@ -130,6 +133,7 @@ class RunComparison:
 
     first: RunReport
     second: RunReport
+    step_change: StepChange
     settings: tuple[tuple[str, str | None, str | None], ...]
     """Settings of the manifests that differ: name, first, second; None: not set."""
 

@@ -12,7 +12,8 @@ import pyarrow as pa
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.breakdown.kernel_changes import compare_kernels
 from rankscope.analysis.causes.misconfiguration import common_settings
-from rankscope.analysis.report.text import format_count, format_slowdown
+from rankscope.analysis.report.text import format_change, format_count
+from rankscope.analysis.statistics.step_change import StepChange, compare_step_times
 from rankscope.collector.arrow_columns import optional_numbers, strings
 from rankscope.collector.client.served_store import open_for_reading
 from rankscope.collector.store.location import default_store_url
@@ -44,6 +45,15 @@ class Comparison:
     settings: pa.Table
     """Settings that most ranks of a run share and that differ: setting, first, second (null: not
     set). The place to look first."""
+
+    @property
+    def step_change(self) -> StepChange:
+        """Change of the mean step time, and whether that is more than noise."""
+        first, second = (
+            [each for step in report.steps if (each := report.actual_s_by_step.get(step))]
+            for report in (self.first, self.second)
+        )
+        return compare_step_times(first, second)
 
     def numbers(self) -> pa.Table:
         """Return the numbers of both: quantity, first, second, ratio (second / first).
@@ -100,10 +110,9 @@ class Comparison:
         return f"<p><b>{escape(repr(self)[1:-1])}</b></p>{''.join(tables)}"
 
     def __repr__(self) -> str:
-        times = [report.step_time_s.actual for report in (self.first, self.second)]
-        ratio = times[1] / times[0] if times[0] and times[1] is not None else None
         return (
-            f"<{self.second.run} against {self.first.run}: a step takes {format_slowdown(ratio)},"
+            f"<{self.second.run} against {self.first.run}:"
+            f" a step is {format_change(self.step_change.ratio)},"
             f" {format_count(self.settings.num_rows, 'setting')} changed>"
         )
 

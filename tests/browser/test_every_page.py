@@ -9,6 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from rankscope.analysis.report.report import Finding, Severity
+from rankscope.analysis.statistics.step_change import StepChange
 from rankscope.dashboard.records.page_results import (
     RankStartup,
     RunComparison,
@@ -91,6 +92,7 @@ def provider_of(made: RunReport, *, text: str = "name") -> FakeProvider:
         compared=RunComparison(
             first=made,
             second=made,
+            step_change=StepChange(ratio=None, is_significant=None),
             settings=((text, None, text),),
             numbers=(),
             parts_s=(),

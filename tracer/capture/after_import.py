@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def after_import(name: str, call: Callable[[], None]) -> Callable[[], None]:
     return finder.remove
 
 
-class ImportWatch(MetaPathFinder):
+class ImportWatch:
     """A finder that lets the other finders find its module, and runs a call after the import."""
 
     def __init__(self, name: str, call: Callable[[], None]) -> None:

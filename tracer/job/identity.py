@@ -38,6 +38,15 @@ JOB_TIMEOUT = timedelta(seconds=5)
 
 MAX_RANK = 2**32 - 1
 
+RANK_VARIABLES = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+)
+"""Rank, size of the world and rank on the host, by launcher: torchrun and its like, srun, mpirun.
+The batch script of Slurm has the first and the last of its own, too, and no number of tasks.
+Source: the pages of srun (output environment variables) and Open MPI's mpirun."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
@@ -77,7 +86,7 @@ def read_identity(run: str | None, environ: Mapping[str, str]) -> Identity:
         epoch=_number(environ.get("RANKSCOPE_EPOCH") or environ.get("TORCHELASTIC_RESTART_COUNT")),
         rank=rank,
         world_size=world_size,
-        local_rank=_number(environ.get("LOCAL_RANK")),
+        local_rank=_number(environ.get(_rank_variables(environ)[2])),
         host=socket.gethostname(),
         pod=environ.get("HOSTNAME") if "KUBERNETES_SERVICE_HOST" in environ else None,
         pid=os.getpid(),
@@ -124,8 +133,17 @@ def _read_rank(environ: Mapping[str, str]) -> tuple[int, int]:
     dist = distributed()
     if dist is not None:
         return dist.get_rank(), dist.get_world_size()
-    rank = _number(environ.get("RANK"))
-    return rank, max(_number(environ.get("WORLD_SIZE"), missing=1), rank + 1)
+    rank_name, size_name, _ = _rank_variables(environ)
+    rank = _number(environ.get(rank_name))
+    return rank, max(_number(environ.get(size_name), missing=1), rank + 1)
+
+
+def _rank_variables(environ: Mapping[str, str]) -> tuple[str, str, str]:
+    """Return the variables of the launcher of this process; torchrun's if there is none."""
+    if "RANK" in environ:
+        return RANK_VARIABLES[0]
+    given = (names for names in RANK_VARIABLES if names[0] in environ and names[1] in environ)
+    return next(given, RANK_VARIABLES[0])
 
 
 def _number(text: str | None, *, missing: int = 0) -> int:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import BadInputError
-from ..terminal.lines import DEFAULT_TOP, Progress, emphasize, table_width, terminal_width
+from ..terminal.lines import (
+    DEFAULT_TOP,
+    Progress,
+    emphasize,
+    table_width,
+    terminal_width,
+    wrap_text,
+)
 from .flags import AsJson, Store, open_existing_store
 
 if TYPE_CHECKING:
@@ -148,10 +155,12 @@ def watch_stored(options: AnalyzeOptions) -> None:
 def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progress) -> str:
     from rankscope.analysis.diagnose import ends_run
     from rankscope.analysis.report.document import to_document
+    from rankscope.collector.client.served_store import ServedStore
 
     from ..sources.finding_history import FindingHistory, format_recurrence, recurrence_document
     from ..sources.rank_states import read_rank_states
     from ..sources.store_source import StoreSource
+    from ..terminal.proof_address import format_proof
     from ..terminal.report_text import View
 
     show = (lambda _: None) if options.as_json else progress.show
@@ -182,7 +191,8 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
         table_width=table_width(),
         states=states,
     )
-    return _format_report(report, tuple(map(format_recurrence, recurrences)), view)
+    proof = format_proof(report, store.server if isinstance(store, ServedStore) else None)
+    return _format_report(report, tuple(map(format_recurrence, recurrences)), view, proof)
 
 
 def find_or_analyze(
@@ -236,7 +246,7 @@ def _find_report(store: "OpenStore", run_id: str) -> "RunReport | None":
     return StoredReports(store).find(find_run(StoreSource(store), run_id))
 
 
-def _format_report(report: "RunReport", follows: tuple[str, ...], view: "View") -> str:
+def _format_report(report: "RunReport", follows: tuple[str, ...], view: "View", proof: str) -> str:
     """Return the text of a report, on a terminal with its verdict in colour."""
     from rankscope.analysis.report.report import Severity
     from rankscope.analysis.verdict import verdict_sentence
@@ -257,6 +267,8 @@ def _format_report(report: "RunReport", follows: tuple[str, ...], view: "View") 
     )
     if top.cause == "insufficient-evidence":
         colour = "yellow"
+    if proof:
+        gap = "\n" + "\n".join(wrap_text(proof, terminal_width(), first="proof: ")) + gap
     return f"{emphasize(verdict, colour)}{gap}{rest}"
 
 

@@ -14,6 +14,7 @@ from .doctor import doctor
 from .export import export
 from .import_trace import import_
 from .notebooks import notebooks
+from .run import run
 from .runs import findings, runs
 from .serve import serve
 from .simulate import simulate
@@ -49,6 +50,7 @@ def main(
     """Find the slow rank of a distributed training, the ranks that wait for it, and the cause."""
 
 
+app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command("import")(import_)
 app.command("check-spool")(check_spool)
 app.command()(analyze)

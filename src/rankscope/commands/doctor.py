@@ -17,14 +17,12 @@ import typer
 from rankscope.analysis.report.text import format_bytes, format_count
 
 from ..errors import FAILED, find_exit_code, format_error
+from ..job.spool_place import MOUNTS, NETWORK_FILE_SYSTEMS, file_system, nearest_folder
 from ..terminal.lines import emphasize, printable
 from .flags import AsJson, Store
 
 MIN_FREE_BYTES = 1 << 30
 """A store merges parts of this size, and a spool of one busy rank holds some minutes in it."""
-
-NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "beegfs", "gpfs", "ceph", "9p", "fuse.")
-"""Their files can vanish under a memory map, which kills its process with SIGBUS."""
 
 KNOWN_VARIABLES = frozenset(
     f"RANKSCOPE_{name}"
@@ -33,7 +31,7 @@ KNOWN_VARIABLES = frozenset(
         "FLOPS_PER_TOKEN", "LEVEL",
         "PEAK_FLOPS", "PURE_PYTHON", "RECORDING", "RUN", "SAMPLE_EVERY", "SEGMENT_BYTES",
         "SPOOL_BYTES", "STORE", "TOKEN", "TOKENS", "TOKEN_FILE", "TRACE",
-        "TRACE_DIR",
+        "TRACED", "TRACE_DIR",
     )
 )  # fmt: skip
 """Variables that rankscope or its tests read; a test compares them with the sources."""
@@ -190,11 +188,11 @@ def _check_spool(spool: str | None) -> Iterator[Check]:
         text = f"RANKSCOPE_TRACE={spool} is no folder, so nothing is traced: give a folder"
         yield Check(state=State.ERROR, name="spool", text=text)
         return
-    existing = _existing(path)
+    existing = nearest_folder(path)
     if not os.access(existing, os.W_OK | os.X_OK):
         text = f"{existing} can't be written, so nothing is traced: change its owner or mode"
         yield Check(state=State.ERROR, name="spool", text=text)
-    kind = _file_system(existing, Path("/proc/self/mounts"))
+    kind = file_system(existing, MOUNTS)
     if kind.startswith(NETWORK_FILE_SYSTEMS):
         text = (
             f"{spool} is on a network file system ({kind}), which can kill the ranks with SIGBUS:"
@@ -205,7 +203,7 @@ def _check_spool(spool: str | None) -> Iterator[Check]:
 
 
 def _check_space(name: str, path: Path) -> Iterator[Check]:
-    free = shutil.disk_usage(_existing(path)).free
+    free = shutil.disk_usage(nearest_folder(path)).free
     is_enough = free >= MIN_FREE_BYTES
     yield Check(
         state=State.OK if is_enough else State.WARNING,
@@ -213,30 +211,3 @@ def _check_space(name: str, path: Path) -> Iterator[Check]:
         text=f"{format_bytes(free)} are free at {path}"
         + ("" if is_enough else f": less than {format_bytes(MIN_FREE_BYTES)}, so free some"),
     )
-
-
-def _existing(path: Path) -> Path:
-    """Return the path, or the nearest folder above it that exists."""
-    absolute = path.absolute()
-    return next(each for each in (absolute, *absolute.parents) if each.exists())
-
-
-def _file_system(path: Path, mounts: Path) -> str:
-    """Return the type of the file system of a path; "" if it is unknown.
-
-    Args:
-        path: An existing path.
-        mounts: The list of mounted file systems, as `/proc/self/mounts` has it.
-    """
-    best, kind = -1, ""
-    try:
-        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    resolved = path.resolve()
-    for line in lines:
-        _, point, found, *_ = line.split(" ")
-        folder = Path(re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), point))
-        if resolved.is_relative_to(folder) and len(folder.parts) >= best:
-            best, kind = len(folder.parts), found
-    return kind

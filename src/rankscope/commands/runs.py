@@ -8,11 +8,10 @@ import typer
 
 from rankscope.analysis.report.text import (
     EMPTY,
-    FINDING_COLUMNS,
     MAX_NAMED,
-    format_finding,
     format_range,
     format_ranges,
+    format_seconds,
     format_time,
 )
 
@@ -23,6 +22,9 @@ if TYPE_CHECKING:
     from rankscope.analysis.recurrence import Recurrence
     from rankscope.collector.read.findings import StoredFinding
     from rankscope.dashboard.records.page_results import RunLine
+
+ALIGNED = {"steps": "k", "cost": "r", "confidence": "r", "opened": "k", "closed": "k"}
+"""Columns of findings that are not wrapped, as `format_table` takes them."""
 
 NO_RUNS = "no runs yet: try `rankscope demo` or `rankscope simulate`, or trace a job"
 NO_FINDINGS = (
@@ -61,7 +63,7 @@ def findings(
     as_json: AsJson = False,
     store: Store = None,
 ) -> None:
-    """List the findings of all runs, the newest first."""
+    """List the findings of all runs, the newest first. Times are UTC."""
     typer.echo(list_findings(run, as_json=as_json, store_url=store))
 
 
@@ -151,23 +153,30 @@ def list_findings(run_id: str | None, *, as_json: bool, store_url: str | None) -
             for finding, one in zip(found, recurrences, strict=True)
         ]
         return json.dumps({"findings": documents})
-    rows = [
-        (
-            finding.run_id,
-            finding.cause,
-            format_ranges(finding.ranks, max_ranges=MAX_NAMED),
-            _format_steps(finding),
-            *format_finding(finding),
-            format_time(finding.opened_ns),
-            "open" if finding.closed_ns is None else format_time(finding.closed_ns),
-            _format_recurrence(one),
-        )
-        for finding, one in zip(found, recurrences, strict=True)
-    ]
-    columns = (each for each in FINDING_COLUMNS if each != "severity")
-    header = ("run", *columns, "opened (UTC)", "closed (UTC)", "follows")
-    table = format_table(header, rows, right="lllkrrrkkl", width=table_width())
-    return "\n".join(table) if rows else NO_FINDINGS
+    if not found:
+        return NO_FINDINGS
+    width = table_width()
+    columns: dict[str, list[str]] = {
+        "run": [finding.run_id for finding in found],
+        "cause": [finding.cause for finding in found],
+        "ranks": [format_ranges(finding.ranks, max_ranges=MAX_NAMED) for finding in found],
+        "steps": [_format_steps(finding) for finding in found],
+        "cost": [format_seconds(finding.saved_s) for finding in found],
+        "confidence": [f"{finding.confidence:.2f}" for finding in found],
+        "opened": [_format_time(finding.opened_ns, width) for finding in found],
+        "closed": [
+            "open" if finding.closed_ns is None else _format_time(finding.closed_ns, width)
+            for finding in found
+        ],
+        "follows": [_format_recurrence(one) for one in recurrences],
+    }
+    if width is not None:
+        del columns["confidence"]
+        if not any(recurrences):
+            del columns["follows"]
+    right = "".join(ALIGNED.get(name, "l") for name in columns)
+    rows = list(zip(*columns.values(), strict=True))
+    return "\n".join(format_table(tuple(columns), rows, right=right, width=width))
 
 
 def _run_document(line: "RunLine") -> dict[str, Any]:
@@ -200,6 +209,12 @@ def _format_verdict(line: "RunLine") -> str:
 def _format_steps(finding: "StoredFinding") -> str:
     first, last = finding.onset_step, finding.last_step
     return format_range(None if first is None or last is None else (first, last))
+
+
+def _format_time(at_ns: int, width: int | None) -> str:
+    """Return a time in UTC, on a terminal without year and seconds."""
+    text = format_time(at_ns)
+    return text if width is None else text[len("2026-") : len("2026-01-01 00:00")]
 
 
 def _format_recurrence(recurrence: "Recurrence | None") -> str:

@@ -154,11 +154,18 @@ def simulation_document(simulation: "Simulation", done: "SimulationSize") -> dic
 
 
 def _with_progress(simulation: "Simulation") -> Iterator["StepTables"]:
-    """Yield the tables of each step and show their number on stderr."""
+    """Yield the tables of each step and show on stderr what is done with it."""
+    num_steps = simulation.scenario.num_steps
+    of_ranks = f"of {num_steps}, {simulation.scenario.world_size:,} ranks"
     with Progress(every=PROGRESS_EVERY) as progress:
+        progress.show(f"simulating step 1 {of_ranks}")
         for tables in simulation.tables():
-            progress.show(f"simulated step {tables.step + 1} of {simulation.scenario.num_steps}")
+            number = tables.step + 1
+            progress.replace(f"storing step {number} {of_ranks}: {tables.spans.num_rows:,} spans")
             yield tables
+            if number < num_steps:
+                progress.show(f"simulating step {number + 1} {of_ranks}")
+        progress.replace("storing the description of the run")
 
 
 def _ranks_text(ranks: tuple[int, ...]) -> str:

@@ -177,6 +177,7 @@ def compare_finished(source: SpanSource, first: RunReport, second: RunReport) ->
     return RunComparison(
         first=first,
         second=second,
+        step_change=compared.step_change,
         settings=tuple(
             (row["setting"], row["first"], row["second"]) for row in compared.settings.to_pylist()
         ),

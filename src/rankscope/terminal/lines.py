@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from textwrap import wrap
 from typing import TYPE_CHECKING, Self
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rich.status import Status
+    from rich.text import Text
 
 GAP = "  "
 MAX_WIDTH = 120
@@ -34,6 +36,9 @@ _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[num]?s|[GMk]Hz|[KMGT]?i?B(?:/s)?)(?
 _NO_BREAK = "\u00a0"
 
 COLOURS = {"red": 31, "yellow": 33, "green": 32}
+
+LONG_S = 5
+"""Seconds from which the progress shows how long one part of the work takes."""
 
 REFRESHES_PER_S = 4
 """The demo's ranks need the cores more than a spinner does."""
@@ -98,24 +103,43 @@ class Progress:
 
     def show(self, text: str) -> None:
         """Show the text in place of the one before."""
+        if not self.replace(text):
+            if self._every and self._num_calls % self._every == 0:
+                sys.stderr.write(text + "\n")
+                sys.stderr.flush()
+            self._num_calls += 1
+
+    def replace(self, text: str) -> bool:
+        """Show the text on a terminal alone; return whether stderr is one."""
         is_dumb = os.environ.get("TERM") == "dumb"
-        if (sys.stderr.isatty() and not is_dumb) or self._status is not None:
+        is_shown = (sys.stderr.isatty() and not is_dumb) or self._status is not None
+        if is_shown:
             self._show_on_terminal(text)
-        elif self._every and self._num_calls % self._every == 0:
-            sys.stderr.write(text + "\n")
-            sys.stderr.flush()
-        self._num_calls += 1
+        return is_shown
 
     def _show_on_terminal(self, text: str) -> None:
         from rich.console import Console
         from rich.status import Status
-        from rich.text import Text
 
         if self._status is None:
             console = Console(stderr=True)
             self._status = Status("", console=console, refresh_per_second=REFRESHES_PER_S)
             self._status.start()
-        self._status.update(Text(printable(text)))
+        self._status.update(_Timed(printable(text)))
+
+
+class _Timed:
+    """A text of the progress, with the time for which it is shown: long work must not look dead."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._begun_s = time.monotonic()
+
+    def __rich__(self) -> Text:
+        from rich.text import Text
+
+        seconds = int(time.monotonic() - self._begun_s)
+        return Text(f"{self._text}, {seconds} s" if seconds >= LONG_S else self._text)
 
 
 def table_width() -> int | None:
@@ -126,6 +150,8 @@ def table_width() -> int | None:
 
 def wrap_text(text: str, width: int, *, first: str = "") -> list[str]:
     """Return a text as lines of a width. A number stays on the line of its unit.
+
+    A longer word, such as an address, is not broken: it can be copied whole.
 
     Args:
         text: A sentence or more.
@@ -138,6 +164,7 @@ def wrap_text(text: str, width: int, *, first: str = "") -> list[str]:
         initial_indent=first,
         subsequent_indent=" " * len(first),
         break_on_hyphens=False,
+        break_long_words=False,
     )
     return [line.replace(_NO_BREAK, " ") for line in lines]
 

@@ -9,7 +9,6 @@ from rankscope.analysis.diagnose import MATTERS, ends_run
 from rankscope.analysis.report.advice import advise
 from rankscope.analysis.report.report import MfuShapeName, Severity
 from rankscope.analysis.report.text import (
-    FINDING_COLUMNS,
     MAX_NAMED,
     UNKNOWN,
     format_account,
@@ -17,7 +16,6 @@ from rankscope.analysis.report.text import (
     format_count,
     format_duration,
     format_excluded,
-    format_finding,
     format_most_dropped,
     format_part,
     format_percent,
@@ -59,6 +57,9 @@ MIN_RATIO = 0.0005
 
 MIN_WAIT_RATIO = 0.005
 """A rank that others wait for less explains nothing of a step."""
+
+FINDING_HEADER = ("cause", "severity", "ranks", "steps", "cost of a step", "confidence")
+FINDING_ALIGNED = "lkllrr"
 
 LEGEND = (
     "GPU slowdown: replayed over ideal step time; replayed is without the delays of the hosts.",
@@ -116,7 +117,7 @@ def report_text(
         blocks += [_format_state(state) for state in view.states if state.rank == view.rank]
     else:
         blocks += [
-            _format_findings(report.findings, follows, width, view),
+            _format_findings(report, follows, width, view),
             _format_advice(report, width),
             _format_states(view),
             wrap_text(_format_run(report), width),
@@ -327,23 +328,30 @@ def _format_worker(report: RunReport, worker: tuple[int, int]) -> str:
     return f"dp {dp}, stage {stage}" if report.has_layout else f"rank {dp}"
 
 
+def format_finding_row(report: RunReport, finding: Finding) -> tuple[str, ...]:
+    """Return the cells of `FINDING_HEADER`. The cost is the price that the verdict names."""
+    price = report.price(finding)
+    return (
+        finding.cause,
+        finding.severity or UNKNOWN,
+        format_ranges(finding.ranks, max_ranges=MAX_NAMED),
+        format_range(finding.steps),
+        UNKNOWN
+        if price is None
+        else f"{format_seconds(price.seconds)} ({format_percent(price.share)})",
+        f"{finding.confidence:.2f}",
+    )
+
+
 def _format_findings(
-    findings: tuple[Finding, ...], follows: tuple[str, ...], width: int, view: View
+    report: RunReport, follows: tuple[str, ...], width: int, view: View
 ) -> list[str]:
     """Return the findings; none if the verdict has said all that the only one says."""
+    findings = report.findings
     if len(findings) == 1 and findings[0].severity is Severity.NONE and not view.has_details:
         return []
-    rows = [
-        (
-            finding.cause,
-            finding.severity or UNKNOWN,
-            format_ranges(finding.ranks, max_ranges=MAX_NAMED),
-            format_range(finding.steps),
-            *format_finding(finding),
-        )
-        for finding in findings[: view.top]
-    ]
-    head, *lines = format_rows(FINDING_COLUMNS, rows, right="lkllrrr", width=view.table_width)
+    rows = [format_finding_row(report, finding) for finding in findings[: view.top]]
+    head, *lines = format_rows(FINDING_HEADER, rows, right=FINDING_ALIGNED, width=view.table_width)
     body = head.split("\n")
     for line, finding, followed in zip(lines, findings, follows, strict=False):
         body.extend(line.split("\n"))

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rankscope.analysis.report.report import Severity
+from rankscope.analysis.statistics.step_change import StepChange
 from rankscope.dashboard.address import View
 from rankscope.dashboard.app import create_app
 from rankscope.dashboard.pages import compare
@@ -18,6 +19,7 @@ def comparison() -> RunComparison:
     return RunComparison(
         first=healthy,
         second=slow,
+        step_change=StepChange(ratio=1.5, is_significant=True),
         settings=(("env NCCL_ALGO", None, "<b>Ring</b>"),),
         numbers=(
             ComparedNumber(name="step time, s", first=0.4, second=0.6, ratio=1.5),
@@ -36,9 +38,9 @@ def test_settings_come_first_then_numbers_then_what_appeared_and_disappeared() -
     shown = words(rendered(compare.PAGE, provider, View(page="compare", run="b")))
 
     order = [
-        "A step takes 1.50x the time.",
+        "A step is 50 % slower.",
         "env NCCL_ALGO | not set | <b>Ring</b>",
-        "step time | 400 ms | 600 ms | 1.50x",
+        "step time | 400 ms | 600 ms | +50 %",
         "MFU | 50.0 % | n/a | n/a",
         "waiting | 10.0 ms | 200 ms | +190 ms",
         "New | cause",
@@ -59,15 +61,15 @@ def verdict(found: RunComparison) -> tuple[str, str]:
 
 
 def test_the_step_times_of_two_layouts_are_neither_good_nor_bad() -> None:
-    shorter = ComparedNumber(name="step time, s", first=0.6, second=0.3, ratio=0.5)
-    same = replace(comparison(), numbers=(shorter,), appeared=())
+    shorter = StepChange(ratio=0.5, is_significant=True)
+    same = replace(comparison(), step_change=shorter, appeared=())
     other = replace(same, second=replace(same.second, layout=Layout(dp=2), findings=()))
 
     assert verdict(same)[0] == "verdict calm"
     style, shown = verdict(other)
 
     assert style == "verdict busy"
-    assert "A step takes 0.50x the time." in shown
+    assert "A step is 50 % faster." in shown
     assert "the layouts differ, so a step is not the same work" in shown
 
 
@@ -100,16 +102,16 @@ def test_steps_of_one_run_that_are_the_same_are_not_compared() -> None:
 
 
 def test_a_new_critical_finding_is_in_the_headline_although_steps_take_equally_long() -> None:
-    equal = ComparedNumber(name="step time, s", first=0.4, second=0.4, ratio=1.0)
+    equal = StepChange(ratio=1.0, is_significant=False)
     (found,) = comparison().appeared
     hang = replace(found, cause="hang", severity=Severity.CRITICAL)
-    new = replace(comparison(), numbers=(equal,), appeared=(hang,))
+    new = replace(comparison(), step_change=equal, appeared=(hang,))
     minor = replace(new, appeared=(replace(hang, severity=Severity.MINOR),))
 
     style, shown = verdict(new)
 
     assert style.split() == ["verdict"]
-    assert "New: hang. A step takes 1.00x the time." in shown
+    assert "New: hang. A step is equally fast." in shown
     assert "1 setting differs" in shown
     assert verdict(minor)[0] == "verdict busy"
     assert "New: hang" not in verdict(minor)[1]
@@ -122,7 +124,7 @@ def test_one_run_alone_is_not_compared_with_itself() -> None:
     ranges = View(page="compare", run="a", with_run="a", steps=(0, 9))
 
     assert "Both are the same | Choose another run, or other steps." in alone
-    assert "A step takes" in words(rendered(compare.PAGE, provider, ranges))
+    assert "A step is" in words(rendered(compare.PAGE, provider, ranges))
 
 
 def test_the_page_waits_for_the_analysis_and_the_address_holds_the_choice() -> None:

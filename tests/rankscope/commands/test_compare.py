@@ -1,13 +1,20 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.commands.compare import compare_stored
+from rankscope.commands.compare import (
+    check_regression,
+    compare_stored,
+    format_comparison,
+    parse_percent,
+)
 from rankscope.commands.simulate import simulate_run
+from rankscope.errors import BadInputError, FailedError
 from rankscope.simulation import SimulateOptions
 
 if TYPE_CHECKING:
@@ -25,11 +32,14 @@ def test_two_ranges_of_steps_differ_by_a_finding_and_two_runs_by_a_setting(tmp_p
     simulate_run(replace(options, faults=slow, store_url=url))
     simulate_run(replace(options, run_id="b", pp=2, store_url=url))
 
-    text = compare_stored(("a", "a"), ((None, 3), (4, None)), as_json=False, store_url=url)
-    document = json.loads(compare_stored(("a", "b"), (ALL, ALL), as_json=True, store_url=url))
+    ranges = compare_stored(("a", "a"), ((None, 3), (4, None)), store_url=url)
+    text = format_comparison(ranges, as_json=False)
+    runs = compare_stored(("a", "b"), (ALL, ALL), store_url=url)
+    document = json.loads(format_comparison(runs, as_json=True))
 
     sentence, settings, numbers, findings = text.split("\n\n")
-    assert sentence.startswith("steps 4-7 against steps 0-3: a step takes 1.")
+    assert re.match(r"steps 4-7 against steps 0-3: a step is \d+ % slower", sentence)
+    assert "noise unknown" in " ".join(sentence.split())
     assert settings == "no setting differs"
     assert numbers.splitlines()[0].split() == ["steps", "0-3", "steps", "4-7", "change"]
     assert findings.splitlines()[1].split()[:4] == ["new", "slow-compute", "critical", "5"]
@@ -37,3 +47,36 @@ def test_two_ranges_of_steps_differ_by_a_finding_and_two_runs_by_a_setting(tmp_p
     changed = {"setting": "layout.pp", "first": "1", "second": "2"}
     assert changed in document["settings"]
     assert [each["cause"] for each in document["disappeared"]] == ["slow-compute"]
+
+
+@pytest.mark.slow
+def test_a_regression_fails_a_build_and_an_improvement_or_noise_does_not(tmp_path: Path) -> None:
+    url = f"chdb://{tmp_path}/store"
+    options = SimulateOptions(scenario="healthy", run_id="a", num_steps=12, dp=4, pp=1, tp=1)
+    slow = ("slow-compute:rank=2,factor=1.5",)
+    simulate_run(replace(options, store_url=url))
+    simulate_run(replace(options, run_id="again", seed=5, store_url=url))
+    simulate_run(replace(options, run_id="slow", faults=slow, store_url=url))
+
+    def fails_above(first: str, second: str, limit: str, steps: int | None = None) -> None:
+        compared = compare_stored((first, second), ((None, steps), ALL), store_url=url)
+        check_regression(compared, parse_percent(limit))
+
+    fails_above("slow", "a", "5%")
+    fails_above("a", "again", "0%")
+    fails_above("a", "slow", "400%")
+    with pytest.raises(FailedError, match=r"a step of slow is \d+ % slower than one of a, more"):
+        fails_above("a", "slow", "5%")
+    with pytest.raises(BadInputError, match="unknown whether slow is slower than a"):
+        fails_above("a", "slow", "5%", steps=3)
+
+
+@pytest.mark.parametrize(("text", "ratio"), [("5%", 0.05), ("2.5 %", 0.025), ("0", 0.0)])
+def test_a_percentage_is_read(text: str, ratio: float) -> None:
+    assert parse_percent(text) == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize("text", ["", "%", "x", "-1%", "nan", "inf%"])
+def test_another_text_is_refused(text: str) -> None:
+    with pytest.raises(BadInputError, match="is no percentage: give 5%"):
+        parse_percent(text)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.store.store import open_store
-from rankscope.commands.doctor import KNOWN_VARIABLES, State, _file_system, run_checks
+from rankscope.commands.doctor import KNOWN_VARIABLES, State, run_checks
+from rankscope.job.spool_place import file_system
 from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
@@ -67,9 +68,9 @@ def test_the_file_system_is_that_of_the_innermost_mount(tmp_path: Path) -> None:
     point = str(shared).replace(" ", r"\040")
     mounts.write_text(f"/dev/sda / ext4 rw 0 0\nserver:/x {point} nfs4 rw 0 0\n")
 
-    assert _file_system(shared / "deep", mounts) == "nfs4"
-    assert _file_system(tmp_path, mounts) == "ext4"
-    assert _file_system(tmp_path, tmp_path / "missing") == ""
+    assert file_system(shared / "deep", mounts) == "nfs4"
+    assert file_system(tmp_path, mounts) == "ext4"
+    assert file_system(tmp_path, tmp_path / "missing") == ""
 
 
 @pytest.mark.slow

@@ -60,16 +60,17 @@ def test_a_finding_shows_ranks_steps_numbers_and_evidence() -> None:
         steps=(10, 29),
         slowdown=1.382,
         recoverable_ratio=0.943,
+        saved_s=0.125,
         confidence=0.98,
         evidence="rank 5 takes 43.2 ms where its peers take 24.0 ms",
         severity=Severity.CRITICAL,
     )
+    made = report()
+    half_s = replace(made, findings=(finding,), step_time_s=replace(made.step_time_s, actual=0.5))
 
-    lines = report_text(
-        replace(report(), findings=(finding,)), verdict=VERDICT, width=100
-    ).splitlines()
+    lines = report_text(half_s, verdict=VERDICT, width=100).splitlines()
 
-    row = lines.index("slow-compute  critical  4-7    10-29     1.38x         94 %        0.98")
+    row = lines.index("slow-compute  critical  4-7    10-29   125 ms (25 %)        0.98")
     assert lines[row + 1] == "  rank 5 takes 43.2 ms where its peers take 24.0 ms"
 
 

@@ -54,8 +54,8 @@ def not_imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch
 
     finders = [finder for finder in sys.meta_path if not isinstance(finder, ImportWatch)]
     monkeypatch.setattr(sys, "meta_path", finders)
+    monkeypatch.setattr(torch, "_dynamo", None, raising=False)  # reads it first: torch imports it
     monkeypatch.delitem(sys.modules, NAME, raising=False)
-    monkeypatch.setattr(torch, "_dynamo", None, raising=False)
     yield monkeypatch
     sys.modules.pop(NAME, None)
 

@@ -83,6 +83,22 @@ def test_rank_and_world_come_from_the_launcher() -> None:
     assert identity.pid == os.getpid()
 
 
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        ("SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=8 SLURM_LOCALID=1 SLURM_NTASKS=8", (5, 8, 1)),
+        ("OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1", (5, 8, 1)),
+        # A batch script, which no srun started; torchrun under srun.
+        ("SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0", (0, 1, 0)),
+        ("SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 RANK=5 WORLD_SIZE=8 LOCAL_RANK=1", (5, 8, 1)),
+    ],
+)
+def test_ranks_of_other_launchers_are_read(environ: str, place: tuple[int, int, int]) -> None:
+    identity = read_identity("run", dict(pair.split("=") for pair in environ.split()))
+
+    assert (identity.rank, identity.world_size, identity.local_rank) == place
+
+
 def test_processes_of_one_launcher_generate_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/home/me/train.py", "--lr", "1"])
     names = {

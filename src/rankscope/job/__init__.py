@@ -1,0 +1,1 @@
+"""A training command of this host: run as it is, traced, and diagnosed at its end."""

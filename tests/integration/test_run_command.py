@@ -1,0 +1,157 @@
+"""`rankscope run`: a job prints and ends as without it, and its verdict follows."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.programs import COMMAND, environment
+from tests.support.paths import PYTHON_PATH
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiproc]
+
+TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node=2")
+
+TRAINING = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+is_distributed = "RANK" in os.environ
+if is_distributed:
+    dist.init_process_group("gloo")
+model = torch.nn.Linear(64, 64)
+if is_distributed:
+    model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(12):
+    with torch.no_grad():
+        time.sleep(0.05 if os.environ.get("RANK") == "1" else 0.005)
+    loss = model(torch.randn(8, 64)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if os.environ.get("RANK", "0") == "0":
+        print(step, loss.item(), flush=True)
+print(sys.argv[1:], sys.stdin.read() if not is_distributed else "", file=sys.stderr)
+if is_distributed:
+    dist.destroy_process_group()
+sys.exit(int(os.environ.get("STATUS", "0")))
+"""
+
+
+def job_environment(folder: Path, **changed: str) -> dict[str, str]:
+    own = {
+        "PYTHONPATH": PYTHON_PATH,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "XDG_DATA_HOME": str(folder / "data"),
+        "OMP_NUM_THREADS": "1",
+    }
+    return environment(folder / "store", **own, **changed)
+
+
+def start(
+    folder: Path, *command: str, stdin: str = "", **changed: str
+) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(TRAINING)
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=job_environment(folder, **changed),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def rankscope(*arguments: str) -> tuple[str, ...]:
+    return (*COMMAND, *arguments)
+
+
+def stored_runs(folder: Path) -> str:
+    return start(folder, *rankscope("runs")).stdout
+
+
+def test_a_training_prints_and_ends_as_without_it(tmp_path: Path) -> None:
+    command = ("python", "train.py", "--name", "of the script", "--", "--serve")
+    plain = start(tmp_path, *command, stdin="some\ninput", STATUS="3")
+    traced = start(
+        tmp_path, *rankscope("run", "--name", "mine", *command), stdin="some\ninput", STATUS="3"
+    )
+
+    assert plain.returncode == traced.returncode == 3
+    assert traced.stdout == plain.stdout
+    assert traced.stderr.startswith(plain.stderr)
+    said = traced.stderr.removeprefix(plain.stderr)
+    assert said.startswith("rankscope: ")
+    assert "report:    rankscope analyze mine" in said
+    assert "\x1b" not in said
+    assert stored_runs(tmp_path).splitlines()[1].startswith("mine ")
+    assert list((tmp_path / "data" / "rankscope" / "jobs").iterdir()) == []
+
+
+def test_all_ranks_of_a_launcher_are_one_run_with_a_verdict(tmp_path: Path) -> None:
+    traced = start(tmp_path, *rankscope("run", *TORCHRUN, "train.py"))
+
+    assert traced.returncode == 0, traced.stderr
+    assert "Rank 1 " in traced.stderr
+    assert "proof: rankscope serve, then /timeline?run=train-" in " ".join(traced.stderr.split())
+    (line,) = [line for line in stored_runs(tmp_path).splitlines() if line.startswith("train-")]
+    assert line.split()[1:5] == ["rankscope", "ended", "2", "12"]
+
+
+def test_a_job_runs_if_its_store_cannot_be_opened(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    script = 'mkdir "$RANKSCOPE_TRACE"; echo hi'
+    command = ("run", "--store", f"chdb://{tmp_path}/file", "bash", "-c", script)
+    traced = start(tmp_path, *rankscope(*command))
+
+    assert (traced.returncode, traced.stdout) == (0, "hi\n")
+    assert traced.stderr.startswith("rankscope: no diagnosis: ")
+    assert "rankscope import" in traced.stderr
+
+
+def test_a_megabyte_of_output_is_the_same_to_the_byte(tmp_path: Path) -> None:
+    script = "import sys, os; os.write(1, bytes(range(256)) * 4096); os.kill(os.getpid(), 9)"
+    command = ("python", "-c", script)
+    plain = subprocess.run(command, env=job_environment(tmp_path), capture_output=True, check=False)
+    traced = subprocess.run(
+        rankscope("run", *command), env=job_environment(tmp_path), capture_output=True, check=False
+    )
+
+    assert traced.stdout == plain.stdout
+    assert (plain.returncode, traced.returncode) == (-9, 137)
+
+
+def test_a_job_without_torch_says_so(tmp_path: Path) -> None:
+    traced = start(tmp_path, *rankscope("run", "true"))
+
+    assert traced.returncode == 0
+    assert traced.stderr.startswith("rankscope: no process was traced")
+
+
+def test_a_signal_ends_the_job_and_not_its_verdict(tmp_path: Path) -> None:
+    script = "trap 'echo stopped; exit 9' TERM; echo ready; while :; do sleep 0.05; done"
+    with subprocess.Popen(
+        rankscope("run", "bash", "-c", script),
+        env=job_environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        said, errors = process.communicate(timeout=120)
+
+    assert (process.returncode, said) == (9, "stopped\n")
+    assert errors.startswith("rankscope: no process was traced")

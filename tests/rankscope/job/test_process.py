@@ -1,0 +1,79 @@
+"""The process of a job: started, signalled and ended as its shell would have done it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankscope.job.process import CommandStartError, check_program, run_command, signals_blocked
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def run(*command: str) -> int:
+    with signals_blocked() as mask:
+        return run_command(command, dict(os.environ), mask=mask, before_stop=lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("script", "status"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137), ("kill -2 $$", 130)]
+)
+def test_the_status_is_that_of_a_shell(script: str, status: int) -> None:
+    plain = subprocess.run(["bash", "-c", f"bash -c '{script}'; exit $?"], check=False)
+
+    assert run("bash", "-c", script) == status == plain.returncode
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+def test_a_signal_from_another_process_reaches_the_job(tmp_path: Path, number: int) -> None:
+    ready = tmp_path / "ready"
+    script = f"trap 'exit 7' {number}; touch {ready}; while :; do sleep 0.01; done"
+
+    def send() -> None:
+        wait_until(ready.exists)
+        os.kill(os.getpid(), number)
+
+    with signals_blocked() as mask:
+        threading.Thread(target=send).start()
+        status = run_command(
+            ("bash", "-c", script), dict(os.environ), mask=mask, before_stop=lambda: None
+        )
+
+    assert status == 7
+
+
+def test_the_job_blocks_and_ignores_the_signals_that_it_would_without_this_process(
+    tmp_path: Path,
+) -> None:
+    def command(name: str) -> tuple[str, ...]:
+        return ("bash", "-c", f"grep -E 'Sig(Blk|Ign)' /proc/self/status > {tmp_path / name}")
+
+    def signals(name: str) -> list[int]:
+        lines = (tmp_path / name).read_text().splitlines()
+        # Without 32 and 33, which are glibc's own: its posix_spawn ignores them in the child.
+        return [int(line.split()[1], 16) & 0x7FFFFFFF for line in lines]
+
+    subprocess.run(command("plain"), check=True)
+    run(*command("job"))
+
+    assert signals("job") == signals("plain")
+
+
+@pytest.mark.parametrize(("program", "status"), [("no-such-program", 127), ("plain", 126)])
+def test_a_command_that_cannot_start_has_the_status_of_a_shell(
+    tmp_path: Path, program: str, status: int
+) -> None:
+    (tmp_path / "plain").touch()
+    path = str(tmp_path / "plain") if program == "plain" else program
+
+    with pytest.raises(CommandStartError, match=path) as raised:
+        check_program(path)
+
+    assert raised.value.status == status

@@ -1,0 +1,1 @@
+"""The folder that `rankscope run` puts on PYTHONPATH: its one module starts the tracer."""
