@@ -12,7 +12,7 @@ from rankscope.analysis.report.document import to_document
 from rankscope.analysis.report.exchange import read_report, write_report
 from rankscope.collector.importers.spool_folder import Process, Record, write_process
 from rankscope.commands.analyze import AnalyzeOptions, analyze_stored
-from rankscope.commands.compare import compare_stored
+from rankscope.commands.compare import compare_stored, format_comparison
 from rankscope.commands.import_trace import import_files
 from rankscope.dashboard.address import View
 from rankscope.dashboard.pages import compare, overview
@@ -151,7 +151,8 @@ def test_a_report_with_kernels_reads_back_equal(profiles: str) -> None:
 
 
 def test_a_comparison_lists_what_a_fusion_changed(profiles: str) -> None:
-    text = compare_stored(("eager", "fused"), EVERY_STEP, as_json=False, store_url=profiles)
+    comparison = compare_stored(("eager", "fused"), EVERY_STEP, store_url=profiles)
+    text = format_comparison(comparison, as_json=False)
     table = rankscope.compare("eager", "fused", store=profiles).kernels().to_pylist()
 
     assert [(row["name"], row["change"], row["first_num"], row["second_num"]) for row in table] == [
