@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.analysis.drawing.rows import RowOrder, lay_out_ranks
-from rankscope.analysis.drawing.timeline import read_timeline
+from rankscope.analysis.drawing.timeline import find_blocked, read_timeline
 from rankscope.dashboard.figures.timeline import timeline_figure
 from rankscope.dashboard.figures.timeline_canvas import SOLID
 from rankscope.dashboard.theme import KIND_COLORS
@@ -58,12 +58,15 @@ def long_stretches(step: StepTimeline, lower: int) -> list[tuple[float, float, s
     """
     spans = step.spans
     length = step.end_ns - step.begin_ns
+    blocked_ns, _ = find_blocked(spans, step.wait_ns)
     ends = spans.start_ns + spans.duration_ns
     found = []
     for row in range(len(spans)):
         if bool(step.communication[row]) != bool(lower) or (lower and step.wait_ns[row] < 0):
             continue
         begin, end = int(spans.start_ns[row]) + max(int(step.wait_ns[row]), 0), int(ends[row])
+        if blocked_ns[row] >= 0:  # what follows in a wait is the transfer
+            end = begin + int(blocked_ns[row])
         others = (spans.rank == spans.rank[row]) & (spans.start_ns < end) & (ends > begin)
         # On the upper line a rank waits while communication inside its compute blocks it.
         others &= step.communication if lower else ~step.communication | (spans.depth > 0)

@@ -197,7 +197,9 @@ def test_ranks_and_waits_name_the_rank_that_others_wait_for(run: Run) -> None:
     slowest = run.ranks().sort_by([("slowdown", "descending")]).to_pylist()[0]
     assert (slowest["rank"], slowest["dp"]) == (1, 1)
 
-    assert run.waits().to_pylist() == [{"rank": 0, "on_rank": 1, "ratio": 40 / 110}]
+    assert run.waits().to_pylist() == [
+        {"rank": 0, "on_rank": 1, "on_link": None, "ratio": 40 / 110}
+    ]
 
 
 def test_the_times_of_a_step_by_kind(run: Run) -> None:

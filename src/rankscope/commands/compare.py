@@ -13,10 +13,8 @@ from rankscope.analysis.report.text import (
     format_range,
     format_seconds,
 )
-from rankscope.analysis.statistics.step_change import MIN_STEPS
 
 from ..errors import BadInputError, FailedError
-from ..terminal.device_time_text import kernel_change_lines
 from ..terminal.lines import (
     Progress,
     format_table,
@@ -25,7 +23,6 @@ from ..terminal.lines import (
     terminal_width,
     wrap_text,
 )
-from ..terminal.report_text import FINDING_ALIGNED, FINDING_HEADER, format_finding_row
 from .analyze import find_or_analyze, parse_steps
 from .flags import AsJson, Store, open_existing_store
 
@@ -136,6 +133,8 @@ def check_regression(found: "RunComparison", limit: float) -> None:
         FailedError: They are, by more than that, and by more than noise.
         BadInputError: That is unknown.
     """
+    from rankscope.analysis.statistics.step_change import MIN_STEPS
+
     change, names = found.step_change, _names(found)
     if change.ratio is None or change.is_significant is None:
         raise BadInputError(
@@ -167,6 +166,9 @@ def _document(found: "RunComparison") -> dict[str, object]:
 
 
 def _blocks(found: "RunComparison") -> list[str]:
+    from ..terminal.device_time_text import kernel_change_lines
+    from ..terminal.report_text import FINDING_ALIGNED, FINDING_HEADER
+
     names = _names(found)
     settings = [
         (printable(name), *("not set" if one is None else printable(one) for one in values))
@@ -213,6 +215,8 @@ def _name(report: "RunReport", other: "RunReport") -> str:
 def _findings(
     change: str, report: "RunReport", findings: "Sequence[Finding]"
 ) -> list[tuple[str, ...]]:
+    from ..terminal.report_text import format_finding_row
+
     return [(change, *format_finding_row(report, one)) for one in findings]
 
 

@@ -8,7 +8,6 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
-import numpy as np
 import typer
 
 from rankscope.analysis.report.text import FORMULA
@@ -142,6 +141,8 @@ def _nothing_found(
     source: "StoreSource", run_id: str, steps: tuple[int | None, int | None], ranks: list[int]
 ) -> str:
     """Return why there is nothing to export, and what there is."""
+    import numpy as np
+
     known = np.unique(source.steps(run_id).step)
     if not len(known):
         return f"run {run_id!r} has no step yet"
@@ -158,6 +159,8 @@ def _read_blocks(
     store: "OpenStore", run_id: str, steps: tuple[int | None, int | None], ranks: list[int]
 ) -> Iterator["pa.Table"]:
     """Yield the spans in blocks of whole steps, as many as one block may hold."""
+    import numpy as np
+
     from rankscope.collector.arrow_columns import to_numpy
     from rankscope.collector.read.spans import read_filtered_spans
     from rankscope.collector.read.steps import read_steps
@@ -207,6 +210,8 @@ def _open_writer(
 def _open_perfetto(
     stack: ExitStack, file: BinaryIO, source: "StoreSource", run_id: str, ranks: list[int]
 ) -> Callable[["pa.Table"], int]:
+    import numpy as np
+
     from rankscope.analysis.readers.formats import split_run_waits
 
     from ..sources.arrow_tables import span_table

@@ -22,6 +22,9 @@ PASSED_ON = frozenset(
 """Signals that the job gets if another process sends them to this one."""
 
 WAITED = PASSED_ON | {signal.SIGCHLD}
+LOOK_S = 0.5
+"""Time after which it is seen that the job has ended, if a thread of a library takes SIGCHLD."""
+
 CHANGED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that Python ignores, and the job must not."""
 
@@ -97,14 +100,14 @@ def run_command(
     except OSError as error:
         raise CommandStartError(command[0], error.errno or errno.ENOEXEC) from error
     while True:
-        received = signal.sigwaitinfo(WAITED)
-        number = received.si_signo
-        if number == signal.SIGCHLD:
+        received = signal.sigtimedwait(WAITED, LOOK_S)
+        if received is None or received.si_signo == signal.SIGCHLD:
             pid, status = os.waitpid(job, os.WNOHANG)
             if pid == job:
                 code = os.waitstatus_to_exitcode(status)
                 return code if code >= 0 else SIGNALLED - code
             continue
+        number = received.si_signo
         if received.si_code <= 0:  # sent by a process, and not by the kernel for a terminal
             os.kill(job, number)
         if number == signal.SIGTSTP:

@@ -12,7 +12,7 @@ from rankscope.dashboard.records.page_results import ComparedNumber
     [
         (
             ComparedNumber(name="step time, s", first=0.4, second=0.6, ratio=1.5),
-            ("400 ms", "600 ms", "1.50x"),
+            ("400 ms", "600 ms", "+50 %"),
         ),
         # 20 x of next to nothing: the difference is what the step became longer by.
         (

@@ -40,11 +40,16 @@ def test_a_signal_from_another_process_reaches_the_job(tmp_path: Path, number: i
         wait_until(ready.exists)
         os.kill(os.getpid(), number)
 
-    with signals_blocked() as mask:
-        threading.Thread(target=send).start()
-        status = run_command(
-            ("bash", "-c", script), dict(os.environ), mask=mask, before_stop=lambda: None
-        )
+    # Under nohup the tests would ignore SIGHUP, and so would the job.
+    handler = signal.signal(number, signal.SIG_DFL)
+    try:
+        with signals_blocked() as mask:
+            threading.Thread(target=send).start()
+            status = run_command(
+                ("bash", "-c", script), dict(os.environ), mask=mask, before_stop=lambda: None
+            )
+    finally:
+        signal.signal(number, handler)
 
     assert status == 7
 
