@@ -85,14 +85,12 @@ class RunPlay:
         index = steps.index(number)
         model, rows = select_step(self.reading.model, index)
         recorded = Times(*(column[rows] for column in self.recorded))
-        shared_ns = self.reading.model.overlap_ns
         return StepPlay(
             of_run=self,
             step=number,
             model=model,
             rows=rows,
             program=compile_program(model.operations),
-            overlap_ns=0.0 if shared_ns is None else float(shared_ns[index]),
             is_fixed=False,
             recorded=recorded,
             times=recorded,
@@ -140,7 +138,6 @@ class StepPlay:
     """Their rows in the run's operations."""
 
     program: Program
-    overlap_ns: float
     is_fixed: bool
     """Whether a finding was fixed: it is priced beside what no finding explains, not beside all
     that was recorded."""
@@ -278,6 +275,12 @@ class StepPlay:
     def speedup(self) -> float | None:
         """Recorded over changed duration, by which MFU and tokens per second grow as well."""
         return ratio(self.recorded_ns, self.played_ns)
+
+    @property
+    def overlap_ns(self) -> float:
+        """Time from the first begin in which the step before still ran; no part of this step."""
+        shared_ns = self.model.overlap_ns
+        return 0.0 if shared_ns is None else float(shared_ns[0])
 
     def critical_path(self) -> CriticalPath:
         """Return the chain of operations that decides the end of the changed step.

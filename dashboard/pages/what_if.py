@@ -138,7 +138,7 @@ def show_what_if(
         card(
             html.Div(_sentence(play), className="verdict-sentence", id="what-if-sentence"),
             _bars(play),
-            page.made(play),
+            page.made(),
             *(html.P(text, className="attention") for text in refused),
             label="step with the changes",
         ),
@@ -238,16 +238,16 @@ class _Page:
         row = html.Div(links, className="choices plain", role="group", **labelled("step"))
         return html.Div([html.Span("step", className="quiet"), row], className="chooser")
 
-    def made(self, play: StepPlay) -> Component:
+    def made(self) -> Component:
         """Return the changes that were made, each with a link that takes it back."""
         links = [
             dcc.Link(
-                f"{escape(text)} ✕",
+                f"{escape(_describe(change, self.report))} ✕",
                 href=self.address([each for each in self.changes if each != change]),
                 className="choice chosen",
                 title="take it back",
             )
-            for text, change in zip(_words(play, self.changes), self.changes, strict=True)
+            for change in self.changes
         ]
         row = html.Div(links, className="choices plain")
         return html.Div([row] if links else [], className="chooser")
@@ -343,15 +343,17 @@ class _Page:
         return [html.P(about, className="about"), table("other pipelines", head, rows)]
 
 
-def _words(play: StepPlay, changes: Sequence[Change]) -> list[str]:
-    """Return the words of each change; ranks that were scaled one by one are one change."""
-    words = list(play.changes)
-    described = []
-    for change in changes:
-        num = len(read_ranks(change.about[0])[:MAX_RANKS]) if change.word == SCALE else 1
-        own, words = words[:num], words[num:]
-        described.append(own[0] if num == 1 else f"{num} ranks x {change.about[1]}")
-    return described
+def _describe(change: Change, report: RunReport) -> str:
+    """Return a change that was made, in words."""
+    match change.word, change.about:
+        case "fix", (number,):
+            return f"{_name(report.findings[read_ranks(number)[0]])} fixed"
+        case "scale", (ranks, factor):
+            return f"ranks {ranks} x {factor}"
+        case "swap", (one, other):
+            return f"hosts {one} and {other} swapped"
+        case _:
+            return "equal stages"
 
 
 def _name(finding: Finding) -> str:

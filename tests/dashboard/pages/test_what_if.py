@@ -62,7 +62,7 @@ def test_changes_of_the_address_are_applied_in_turn(analysed: tuple[RunReport, R
     text = text_of(analysed, "fix:0~balance")
 
     assert f"would take {format_seconds(changed.played_ns / 1e9)}" in text
-    assert "slow-compute fixed ✕" in text
+    assert "slow-compute 1 fixed ✕" in text
     assert "equal stages ✕" in text
 
 
