@@ -175,7 +175,7 @@ class EventStream:
         rest = self._text[self._at :]
         if len(rest) > MAX_VALUE_CHARS:
             raise self._error(f"a value has more than {MAX_VALUE_CHARS:,} characters")
-        if len(rest) > PIECE_BYTES and _parsed_bytes(rest) > max(
+        if len(rest) > PIECE_BYTES and parsed_bytes(rest) > max(
             MAX_PARSED_RATIO * len(rest), FREE_BYTES
         ):
             raise TraceError(
@@ -203,7 +203,7 @@ class EventStream:
         )
 
 
-def _parsed_bytes(text: str) -> int:
+def parsed_bytes(text: str) -> int:
     """Return about how much memory the values of a JSON text take."""
     in_objects, in_lists, values = (text.count(sign) for sign in "{[,")
     return 2 * len(text) + 250 * in_objects + 90 * in_lists + 40 * values

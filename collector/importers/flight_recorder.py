@@ -10,14 +10,14 @@ import json
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rankscope.tracer.span import NONE, SpanKind
-from rankscope.tracer.topology import AXES, GROUP_KINDS, AxisGroup, derive_layout
+from rankscope.tracer.topology import AXES, AxisGroup, derive_layout
 
 from ..errors import TraceError
 from .flight_dump import MAX_MEMBERS, Call, Dump, State, find_rank, read_dump
-from .kineto_trace import AXIS_OF_DESCRIPTION, WHOLE_JOB
+from .kineto_trace import AXIS_OF_DESCRIPTION, WHOLE_JOB, Group
 from .spool_folder import Process, make_group_id, make_process_uuid
 
 if TYPE_CHECKING:
@@ -37,24 +37,6 @@ ROOTED = ("broadcast", "_broadcast", "reduce", "_reduce", "gather", "scatter")
 
 Key = tuple[str, tuple[int, ...]]
 """Name and members of a group: PyTorch may give one name to several groups."""
-
-
-class Group(NamedTuple):
-    """A process group of the job."""
-
-    name: str
-    """For display: its description, if it has one, and its name."""
-
-    axis: str
-    members: tuple[int, ...]
-    """By position."""
-
-    group_id: int
-
-    @property
-    def kind(self) -> SpanKind:
-        """Kind of its collectives."""
-        return SpanKind(GROUP_KINDS.get(self.axis, SpanKind.OTHER))
 
 
 @dataclass(slots=True, kw_only=True)

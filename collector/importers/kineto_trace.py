@@ -60,6 +60,8 @@ class Group(NamedTuple):
     name: str
     axis: str
     members: tuple[int, ...]
+    """Global ranks; by position in a dump of the flight recorder, ascending in a profile."""
+
     group_id: int
 
     @property
