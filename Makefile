@@ -46,7 +46,7 @@ test: $(STAMP) ## everything that a submission must pass
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types check-imports browser servers
 	@$(MAKE) --no-print-directory pytest
 
-test-fast: $(STAMP) ## lint, and the tests that are quick and start no processes (3 minutes on two cores)
+test-fast: $(STAMP) ## lint, and the tests that are quick and start no processes
 	@$(MAKE) --no-print-directory lint
 	@$(BIN)/python -m pytest $(FAST_RUN)
 
