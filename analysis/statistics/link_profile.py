@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from .phases import MEDIAN_STANDARD_ERROR, Phase, find_phases, is_significant
 from .thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -75,6 +75,19 @@ class Rise:
         return bool((np.abs(changes[inside]) >= self.phase.excess_ratio / 2).all())
 
 
+class KindOfTransfer(NamedTuple):
+    """Alike instances by link and step."""
+
+    links: NDArray[np.int32]
+    """Shape (links of this kind,)."""
+
+    median_ns: NDArray[np.float64]
+    """Shape (links of this kind, steps): median transfer; NaN if there is none."""
+
+    num: NDArray[np.int64]
+    """Shape (links of this kind, steps): number of instances."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LinkProfile:
     """Transfers by link and step, and what they are compared with."""
@@ -87,6 +100,9 @@ class LinkProfile:
 
     steps: NDArray[np.int32]
     """Ascending, the columns."""
+
+    kinds: tuple[KindOfTransfer, ...]
+    """Of which the matrices are sums."""
 
     total_ns: NDArray[np.float64]
     """Shape (links, steps): median instance of each kind times their number; NaN if none."""
@@ -130,7 +146,7 @@ class LinkProfile:
         Shape (links, steps); NaN if there are none.
         """
         total, fastest = np.zeros((2, *self.total_ns.shape))
-        for links, value, count in _values_by_kind(self.transfers, self.steps):
+        for links, value, count in self.kinds:
             has_any = count > 0
             total[links] += np.where(has_any, value * count, 0.0)
             fastest[links] += np.where(has_any, fast_quartile(value.T).T[0] * count, 0.0)
@@ -145,7 +161,7 @@ class LinkProfile:
         """
         others = np.setdiff1d(np.flatnonzero(self.is_between_hosts), mine)
         expected = np.zeros_like(self.expected_ns)
-        for links, value, count in _values_by_kind(self.transfers, self.steps):
+        for links, value, count in self.kinds:
             usual = value[np.isin(links, others)]
             against = row_medians(usual.T) if len(usual) else np.full(len(self.steps), np.nan)
             expected[links] += np.where(count > 0, against * count, 0.0)
@@ -258,7 +274,8 @@ def profile_links(
     total, expected, num = (np.zeros(shape) for _ in range(3))
     few, has_own = (np.zeros(shape[0], dtype=np.bool_) for _ in range(2))
     stages = _stages_of(transfers, ranks)
-    for links, value, count in _values_by_kind(transfers, numbers):
+    kinds = _kinds_of(transfers, numbers)
+    for links, value, count in kinds:
         against, is_few = _expected(value, stages[links])
         total[links] += np.where(count > 0, np.nan_to_num(value) * count, 0.0)
         expected[links] += np.where(count > 0, against * count, 0.0)
@@ -270,6 +287,7 @@ def profile_links(
         transfers=transfers,
         ranks=ranks,
         steps=numbers,
+        kinds=tuple(kinds),
         total_ns=total,
         expected_ns=expected,
         num_instances=num,
@@ -278,19 +296,15 @@ def profile_links(
     )
 
 
-def _values_by_kind(
-    transfers: Transfers, steps: NDArray[np.int32]
-) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.int64]]]:
-    """Yield, for each kind of alike instances, its links, and by link and step their median
-    transfer, NaN if there is none, and number.
-    """
-    column = find_positions(transfers.step, steps)
+def _kinds_of(transfers: Transfers, steps: NDArray[np.int32]) -> list[KindOfTransfer]:
+    column, kinds = find_positions(transfers.step, steps), []
     for kind in np.unique(transfers.alike).tolist():
         rows = np.flatnonzero(transfers.alike == kind)
         links, row = np.unique(transfers.link[rows], return_inverse=True)
         cell, shape = row * len(steps) + column[rows], (len(links), len(steps))
         medians, counts = group_medians(transfers.transfer_ns[rows], cell, len(links) * len(steps))
-        yield links, medians.reshape(shape), counts.reshape(shape)
+        kinds.append(KindOfTransfer(links, medians.reshape(shape), counts.reshape(shape)))
+    return kinds
 
 
 def _stages_of(transfers: Transfers, ranks: Mapping[int, RankInfo]) -> NDArray[np.int64]:
