@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +53,24 @@ def test_without_a_requested_port_the_next_free_one_is_used_and_logged(
             assert second.url == second.local_url == f"http://127.0.0.1:{second.port}"
             assert second.names == {"localhost", "127.0.0.1", "::1"}
             assert [listener.tls for listener in second.listeners] == [None]
+
+
+def test_an_answer_does_not_wait_for_the_client_to_confirm_its_header() -> None:
+    async def accept(bound: socket.socket) -> int:
+        accepted = asyncio.get_running_loop().create_future()
+        server = await asyncio.start_server(
+            lambda _, writer: accepted.set_result(writer), sock=bound
+        )
+        with socket.create_connection(bound.getsockname()[:2]):
+            writer: asyncio.StreamWriter = await asyncio.wait_for(accepted, 10)
+            ended = writer.get_extra_info("socket")
+            no_delay: int = ended.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            writer.close()
+        server.close()
+        return no_delay
+
+    with open_endpoint(ListenOptions()) as endpoint:
+        assert asyncio.run(accept(endpoint.listeners[0].bound))
 
 
 # Beyond loopback
