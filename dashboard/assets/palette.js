@@ -1,19 +1,22 @@
 // Ctrl+K: pages, runs, hosts and ranks by name.
 const PALETTE_ROWS = 12;
-let offered = { places: [], num_ranks: 0, rank_address: "" };
+const NO_PLACES = { places: [], num_ranks: 0, rank_address: "" };
+let offered = null; // until the server has answered
+let isEntered = false; // Enter was pressed before that
 let chosen = 0;
 
 // A number is a rank; words must all be in the label, in any order.
 function matchPlaces(text) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   const number = words.find((word) => /^\d+$/.test(word));
+  const { places, num_ranks, rank_address } = offered || NO_PLACES;
   const ranks = [];
-  if (number !== undefined && Number(number) < offered.num_ranks) {
-    const glue = offered.rank_address.includes("?") ? "&" : "?";
-    const href = `${offered.rank_address}${glue}rank=${Number(number)}`;
+  if (number !== undefined && Number(number) < num_ranks) {
+    const glue = rank_address.includes("?") ? "&" : "?";
+    const href = `${rank_address}${glue}rank=${Number(number)}`;
     ranks.push({ label: `Rank ${Number(number)}`, kind: "rank", href });
   }
-  const named = offered.places.filter(({ label, kind }) => {
+  const named = places.filter(({ label, kind }) => {
     const searched = `${label} ${kind}`.toLowerCase();
     return words.every((word) => searched.includes(word));
   });
@@ -46,7 +49,7 @@ function showPlaces(dialog) {
   if (!rows.length) {
     const none = document.createElement("li");
     none.className = "quiet";
-    none.textContent = "no page, run, host or rank of this name";
+    none.textContent = offered ? "no page, run, host or rank of this name" : "loading";
     rows.push(none);
   }
   dialog.querySelector("ul").replaceChildren(...rows);
@@ -78,6 +81,8 @@ function makePalette() {
     } else if ((event.key === "ArrowDown" || event.key === "ArrowUp") && links.length) {
       chosen = (chosen + (event.key === "ArrowDown" ? 1 : links.length - 1)) % links.length;
       showPlaces(dialog);
+    } else if (event.key === "Enter" && !offered) {
+      isEntered = true;
     } else return;
     event.preventDefault();
   });
@@ -90,7 +95,13 @@ function makePalette() {
 
 Object.assign(window.dash_clientside.rankscope, {
   offerPlaces(places) {
-    if (places) offered = places;
+    const dialog = document.getElementById("palette");
+    if (places && dialog && dialog.open) {
+      offered = places;
+      showPlaces(dialog);
+      const link = isEntered && dialog.querySelector("a");
+      if (link) goTo(dialog, link.getAttribute("href"));
+    }
     return window.dash_clientside.no_update;
   },
 
@@ -99,8 +110,11 @@ Object.assign(window.dash_clientside.rankscope, {
     if (dialog.open) return;
     dialog.querySelector("input").value = "";
     chosen = 0;
+    offered = null; // of the page that was open before
+    isEntered = false;
     showPlaces(dialog);
     dialog.showModal();
+    window.dash_clientside.set_props("palette-asked", { data: Date.now() });
   },
 });
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
-from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
 from rankscope.analysis.report.text import format_age, format_count, format_duration, format_ranges
@@ -65,6 +65,7 @@ def shell() -> Component:
             dcc.Store(id="frame-titled"),
             dcc.Store(id="frame-palette"),
             dcc.Store(id="frame-offered"),
+            dcc.Store(id="palette-asked"),
             html.A("Skip to the page", href="#page", className="skip"),
             html.Header(
                 [
@@ -167,10 +168,6 @@ def register(app: Dash, provider: ReportProvider, pages: Sequence[Page], *, base
             html.Nav(_menu(pages, view.page, run_id, base_path), id="menu"),
             dcc.Store(id="frame-title", data=title),
         ]
-        if shown is None or shown.run != run_id or ctx.triggered_id == "frame-place":
-            # The hosts of a large job are too many to list them at each tick.
-            offered = _palette(pages, runs, run_id, strip, base_path=base_path)
-            parts.append(dcc.Store(id="frame-palette", data=offered))
         rendered = render_parts(parts)
         is_live = not runs or any(run.state == RUNNING for run in runs)
         return (
@@ -179,6 +176,21 @@ def register(app: Dash, provider: ReportProvider, pages: Sequence[Page], *, base
             LIVE_MS if is_live else QUIET_MS,
             next_tick(num_ticks),
         )
+
+    @app.callback(
+        Output("frame-palette", "data"),
+        Input("palette-asked", "data"),
+        State("url", "pathname"),
+        State("url", "search"),
+        prevent_initial_call=True,
+    )
+    @checked
+    def offer_places(_asked: float, path: str | None, search: str | None) -> dict[str, Any]:
+        # Asked for when it opens: 1,500 hosts take longer than the rest of the frame.
+        runs = provider.runs()
+        run_id = read_view(app, path, search).run or (runs[0].run_id if runs else None)
+        strip = None if run_id is None else provider.strip(run_id)
+        return _palette(pages, runs, run_id, strip, base_path=base_path)
 
     @app.callback(
         Output("url", "href"),

@@ -217,6 +217,9 @@ def test_the_palette_leads_to_a_rank_a_page_and_a_host(browser: Browser) -> None
         )
         page.keyboard.press("Escape")
         expect(page.locator("#palette")).to_be_hidden()
+        page.keyboard.press("Control+k")
+        page.keyboard.type("timeline")
+        expect(page.locator("#palette a").first).to_have_text(re.compile("Timeline"))
 
 
 def test_the_header_of_a_phone_leaves_the_page_its_room(browser: Browser) -> None:
