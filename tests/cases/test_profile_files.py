@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.report.report import RunReport
 
+pytestmark = pytest.mark.slow
+
 PROFILES = CASES / "profiles"
 RANKS_MISSING = "ranks 4 to 7 of 8 were not imported"
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.report.report import RunReport
 
+pytestmark = pytest.mark.slow
+
 PROFILES = CASES / "profiles"
 ALARMS = (Severity.CRITICAL, Severity.WARNING)
 
