@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from rankscope.tracer.span import NS_PER_S
+from rankscope.tracer.span import FLIGHT_RECORDER, NS_PER_S
 
 from .arrays.grouping import sorted_unique
 from .breakdown.bandwidth import measure_bandwidths
@@ -21,7 +21,7 @@ from .breakdown.starved import attribute_waits, find_starved_ranks
 from .breakdown.wait_graph import sum_direct_waits
 from .breakdown.waterfall import build_waterfall, summarize_waterfall
 from .causes.common_pause import list_pauses
-from .causes.crash import DUMP, find_crashes
+from .causes.crash import find_crashes
 from .causes.detector import Case, Record, insufficient
 from .causes.equal_lengths import equalize_declared_lengths
 from .diagnose import (
@@ -461,7 +461,7 @@ def _report_without_spans(record: Record, *, is_whole_run: bool) -> RunReport:
     run = record.run
     if is_whole_run:
         findings = findings_of_record(record)
-        has_dumps = any(event.kind == DUMP for event in record.context.events)
+        has_dumps = any(event.kind == FLIGHT_RECORDER for event in record.context.events)
         if has_dumps or any(ends_run(finding) for finding in findings):
             return _report_without_replay(record, findings, None)
     fatal = find_crashes(run, record.context, record.steps)
