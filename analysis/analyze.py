@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from rankscope.tracer.span import NS_PER_S
+from rankscope.tracer.span import FLIGHT_RECORDER, NS_PER_S
 
 from .arrays.grouping import sorted_unique
 from .breakdown.bandwidth import measure_bandwidths
@@ -21,7 +21,7 @@ from .breakdown.starved import attribute_waits, find_starved_ranks
 from .breakdown.wait_graph import sum_direct_waits
 from .breakdown.waterfall import build_waterfall, summarize_waterfall
 from .causes.common_pause import list_pauses
-from .causes.crash import DUMP, find_crashes
+from .causes.crash import find_crashes
 from .causes.detector import Case, Record, insufficient
 from .causes.equal_lengths import equalize_declared_lengths
 from .diagnose import (
@@ -262,14 +262,14 @@ def _report_with_replay(
     if reading.bounds_ns is not None:
         begins_ns = zip(reading.steps, reading.bounds_ns[0].tolist(), strict=True)
         begin_by_step = {step: (run.epochs[-1].epoch, begin_ns) for step, begin_ns in begins_ns}
-    recorded = executor.submit(_recorded_times, record, reading, replayer)
+    full_replays = executor.submit(_replay_in_full, record, reading, replayer)
     what_if_of_parts = executor.submit(what_if, replayer)
     quality = executor.submit(_assess_quality, record, reading, what_if_of_parts)
     placements, case, parts = _build_cases(record, reading, replayer)
     links = None if case is None else executor.submit(summarize_links, case.links)
     combined = combine_findings(_diagnose(run, case, parts), findings_of_record(record))
     findings = tuple(name_hosts(each, placements) for each in combined)
-    full_ns, waterfall = recorded.result()
+    full_ns, full_ideal_ns, waterfall = full_replays.result()
     result = what_if_of_parts.result()
     attribution, starved = waiting.result()
     summary = summarize_waterfall(waterfall, attribution)
@@ -312,7 +312,7 @@ def _report_with_replay(
             for k, step in enumerate(reading.steps)
         },
         actual_s_by_step=_seconds_by_step(reading.steps, reading.actual_ns),
-        ideal_s_by_step=_seconds_by_step(reading.steps, result.ideal_ns),
+        ideal_s_by_step=_seconds_by_step(reading.steps, full_ideal_ns),
         m_w=result.m_w,
         m_s=result.m_s,
         findings=findings,
@@ -368,14 +368,17 @@ def _waited_links(
     }
 
 
-def _recorded_times(
+def _replay_in_full(
     record: Record, reading: Reading, replayer: Replayer
-) -> tuple[float, Waterfall]:
-    """Return the mean step of the full replay of the recorded times, in ns, and the waterfall."""
-    full_ns = float(replayer.full_recorded().mean())
-    return full_ns, build_waterfall(
-        record.run, reading, record.steps, ideal=replayer.full_ideal_times
-    )
+) -> tuple[float, NDArray[np.float64], Waterfall]:
+    """Return the recorded mean step and the ideal steps of the full replay, and the waterfall.
+
+    Returns:
+        Mean in ns; shape (steps,), ns; parts of the steps.
+    """
+    full_ns, ideal_ns = float(replayer.full_recorded().mean()), replayer.full_ideal()
+    waterfall = build_waterfall(record.run, reading, record.steps, ideal=replayer.full_ideal_times)
+    return full_ns, ideal_ns, waterfall
 
 
 def _assess_quality(record: Record, reading: Reading, result: Future[WhatIf]) -> Quality:
@@ -461,7 +464,7 @@ def _report_without_spans(record: Record, *, is_whole_run: bool) -> RunReport:
     run = record.run
     if is_whole_run:
         findings = findings_of_record(record)
-        has_dumps = any(event.kind == DUMP for event in record.context.events)
+        has_dumps = any(event.kind == FLIGHT_RECORDER for event in record.context.events)
         if has_dumps or any(ends_run(finding) for finding in findings):
             return _report_without_replay(record, findings, None)
     fatal = find_crashes(run, record.context, record.steps)

@@ -118,10 +118,12 @@ def _missing_rank_warnings(run: RunInfo) -> list[str]:
     if run.imported and num < run.world_size and not is_tp_collapsed(run, newest):
         ranks = sorted(rank.rank for rank in newest.ranks)
         missing = sorted(set(range(run.world_size)).difference(ranks))
+        were = "was" if len(missing) == 1 else "were"
+        compared, they_wait = ("is", "it waits") if num == 1 else ("are", "they wait")
         text = (
-            f"{format_ranks(missing)} of {run.world_size:,} were not imported: only"
-            f" {format_ranks(ranks)} {'is' if num == 1 else 'are'} compared, and the time in which"
-            " they wait for others counts as transfer"
+            f"{format_ranks(missing)} of {run.world_size:,} {were} not imported: only"
+            f" {format_ranks(ranks)} {compared} compared, and the time in which {they_wait} for"
+            " others counts as transfer"
         )
         return [text]
     if num >= expected:

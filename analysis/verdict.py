@@ -56,7 +56,9 @@ def _as_far_as_imported(report: RunReport) -> str:
     num, size = len(report.coords), report.world_size
     if num * report.layout.tp >= size or format_of(report).is_tp_collapsed:
         return ""
-    return f" as far as {num} of {format_count(size, 'rank')} show (the others were not imported)"
+    others = "the other was" if size - num == 1 else "the others were"
+    show = "shows" if num == 1 else "show"
+    return f" as far as {num} of {format_count(size, 'rank')} {show} ({others} not imported)"
 
 
 def _harmless(report: RunReport, finding: Finding) -> str:

@@ -23,6 +23,9 @@ NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
+FLIGHT_RECORDER = "flight-recorder"
+"""Kind of the event that has the content of a rank's dump of a flight recorder."""
+
 NONE = -1
 """Value of an integer column that is unknown or does not apply (step, micro-batch, peer, ...)."""
 

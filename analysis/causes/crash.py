@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.tracer.span import NS_PER_MS, NS_PER_S, SpanKind
+from rankscope.tracer.span import FLIGHT_RECORDER, NS_PER_MS, NS_PER_S, SpanKind
 from rankscope.tracer.spool import CAUSED_BY, STALL_NS
 
 from ..report.report import Finding
@@ -40,10 +40,9 @@ MIN_SILENCE_NS = 3_000_000_000
 """A busy machine stops all ranks for shorter times, and ends are dated to a second. Source: choice.
 """
 
-DUMP = "flight-recorder"
-"""Kind of the events with the dumps of PyTorch's flight recorder."""
-
-OWN_EVENTS = frozenset({"exit", "lost", "stalled", "alert", "alert-delivery", "pace", DUMP})
+OWN_EVENTS = frozenset(
+    {"exit", "lost", "stalled", "alert", "alert-delivery", "pace", FLIGHT_RECORDER}
+)
 """Kinds of events that rankscope writes: they say nothing that the exit record does not."""
 
 OF_THE_JOB = re.compile(
@@ -225,7 +224,7 @@ def find_failures(epoch: EpochInfo, context: RunContext, steps: StepTable) -> tu
     usual_ns = float(np.median((steps.end_ns - steps.start_ns)[rows])) if rows.any() else STALL_NS
     least_ns = min(max(SILENT_STEPS * usual_ns, MIN_SILENCE_NS), STALL_NS)
     was_silent = not is_saving and (find_silence(died) or 0) >= least_ns
-    dumps = [event for event in context.events if event.kind == DUMP]
+    dumps = [event for event in context.events if event.kind == FLIGHT_RECORDER]
     dumps = [event for event in dumps if event.epoch == epoch.epoch and event.data.get("has_dump")]
     has_hung = any(event.data.get("open") for event in dumps)
     lived = {event.rank for event in dumps if has_hung}

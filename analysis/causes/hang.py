@@ -10,6 +10,7 @@ import numpy as np
 
 from rankscope.tracer.span import (
     COMM_KINDS,
+    FLIGHT_RECORDER,
     KIND_CODES,
     KINDS,
     NONE,
@@ -25,7 +26,6 @@ from ..report.report import Finding
 from ..report.text import format_count, format_duration, format_ranks
 from ..statistics.thresholds import THRESHOLDS
 from .crash import (
-    DUMP,
     MIN_SILENCE_NS,
     ExitClass,
     find_failures,
@@ -99,6 +99,9 @@ class Entry(NamedTuple):
     dtype: str = ""
     """Type of the elements; "" if it is unknown."""
 
+    start_ns: int = 0
+    """Unix time; 0 if it is unknown."""
+
     @property
     def is_p2p(self) -> bool:
         """Return whether it has two sides, known or unknown."""
@@ -108,10 +111,12 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stuck:
-    """A communication with blocked members."""
+    """A communication with blocked members, or one that ended though it was called unlike."""
 
     instance: Instance
     inside: tuple[Entry, ...]
+    """Those that have not left it."""
+
     entered: tuple[Entry, ...]
     """All that have entered it, also those that have left it."""
 
@@ -188,6 +193,10 @@ class _Job:
     left_behind: Mapping[int, Entry]
     """By rank, the first communication that all of its other members have left, by the dumps."""
 
+    ended_unlike: tuple[_Stuck, ...]
+    """The first communication of each group that ranks called unlike and that has ended, by the
+    dumps; ascending by time."""
+
     @property
     def blocked(self) -> frozenset[int]:
         """Return the blocked ranks."""
@@ -223,7 +232,7 @@ class _Job:
         after = NONE if last is None else last
         for event in self.events:
             is_later = event.data.get("step", after + 1) > after
-            if event.rank == rank and event.kind != DUMP and is_later:
+            if event.rank == rank and event.kind != FLIGHT_RECORDER and is_later:
                 line = event.place or line
         return line
 
@@ -276,8 +285,9 @@ def find_hangs(
 ) -> tuple[Finding, ...]:
     """Find, in each epoch, what the blocked ranks wait for in the end.
 
-    Members that entered one communication with unlike operations or sizes can't leave it: those
-    that differ from most are named (`_unlike`).
+    Members that entered one communication with unlike operations or sizes can't leave it, or leave
+    it with an undefined result and then are in others: those that differ from most are named
+    (`_unlike`).
 
     Else a blocked rank waits for a communication, and that for its members that have not entered
     it. Followed to the end, these waits lead to one of three things:
@@ -324,7 +334,7 @@ def find_hang(
     ended = frozenset(process.rank for process in exits if process.state == "ended")
     events = tuple(event for event in context.events if event.epoch == epoch.epoch)
     opened = _open_spans(epoch.epoch, events, steps)
-    dumps = {event.rank: event for event in events if event.kind == DUMP}
+    dumps = {event.rank: event for event in events if event.kind == FLIGHT_RECORDER}
     blocked = [
         entry
         for entry in (*_find_blocked(epoch, spans, opened), *_read_dumps(epoch, dumps, "open"))
@@ -348,10 +358,12 @@ def find_hang(
         certainty=THRESHOLDS.doubt_factor if run.num_dropped else 1.0,
         dumps=dumps,
         left_behind=_find_left_behind(epoch, blocked, left),
+        ended_unlike=_find_ended_unlike(epoch, blocked, dumps),
     )
-    if dumps and not failures and (doubt := _doubt_dumps(job)):
+    unlike = _unlike(job)
+    if dumps and not failures and (doubt := _doubt_dumps(job, unlike)):
         return doubt
-    if job.stuck and (unlike := _unlike(job)):
+    if unlike is not None and (job.stuck or job.left_behind):
         return unlike
     finding = None if independent or not (job.stuck or job.left_behind) else _not_entered(job)
     if independent or finding is not None or not job.silent_ns:
@@ -362,23 +374,34 @@ def find_hang(
     return job.finding((), text, steps=steps_of_hang, certainty=THRESHOLDS.doubt_factor)
 
 
-def _doubt_dumps(job: _Job) -> Finding | None:
-    """Return why dumps alone do not show which rank a job waits for; None if they do."""
+def _doubt_dumps(job: _Job, unlike: Finding | None) -> Finding | None:
+    """Return why dumps alone do not show which rank a job waits for; None if they do.
+
+    Args:
+        unlike: What ranks called unlike, which is a fact in any case.
+    """
+    also = f"; {unlike.evidence}" if unlike else ""
     times = (event.data.get("silent_ns") for event in job.dumps.values())
     silent_ns = next((time for time in times if isinstance(time, int)), MIN_SILENCE_NS)
     num, num_without = len(job.dumps), len(job.without_dump)
     if not job.stuck and not job.left_behind and not len(job.spans):
         return insufficient(
             "no rank was in a communication when the dumps of the flight recorder were written, so"
-            " they do not show a hang"
+            f" they do not show a hang{also}"
+        )
+    if job.stuck and all(len(comm.members) == 1 for comm in job.stuck):
+        entry = job.stuck[0].inside[0]
+        return insufficient(
+            f"rank {entry.rank} is in {entry.name} {entry.instance.seq}, and who else is in its"
+            f" group is unknown: torch writes the members since 2.3{also}"
         )
     if job.stuck and silent_ns < MIN_SILENCE_NS:
         return insufficient(
             f"the dumps of the flight recorder were written {format_duration(silent_ns)} after the"
             " newest communication in them, so the job may not have hung: write them again when it"
-            f" has been silent for {format_duration(MIN_SILENCE_NS)}"
+            f" has been silent for {format_duration(MIN_SILENCE_NS)}{also}"
         )
-    if job.stuck and num_without >= THRESHOLDS.majority_share * num:
+    if job.stuck and not unlike and num_without >= THRESHOLDS.majority_share * num:
         return insufficient(
             f"only {num - num_without} of {num} ranks have a dump of the flight recorder, so it is"
             " unknown which of the others is missing: collect the dumps of all hosts"
@@ -389,20 +412,24 @@ def _doubt_dumps(job: _Job) -> Finding | None:
 def _unlike(job: _Job) -> Finding | None:
     """Return the hang in the first communication that ranks entered with unlike operations.
 
+    One that has ended comes first: those after it need not belong together.
+
     Those that differ from more than half are named. Without such a majority it is what all alike
     groups called there, if they did, and else unknown who is wrong.
     """
     unlike = [comm for comm in job.stuck if len(comm.sides) > 1]
+    unlike.sort(key=lambda comm: (comm.steps or (NONE, NONE), comm.instance))
+    unlike = [*job.ended_unlike, *unlike]
     if not unlike:
         return None
-    comm = min(unlike, key=lambda comm: (comm.steps or (NONE, NONE), comm.instance))
+    comm = unlike[0]
     sides = comm.sides
     right = sides[0][1] if len(sides[0][1]) > THRESHOLDS.majority_share * len(comm.entered) else ()
     same_number = {
         Instance(group.group_id, comm.instance.seq)
         for group in job.epoch.groups
         if len(group.members) == len(comm.members) and not set(group.members) & set(comm.members)
-        if any(group.kind == entry.kind for entry in comm.inside) and not comm.inside[0].is_p2p
+        if any(group.kind == entry.kind for entry in comm.entered) and not comm.entered[0].is_p2p
     }
     entered = _read_entered(job.epoch.epoch, job.spans, same_number)
     alike = {(entry.name, entry.num_bytes) for entry in entered}
@@ -411,12 +438,18 @@ def _unlike(job: _Job) -> Finding | None:
             entry.rank for entry in comm.entered if (entry.name, entry.num_bytes) in alike
         )
     odd = {entry.rank for entry in comm.entered} - set(right) if right else set()
+    has_ended = comm in job.ended_unlike
     texts = [
-        f"{_they_are(ranks)} in {name}"
+        f"{format_ranks(ranks)} called {name}" if has_ended else f"{_they_are(ranks)} in {name}"
         for name, ranks in reversed([*sides[:1], *sides[1:][-MAX_ODD:]])
     ]
     group = f"group {comm.group_name or f'{comm.instance.group_id:016x}'}"
     text = f"{' and '.join(texts)} of {group}, which all its ranks must call alike"
+    if has_ended:
+        text += "; it has ended all the same, so its result is undefined, and those after it may be"
+        text += " calls that do not belong together"
+    if num_more := len({other.instance.group_id for other in unlike} - {comm.instance.group_id}):
+        text += f"; so are calls of {format_count(num_more, 'other group')}"
     return job.finding(
         odd, text + ("" if odd else "; which of them is wrong is unknown"), steps=comm.steps
     )
@@ -640,6 +673,34 @@ def _left_text(job: _Job) -> str:
     return (
         f"{', '.join(parts[:MAX_ODD])}{others}, which all other members have left: a device or its"
         " driver that failed, or a thread that no longer asks for the end"
+    )
+
+
+def _find_ended_unlike(
+    epoch: EpochInfo, blocked: Iterable[Entry], dumps: Mapping[int, EventRecord]
+) -> tuple[_Stuck, ...]:
+    """Return the first communication that ranks called unlike in each group, without open ones."""
+    groups = {group.group_id: group for group in epoch.groups}
+    is_open = {entry.instance for entry in blocked}
+    called: dict[Instance, dict[int, Entry]] = defaultdict(dict)
+    for entry in _read_dumps(epoch, dumps, "unlike"):
+        if entry.instance not in is_open and entry.instance.group_id in groups:
+            called[entry.instance][entry.rank] = entry
+    unlike = (
+        _Stuck(
+            instance=instance,
+            inside=(),
+            entered=tuple(entries.values()),
+            members=groups[instance.group_id].members,
+            group_name=groups[instance.group_id].name,
+        )
+        for instance, entries in called.items()
+    )
+    return tuple(
+        sorted(
+            (comm for comm in unlike if len(comm.sides) > 1),
+            key=lambda comm: (min(entry.start_ns for entry in comm.entered), comm.instance),
+        )
     )
 
 
@@ -873,7 +934,7 @@ def _read_open(
     for entry in entries:
         try:
             group_id, seq, step = int(entry["group_id"], 16), int(entry["seq"]), int(entry["step"])
-            num_bytes = int(entry.get("num_bytes", 0))
+            num_bytes, start_ns = int(entry.get("num_bytes", 0)), int(entry.get("start_ns", 0))
             sides = tuple(map(int, entry.get("sides") or ()))
         except (KeyError, TypeError, ValueError):
             continue
@@ -887,6 +948,7 @@ def _read_open(
             name=str(entry.get("name", "")),
             num_bytes=num_bytes,
             dtype=str(entry.get("dtype") or ""),
+            start_ns=start_ns,
         )
         others = [member for member in members.get(group_id, ()) if member != rank]
         if not sides and communication.is_p2p and len(others) == 1:  # of an older tracer

@@ -447,6 +447,8 @@ class RunReport:
 
     slowdown_by_step: dict[int, float | None] = field(default_factory=dict)
     ideal_s_by_step: dict[int, float] = field(default_factory=dict)
+    """T_ideal of the full replay: with the usual launch gaps of the hosts."""
+
     m_w: float | None = None
     """Share of the lost time that is recovered if the worst 3 % of workers were ideal."""
 
@@ -489,6 +491,9 @@ class RunReport:
     @property
     def reachable_s_by_step(self) -> dict[int, float]:
         """The time of each step if every rank ran like the median, as far as it was replayed.
+
+        Its host launches like the median, too: a job that is bound by its hosts on all ranks alike
+        has nothing to gain from another rank.
 
         It is at most what a quarter of the steps with as much work took, by their ideals: a run
         that is slow in most steps has slow medians. The fastest step alone is luck.

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .chrome_events import Interval, RankEvents
-    from .chrome_transfers import Sync, Transfer
+    from .chrome_transfers import Sync, Transfers
 
 ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
 """Both programs record CUDA events."""
@@ -318,8 +318,8 @@ def _derive(
             for number, rank in job.ranks.items()
             for begin, _, step in rank.steps
         }
-        transfers = derive_transfers(passes, pipelines, job.num_chunks, begins)
-        yield from _transfer_records(job, transfers, thread)
+        derived = derive_transfers(passes, pipelines, job.num_chunks, begins)
+        yield from _transfer_records(job, derived, thread)
 
 
 def _goes_on(job: Job) -> dict[tuple[int, int], int]:
@@ -373,11 +373,15 @@ def _sync_records(
 
 
 def _transfer_records(
-    job: Job, transfers: list[Transfer], thread: dict[int, str]
+    job: Job, derived: Transfers, thread: dict[int, str]
 ) -> Iterator[tuple[int, Record]]:
-    """Yield the send and the receive of each derived transfer, with their ranks."""
+    """Yield the send and the receive of each derived transfer, and the waits, with their ranks.
+
+    Of stages that exchange, both are asynchronous. Else a receive is the wait itself.
+    """
     count: Counter[tuple[object, ...]] = Counter()
-    for transfer in transfers:
+    comms: list[Comm] = []
+    for transfer in derived.transfers:
         key = transfer.src, transfer.dst, transfer.kind, transfer.step
         flow, line = str(transfer.kind), job.along["pp", transfer.src]
         comm = Comm(
@@ -385,20 +389,35 @@ def _transfer_records(
             transfer.step * NUM_PER_STEP + count[key], transfer.src, transfer.dst,
         )  # fmt: skip
         count[key] += 1
-        begin_of_end = {
-            SpanKind.PP_SEND: (transfer.src, transfer.sent_ns, DERIVED_TRACK, SpanFlag.ASYNC),
-            SpanKind.PP_RECV: (transfer.dst, transfer.posted_ns, thread[transfer.dst], 0),
-        }
-        for kind, (rank, begin_ns, track, flags) in begin_of_end.items():
+        comms.append(comm)
+        begins = ((SpanKind.PP_SEND, transfer.src, transfer.sent_ns),
+                  (SpanKind.PP_RECV, transfer.dst, transfer.posted_ns))  # fmt: skip
+        for kind, rank, begin_ns in begins:
+            is_receive = kind is SpanKind.PP_RECV
+            is_wait = is_receive and derived.waits is None
+            flags = ON_DEVICE if is_receive and transfer.is_waited else DERIVED
             yield (
                 rank,
                 Record(
-                    kind, f"{flow} {kind.removeprefix('pp-')} (derived)", track, transfer.step,
-                    job.base_ns + begin_ns, job.base_ns + transfer.end_ns, DERIVED | flags,
+                    kind, f"{flow} {kind.removeprefix('pp-')} (derived)",
+                    thread[rank] if is_wait else DERIVED_TRACK, transfer.step,
+                    job.base_ns + begin_ns, job.base_ns + transfer.end_ns,
+                    flags if is_wait else flags | SpanFlag.ASYNC,
                     launch_ns=NONE, microbatch=transfer.microbatch, chunk=max(transfer.chunk, 0),
                     comm=comm._replace(kind=kind),
                 ),
             )  # fmt: skip
+    for wait in derived.waits or ():
+        comm = comms[wait.transfer]
+        kind = SpanKind.PP_SEND if comm.src_rank == wait.rank else SpanKind.PP_RECV
+        yield (
+            wait.rank,
+            Record(
+                SpanKind.WAIT, "wait (derived)", thread[wait.rank],
+                derived.transfers[wait.transfer].step, job.base_ns + wait.begin_ns,
+                job.base_ns + wait.end_ns, DERIVED, comm=comm._replace(kind=kind),
+            ),
+        )  # fmt: skip
 
 
 def _find_comm(job: Job, rank: RankEvents) -> dict[int, list[Comm]]:

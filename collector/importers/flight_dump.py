@@ -2,8 +2,9 @@
 
 PyTorch's ProcessGroupNCCL writes a pickle, torch 2.13 and newer also JSON, and torchcomms either.
 
-Source: ``torch/csrc/distributed/c10d/FlightRecorder.hpp`` and ``FlightRecorderDetail.hpp``
-(versions 2.0 to 2.10), and torchcomms' ``hooks/fr/FlightRecorder.cpp``.
+Source: ``torch/csrc/distributed/c10d/TraceUtils.h`` (versions 1.0 to 1.4 of the format, torch 2.2
+and 2.3), ``FlightRecorder.hpp`` and ``FlightRecorderDetail.hpp`` (versions 2.0 to 2.10), and
+torchcomms' ``hooks/fr/FlightRecorder.cpp``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 import os
 import re
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +24,7 @@ from rankscope.tracer.spool import open_regular_file
 
 from ..errors import TraceError
 from .kineto_comm import ELEMENT_BYTES
+from .kineto_trace import WHOLE_JOB
 from .plain_pickle import MAX_OPCODES, MAX_VALUES, PlainPickleError, load_plain_pickle
 
 if TYPE_CHECKING:
@@ -47,9 +50,15 @@ RANK = re.compile(r"(\d{1,9})(?:\.(?:json|pickle|pkl|pt|bin))?$", re.IGNORECASE)
 OPERATION = re.compile(r"(?:[\w-]{1,40}:)?(\w{1,80})(?: (\d{1,9})(?:->|<-)(\d{1,9}))?")
 """``nccl:all_reduce``, ``nccl:send 0->3``, ``nccl:recv 0<-3``: positions in the group."""
 
+P2P = re.compile(r"\b(?:send|recv)\b")
+
 COALESCED = "coalesced"
 """End of the name of the record of a whole batch. Records of its parts have no state."""
 
+UNEVEN = "all_to_all"
+"""A collective whose name begins so may have another size on each rank."""
+
+UNNAMED = "unnamed"
 UNKNOWN_DESCRIPTION = "undefined"
 GLOO = "gloo:"
 """Its ``pg_status`` counts operations, and not collectives."""
@@ -110,6 +119,9 @@ class Dump:
     completed: dict[str, int] = field(default_factory=dict)
     """Number of the last collective that ended, by group, where the file has it."""
 
+    oldest_ns: int = 0
+    """Unix time of its oldest call; 0 if it has none."""
+
     newest_ns: int = 0
     """Unix time of its newest record; 0 if it has none."""
 
@@ -143,9 +155,10 @@ def read_dump(path: Path, rank: int) -> Dump:
     if len(entries) > MAX_CALLS:
         raise TraceError(path, f"has {len(entries):,} entries, more than {MAX_CALLS:,}")
     try:
+        is_old = _complete_old(document, rank)
         dump = Dump(path=path, rank=rank, members=_read_groups(document.get("pg_config") or {}))
         status = document.get("pg_status", {"": {}})
-        dump.is_counted_together = not status
+        dump.is_counted_together = not status or is_old
         is_closed_at_end = not status or any(map(_is_of_gloo, entries))
         records = [_Record.read(entry, is_closed_at_end=is_closed_at_end) for entry in entries]
         for index, record in enumerate(records):
@@ -158,6 +171,7 @@ def read_dump(path: Path, rank: int) -> Dump:
         raise TraceError(path, reason) from None
     first_last = [record.record_id for record in (records[:1] + records[-1:])]
     dump.is_whole = bool(records) and first_last == [0, len(records) - 1]
+    dump.oldest_ns = min((record.call.created_ns for record in records), default=0)
     dump.newest_ns = max((record.newest_ns for record in records), default=0)
     dump.calls = list(_join_batches(records))
     return dump
@@ -183,6 +197,58 @@ def _load(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise TraceError(path, "is no dump of a flight recorder: it is no dictionary")
     return document
+
+
+def _complete_old(document: dict[str, Any], rank: int) -> bool:
+    """Bring a dump of torch 2.2 or 2.3 (versions 1.0 to 1.4) into the form of later ones.
+
+    They count collectives and p2p operations of a group together (``seq_id``), and a group has the
+    number that it has in its process. That of the default group is 0; others are joined by their
+    members if the file has these (1.4), and are of this rank alone if not.
+
+    Returns:
+        Whether it is such a dump and has p2p operations.
+    """
+    entries = document.get("entries", [])
+    if not any("seq_id" in entry for entry in entries):
+        return False
+    groups = document["pg_config"] = _name_groups(document.get("pg_config") or {})
+    batches = {
+        (entry["pg_id"], entry["seq_id"])
+        for entry in entries
+        if entry["profiling_name"].endswith(COALESCED)
+    }
+    before: dict[int, dict[str, Any]] = {}
+    for index, entry in enumerate(entries):
+        number, seq = entry["pg_id"], entry["seq_id"]
+        about = groups.get(str(number), {"name": f"{number} of rank {rank}", "desc": ""})
+        last = before.get(number, {})
+        in_batch = last.get("seq_id") == seq and last["is_p2p"] and (number, seq) in batches
+        entry["process_group"] = about["name"], about["desc"]
+        entry["profiling_name"] = entry["profiling_name"] or UNNAMED
+        is_whole = entry["profiling_name"].endswith(COALESCED)
+        entry["is_p2p"] = in_batch if is_whole else bool(P2P.search(entry["profiling_name"]))
+        entry["collective_seq_id"] = seq
+        entry["p2p_seq_id"] = last["p2p_seq_id"] if in_batch else index
+        before[number] = entry
+    return any(entry["is_p2p"] for entry in entries)
+
+
+def _name_groups(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return groups by their number in the process, with a name that is the same on all members.
+
+    Several groups of the same members were made in the same order on all of them.
+    """
+    count: Counter[str] = Counter()
+    groups: dict[str, dict[str, Any]] = {"0": {"name": "0", "desc": WHOLE_JOB}}
+    for number, ranks in sorted(config.items(), key=lambda item: int(item[0])):
+        text = str(ranks)[: MAX_TEXT // 2]
+        count[text] += 1
+        name = text if count[text] == 1 else f"{text} {count[text]}"
+        is_default = number == "0"
+        description = WHOLE_JOB if is_default else ""
+        groups[number] = {"name": "0" if is_default else name, "desc": description, "ranks": ranks}
+    return groups
 
 
 def _read_groups(config: dict[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -226,9 +292,9 @@ class _Record(NamedTuple):
             ValueError: A number is out of range. Other errors come from values of another type.
         """
         name, first, second = _parse_name(entry["profiling_name"])
-        is_p2p = bool(entry.get("is_p2p")) or first != NONE or name in {"send", "recv"}
         group, description = entry["process_group"]
         has_p2p_number = bool(entry.get("is_p2p"))
+        is_p2p = has_p2p_number or first != NONE or name in {"send", "recv"}
         seq = int(entry["p2p_seq_id" if has_p2p_number else "collective_seq_id"])
         times = [
             int(entry.get(key) or 0)
@@ -260,7 +326,7 @@ class _Record(NamedTuple):
             record_id=int(entry.get("record_id", NONE)),
             pg_id=str(entry.get("pg_id", "")),
             newest_ns=max(times),
-            is_begun=times[1] > 0,
+            is_begun=times[1] > 0 or entry["state"] == "started",
         )
 
 
@@ -282,6 +348,8 @@ def _describe(description: object) -> str:
 
 def _num_bytes(name: str, entry: dict[str, Any]) -> int:
     """Return the bytes that all members of a call have alike; `NONE` if none are."""
+    if name.startswith(UNEVEN):
+        return NONE
     sizes = []
     for side in ("input", "output"):
         shapes, dtypes = entry.get(f"{side}_sizes") or [], entry.get(f"{side}_dtypes") or []
@@ -329,13 +397,15 @@ def _join_batches(records: list[_Record]) -> Iterator[Call]:
     """Yield the calls, of a batch of collectives the batch alone, and of p2p operations each.
 
     The parts of a batch have its number, and only the record of the whole has a state. If the file
-    leaves out what has ended, parts without the whole are of a batch that has.
+    leaves out what has ended, parts without the whole are of a batch that has. The first batch of a
+    ring that has overwritten its first records may lack parts, so its size is unknown.
     """
     parts: dict[tuple[str, bool, int], list[Call]] = {}
     for record in records:
         call = record.call
         parts.setdefault((call.group, call.is_p2p, call.seq), []).append(call)
-    for calls in parts.values():
+    is_cut = bool(records) and records[0].record_id != 0
+    for index, calls in enumerate(parts.values()):
         if len(calls) == 1:
             yield calls[0]
             continue
@@ -346,9 +416,10 @@ def _join_batches(records: list[_Record]) -> Iterator[Call]:
         if calls[0].is_p2p:
             yield from (call._replace(state=state, is_certain=is_certain) for call in own)
             continue
-        sizes = [call.num_bytes for call in own]
+        sizes = [NONE] if is_cut and not index else [call.num_bytes for call in own]
         dtypes = {call.dtype for call in own}
         yield (whole or own[0])._replace(
+            name=COALESCED if whole is None else whole.name,
             state=state,
             is_certain=is_certain,
             num_bytes=sum(sizes) if min(sizes) >= 0 else NONE,

@@ -1,22 +1,24 @@
 """The dumps of all ranks' flight recorders: which communications had not ended, and on whom.
 
 A dump says nothing of steps or compute. Of each process group, it is compared which communication
-each member had called last, and how far that had come.
+each member had called last, how far that had come, and from which number on members called unlike
+operations.
 """
 
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
-from rankscope.tracer.span import NONE, SpanKind
+from rankscope.tracer.span import FLIGHT_RECORDER, NONE, SpanKind
 from rankscope.tracer.topology import AXES, AxisGroup, derive_layout
 
 from ..errors import TraceError
-from .flight_dump import MAX_MEMBERS, Call, Dump, State, find_rank, read_dump
+from .flight_dump import COALESCED, MAX_MEMBERS, Call, Dump, State, find_rank, read_dump
 from .kineto_trace import AXIS_OF_DESCRIPTION, WHOLE_JOB, Group
 from .spool_folder import Process, make_group_id, make_process_uuid
 
@@ -25,9 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..identity import Row
-
-EVENT = "flight-recorder"
-"""Kind of the event that has the content of a rank's dump."""
 
 MAX_LISTED = 256
 """Communications in one event."""
@@ -114,6 +113,11 @@ def read_dumps(
     if 0 < recorded.newest_ns <= written_ns:
         recorded.silent_ns = written_ns - recorded.newest_ns
     _find_groups(recorded)
+    for rank in _find_stale(recorded):
+        path = recorded.dumps.pop(rank).path
+        reason = "all its calls are older than those of the other dumps, which went on without it"
+        recorded.unread[rank] = f"{path}: {reason}"
+        recorded.left_out.append(f"{path} is left out: {reason}: it is of an earlier start")
     return recorded
 
 
@@ -155,13 +159,49 @@ def _find_groups(recorded: Recorded) -> None:
                 name=" ".join(filter(None, (description, name))),
                 axis=axis,
                 members=members,
-                group_id=make_group_id(f"{EVENT} {name}", tuple(sorted(members))),
+                group_id=make_group_id(f"{FLIGHT_RECORDER} {name}", tuple(sorted(members))),
             )
     if not {group.axis for group in recorded.groups.values()} & AXES:
         # Without a named axis, the job is data parallel over the group of all ranks.
         for key, group in recorded.groups.items():
             if tuple(sorted(group.members)) == whole and group.axis == WHOLE_JOB:
                 recorded.groups[key] = group._replace(axis="dp")
+
+
+def _find_stale(recorded: Recorded) -> list[int]:
+    """Return the ranks whose dumps are of an earlier start of the job than those of others.
+
+    In one start, no member leaves a collective that another one has not called. If one did and all
+    calls of one of the two are older than those of the other, the older dump is of another start.
+    After a timeout, a device may report as ended what never did, but then both have calls of the
+    same time.
+    """
+    stale: set[int] = set()
+    for key, group in recorded.groups.items():
+        calls = _collectives_of(recorded, key, group)
+        called = {rank: max(own) for rank, own in calls.items() if own}
+        ended = {
+            rank: max((seq for seq, call in own.items() if _needs_all(call)), default=NONE)
+            for rank, own in calls.items()
+        }
+        latest = sorted(called, key=lambda rank: -recorded.dumps[rank].oldest_ns)
+        most_ended = list(accumulate((ended[rank] for rank in latest), max))
+        least_called = list(accumulate((called[rank] for rank in latest), min))
+        begins = [-recorded.dumps[rank].oldest_ns for rank in latest]
+        for rank in called:
+            later = bisect_left(begins, -recorded.dumps[rank].newest_ns) - 1
+            if later >= 0 and (
+                most_ended[later] > called[rank] or ended[rank] > least_called[later]
+            ):
+                stale.add(rank)
+    return sorted(stale)
+
+
+def _needs_all(call: Call) -> bool:
+    """Return whether a collective has ended, which it can't before all its members called it."""
+    return (
+        call.is_certain and not call.name.startswith(ROOTED) and not call.name.endswith(COALESCED)
+    )
 
 
 def to_processes(recorded: Recorded, run_id: str) -> Iterator[Process]:
@@ -251,32 +291,27 @@ def to_events(recorded: Recorded) -> dict[int, dict[str, Any]]:
 
     ``open`` are the communications that a rank had called and not ended: the oldest one of each
     group, and those in which other members are. ``queued`` are those that its device had not begun,
-    if the dump has begins. ``ended`` are those that it has ended, and others have not. ``last`` is
-    the last one that it called, and ``called`` the number of the last collective in each group in
-    which members differ.
+    if the dump has begins. ``ended`` are those that it has ended, and others have not. ``unlike``
+    is, of each group, the first one that members called with unlike operations, sizes or types,
+    ended or not: those after it need not belong together. ``last`` is the last one that it called,
+    and ``called`` the number of the last collective in each group in which members differ.
     """
     listed: dict[int, dict[str, list[dict[str, Any]]]] = {
-        rank: {"open": [], "queued": [], "ended": []} for rank in recorded.dumps
+        rank: {"open": [], "queued": [], "ended": [], "unlike": []} for rank in recorded.dumps
     }
     called: dict[int, dict[str, int]] = defaultdict(dict)
     for key, group in recorded.groups.items():
-        members = [rank for rank in group.members if rank in recorded.dumps]
-        collectives = {
-            rank: {
-                call.seq: call
-                for call in _numbered(recorded.dumps[rank], key)
-                if not call.is_p2p
-            }
-            for rank in members
-        }  # fmt: skip
+        collectives = _collectives_of(recorded, key, group)
         newest = {rank: max(own) for rank, own in collectives.items() if own}
         if len(set(newest.values())) > 1:
             for rank, seq in newest.items():
                 called[rank][f"{group.group_id:016x}"] = seq
         for rank, state, call in _compare_collectives(recorded, key, collectives):
             listed[rank][state].append(_to_entry(call, group))
-        for rank, state, call in _compare_p2p(recorded, key, members):
+        for rank, state, call in _compare_p2p(recorded, key, collectives):
             listed[rank][state].append(_to_entry(call, group))
+        for rank, call in _find_unlike(collectives):
+            listed[rank]["unlike"].append(_to_entry(call, group))
     at_ns = recorded.newest_ns
     events = {}
     for rank in sorted({*recorded.dumps, *recorded.missing}):
@@ -297,11 +332,38 @@ def to_events(recorded: Recorded) -> dict[int, dict[str, Any]]:
         num_open = len(data.get("open", ()))
         events[rank] = {
             "at_ns": at_ns,
-            "kind": EVENT,
+            "kind": FLIGHT_RECORDER,
             "text": f"{text}: {num_open} communications not ended" if dump else text,
             "data": data,
         }
     return events
+
+
+def _collectives_of(recorded: Recorded, key: Key, group: Group) -> dict[int, dict[int, Call]]:
+    """Return the collectives of a group by rank, of those with a dump, and number."""
+    return {
+        rank: {call.seq: call for call in _numbered(recorded.dumps[rank], key) if not call.is_p2p}
+        for rank in group.members
+        if rank in recorded.dumps
+    }
+
+
+def _find_unlike(calls: Mapping[int, Mapping[int, Call]]) -> list[tuple[int, Call]]:
+    """Return, by rank, what members called under the first number under which that was unlike.
+
+    Args:
+        calls: By rank and number.
+    """
+    for seq in sorted({seq for own in calls.values() for seq in own}):
+        called = [(rank, own[seq]) for rank, own in calls.items() if seq in own]
+        names = {"p2p" if call.is_p2p else call.name for _, call in called}
+        sizes = {call.num_bytes for _, call in called}
+        dtypes = {call.dtype for _, call in called}
+        are_sized = len(sizes) > 1 and min(sizes) > 0
+        are_typed = len(dtypes) > 1 and "" not in dtypes
+        if len(names) > 1 or are_sized or are_typed:
+            return called
+    return []
 
 
 def _numbered(dump: Dump, key: Key) -> Iterator[Call]:
@@ -362,7 +424,7 @@ def _compare_collectives(
 def _compare_p2p(
     recorded: Recorded, key: Key, members: Iterable[int]
 ) -> Iterator[tuple[int, str, Call]]:
-    """Yield the p2p operations that have not ended, numbered alike on both sides.
+    """Yield the p2p operations that have not ended or are unlike, numbered alike on both sides.
 
     PyTorch counts them by rank, and not by pair. If both dumps have all calls since the beginning,
     the place in the pair is the number. Else those of a pair that have not ended are taken to
@@ -390,6 +452,11 @@ def _compare_p2p(
         for rank, call in numbered:
             if call.seq in not_ended:
                 yield rank, _place(recorded.dumps[rank], call), call
+        if is_whole:
+            by_number = {
+                rank: {call.seq: call for of, call in numbered if of == rank} for rank in by_rank
+            }
+            yield from ((rank, "unlike", call) for rank, call in _find_unlike(by_number))
 
 
 def _place(dump: Dump, call: Call) -> str:

@@ -1,7 +1,8 @@
 """Pickles of plain values, as PyTorch's flight recorder writes them.
 
 Nothing of a file is run: there is no opcode for a class, a function or an extension. Values are
-None, booleans, numbers, texts, bytes, lists, tuples, and dictionaries whose keys are texts.
+None, booleans, numbers, texts, bytes, lists, tuples, and dictionaries whose keys are texts, or
+numbers, which become texts (torch 2.3 lists groups by number).
 
 Source: the opcodes as Python's ``pickletools`` documents them, protocols 2 to 5.
 """
@@ -196,6 +197,6 @@ class _Machine:
 def _to_dict(values: list[Any]) -> dict[str, Any]:
     """Return a dictionary of keys and values in turn."""
     keys = values[::2]
-    if len(values) % 2 or not all(type(key) is str for key in keys):
-        raise PlainPickleError("a key of a dictionary is no text")
-    return dict(zip(keys, values[1::2], strict=True))
+    if len(values) % 2 or not all(type(key) in {str, int} for key in keys):
+        raise PlainPickleError("a key of a dictionary is neither a text nor a number")
+    return dict(zip(map(str, keys), values[1::2], strict=True))

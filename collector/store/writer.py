@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from rankscope.tracer.span import FLIGHT_RECORDER
+
 from ..arrow_columns import numbers, optional_numbers, to_numpy
 from ..wire.codec import TABLES, CutBatch
 from .ledger import CutState, Ledger, parts_of, rows_within
@@ -38,7 +40,7 @@ AND (run_id, epoch, segment) IN {segments:Array(Tuple(String, Int32, UInt64))}
 GROUP BY run_id, epoch, segment, row
 """
 
-SIGNS = frozenset({"stalled", "lost", "exit", "flight-recorder"})
+SIGNS = frozenset({"stalled", "lost", "exit", FLIGHT_RECORDER})
 """Kinds of events that say of a process that it does not go on."""
 
 MANY_SLICES = 64

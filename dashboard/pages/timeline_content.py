@@ -231,7 +231,8 @@ def show_replay(
         f"{format_duration(replay.actual_ns)} passed from the end of the step before to the end of"
         " this one. Beneath, each operation takes as long as alike ones usually do"
         f" ({word} {format_range(replay.steps)}), and no host is late: the waits that are left are"
-        " the schedule's. The ideal at the top is less than that if steps as large took less."
+        " the schedule's. The ideal at the top has the usual delays of the hosts, and is less if"
+        " steps as large took less."
     )
     part = "timeline-ideal-graph"
     drawn = graph(part, figure, beneath=canvas(part, canvas_document(part, content, layout)))

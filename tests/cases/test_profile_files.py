@@ -79,6 +79,19 @@ def test_ranks_without_files_and_files_without_traces_are_named(
     assert f"left out: {folder / 'config.json'}" in said
 
 
+def test_one_rank_without_a_file_is_named_in_the_singular(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "traces"
+    shutil.copytree(PROFILES / "00-control", folder)
+    next(folder.glob("*3.json*")).unlink()
+
+    report = analyze_profiles(folder, tmp_path)
+
+    assert "rank 3 of 4 has no file: the diagnosis is of ranks 0 to 2" in capsys.readouterr().err
+    assert any("rank 3 of 4 was not imported" in text for text in report.quality.warnings)
+
+
 def test_a_job_whose_slow_rank_has_no_file_is_not_called_healthy(tmp_path: Path) -> None:
     folder = tmp_path / "traces"
     shutil.copytree(PROFILES / "05-four-of-eight-ranks", folder)

@@ -229,8 +229,9 @@ def say_missing(ranks: Collection[int], world_size: int) -> None:
 
     missing = [rank for rank in range(world_size) if rank not in ranks]
     if ranks and missing:
+        have = "has" if len(missing) == 1 else "have"
         say(
-            f"{format_ranks(missing)} of {world_size:,} have no file: the diagnosis is of"
+            f"{format_ranks(missing)} of {world_size:,} {have} no file: the diagnosis is of"
             f" {format_ranks(sorted(ranks))}"
         )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from rankscope.tracer.span import FLIGHT_RECORDER
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -21,7 +23,7 @@ def read_frames(kind: str, data: Mapping[str, Any]) -> tuple[str, ...]:
     the process (``exit``), or of the last communication that was called (``flight-recorder``).
     Other events have none, nor have malformed ones.
     """
-    if kind == "flight-recorder":
+    if kind == FLIGHT_RECORDER:
         last = data.get("last")
         frames = last.get("frames") if isinstance(last, dict) else None
         return tuple(map(str, frames)) if isinstance(frames, list) else ()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.collector.read.runs import read_events
 from rankscope.collector.read.steps import read_last_steps
-from rankscope.tracer.span import NONE
+from rankscope.tracer.span import FLIGHT_RECORDER, NONE
 
 from ..terminal.rank_states import OpenSpan, RankState
 from .frames import find_own_frame, read_frames
@@ -22,7 +22,7 @@ MAX_STATES = 64
 
 MAX_STEP = (1 << 31) - 1
 
-REPORTS_OPEN = frozenset({"stalled", "lost", "flight-recorder"})
+REPORTS_OPEN = frozenset({"stalled", "lost", FLIGHT_RECORDER})
 
 
 def read_rank_states(

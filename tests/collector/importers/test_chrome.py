@@ -215,6 +215,59 @@ def test_idle_time_beyond_the_usual_transfer_is_left_to_the_host(tmp_path: Path)
     assert [end for _, end in received] == [12, 112, 212, 312, 412]
 
 
+def test_a_transfer_without_a_wait_does_not_show_how_long_it_took(tmp_path: Path) -> None:
+    """Stage 1 waits for the first of three micro-batches alone: its transfer takes 4."""
+    begins = {0: [0, 10, 20], 1: [14, 34, 54]}
+    events = [
+        event("forward", begin, begin + (20 if rank else 10), rank=rank, pp=rank, microbatch=number)
+        for rank, own in begins.items()
+        for number, begin in enumerate(own)
+    ]
+    events += [
+        event("forward", 100, 110, rank=0, step=1, pp=0, microbatch=0),
+        event("forward", 115, 130, rank=1, step=1, pp=1, microbatch=0),
+        event("forward", 200, 210, rank=0, step=2, pp=0, microbatch=0),
+        event("forward", 214, 230, rank=1, step=2, pp=1, microbatch=0),
+    ]
+
+    _, last = read(tmp_path, events)
+
+    received = spans(last, SpanKind.PP_RECV, of_kind(last, SpanKind.FORWARD)[0].start_ns - 14_000)
+    assert [end for _, end in received] == [14, 34, 54, 114, 214]
+    # Ends that a stage waited for are known, the others are bounds.
+    bounds = [bool(each.flags & SpanFlag.END_BOUND) for each in of_kind(last, SpanKind.PP_RECV)]
+    assert bounds == [False, True, True, False, False]
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_stage_that_exchanges_waits_for_the_one_that_receives_from_it(
+    tmp_path: Path,
+    exchanges: bool,  # noqa: FBT001
+) -> None:
+    """Stage 1 computes 10, stage 0 computes 2; transfers take no time.
+
+    Stage 1 receives an input when it has ended the forward before. So the second forward of stage 0
+    is sent when stage 1 has ended its first one, at 12, and only then the third one begins.
+    """
+    begins = {0: [0, 2, 12, 22] if exchanges else [0, 2, 4, 6], 1: [2, 12, 22, 32]}
+    events = [
+        event("forward", begin, begin + (10 if rank else 2), rank=rank, pp=rank, microbatch=number)
+        for rank, own in begins.items()
+        for number, begin in enumerate(own)
+    ]
+
+    first, last = read(tmp_path, events)
+
+    origin_ns = of_kind(first, SpanKind.FORWARD)[0].start_ns
+    waits = spans(first, SpanKind.WAIT, origin_ns)
+    assert waits == ([(4, 12), (14, 22)] if exchanges else [])
+    if exchanges:
+        sent = [each.comm for each in of_kind(first, SpanKind.PP_SEND)]
+        assert [each.comm for each in of_kind(first, SpanKind.WAIT)] == sent[1:3]
+        assert spans(last, SpanKind.PP_RECV, origin_ns) == [(0, 2), (12, 12), (22, 22), (32, 32)]
+        assert spans(last, SpanKind.WAIT, origin_ns) == [(0, 2)]
+
+
 def test_the_next_model_chunk_on_the_first_stage_needs_the_last_stage(tmp_path: Path) -> None:
     events = [
         event("forward", 10 * place, 10 * place + 9, rank=place % 2, pp=place % 2, microbatch=0,

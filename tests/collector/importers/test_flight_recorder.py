@@ -17,7 +17,6 @@ from rankscope.analysis.trace.tables import GroupInfo
 from rankscope.collector.errors import TraceError
 from rankscope.collector.importers.flight_dump import find_rank, read_dump
 from rankscope.collector.importers.flight_recorder import (
-    EVENT,
     Recorded,
     read_dumps,
     to_events,
@@ -27,8 +26,9 @@ from rankscope.collector.store.store import open_store
 from rankscope.commands.import_trace import import_files
 from rankscope.errors import BadInputError
 from rankscope.sources.store_source import StoreSource
+from rankscope.tracer.span import FLIGHT_RECORDER
 from tests.support.analysis.exit_builders import NO_STEPS, run_of
-from tests.support.collector.flight_builder import BASE_NS, WHOLE_JOB, DumpBuilder
+from tests.support.collector.flight_builder import BASE_NS, SECOND, WHOLE_JOB, DumpBuilder
 from tests.support.dashboard.builders import span_table
 from tests.support.paths import ROOT
 from tests.support.trainer.job import trainer_environment
@@ -75,7 +75,12 @@ def hang(read: Recorded) -> Finding:
     ranks = tuple(info for info in epoch.ranks if info.rank in events)
     records = tuple(
         EventRecord(
-            epoch=0, rank=rank, at_ns=event["at_ns"], kind=EVENT, text="", data=event["data"]
+            epoch=0,
+            rank=rank,
+            at_ns=event["at_ns"],
+            kind=FLIGHT_RECORDER,
+            text="",
+            data=event["data"],
         )
         for rank, event in events.items()
     )
@@ -190,12 +195,108 @@ def test_a_rank_that_calls_another_operation_size_or_type_is_named(
     assert evidence in finding.evidence
 
 
+def skipping() -> list[DumpBuilder]:
+    """Return dumps of ranks of which 1 leaves out the first call of 64 floats, 256 bytes.
+
+    All that it calls afterwards has the number of what the others called before.
+    """
+    calls = [("all_reduce", (64,)), ("all_reduce", (1,)), ("all_gather", (32,)), ("barrier", ())]
+    builders = [DumpBuilder(rank, NUM) for rank in range(NUM)]
+    for builder in builders:
+        builder.call("all_reduce", 40, state="completed")
+        own = calls[1:] if builder.rank == 1 else calls
+        for seq, (name, shape) in enumerate(own, 41):
+            state = "scheduled" if seq == 44 else "completed"
+            builder.call(name, seq, shape=shape, state=state)
+    return builders
+
+
+def test_the_first_call_that_did_not_match_is_named_though_it_has_ended(tmp_path: Path) -> None:
+    # GIVEN all in barrier 44 but rank 1, whose last call, 43, was a barrier
+    finding = hang(recorded(tmp_path, skipping()))
+
+    assert (finding.ranks, finding.confidence) == ((1,), 0.95)
+    assert (
+        "rank 1 called all_reduce 41 of 4 bytes and ranks 0, 2 and 3 called all_reduce 41 of 256"
+        " bytes of group default_pg 0" in finding.evidence
+    )
+    assert "it has ended all the same" in finding.evidence
+
+
+def test_unlike_calls_are_said_of_a_job_that_did_not_hang(tmp_path: Path) -> None:
+    builders = skipping()
+    for builder in builders:
+        for entry in builder.entries:
+            entry["state"] = "completed"
+
+    finding = hang(recorded(tmp_path, builders))
+
+    assert finding.cause == "insufficient-evidence"
+    assert "do not show a hang; rank 1 called all_reduce 41 of 4 bytes" in finding.evidence
+
+
+def test_of_unlike_calls_in_several_groups_the_first_is_named(tmp_path: Path) -> None:
+    groups = {
+        "0": (WHOLE_JOB, (0, 1, 2, 3)), "1": ("a", (0, 1, 2)), "2": ("b", (1, 2, 3)),
+    }  # fmt: skip
+    builders = [DumpBuilder(rank, NUM, groups=groups) for rank in range(NUM)]
+    for builder in builders:
+        for group, odd in (("2", 3), ("1", 0)):
+            if builder.rank in groups[group][1]:
+                dtype = "Half" if builder.rank == odd else "Float"
+                builder.call("all_reduce", 7, group=group, dtype=dtype, state="completed")
+        if builder.rank:
+            builder.call("barrier", 9, shape=())
+
+    finding = hang(recorded(tmp_path, builders))
+
+    assert finding.ranks == (3,)
+    assert "all_reduce 7 of 128 bytes of type Half" in finding.evidence
+    assert "so are calls of 1 other group" in finding.evidence
+
+
+def test_messages_that_ended_with_unlike_sizes_are_named(tmp_path: Path) -> None:
+    first, middle, last = pipeline()
+    for builder in (first, middle, last):
+        builder.first_record = 0
+    first.call("send 0->1", 1, group="5", shape=(64,), state="completed")
+    first.call("send 0->1", 2, group="5", shape=(8,), state="completed")
+    first.call("recv 0<-1", 3, group="5")
+    middle.call("recv 1<-0", 1, group="5", shape=(64,), state="completed")
+    middle.call("recv 1<-0", 2, group="5", shape=(64,), state="completed")
+
+    finding = hang(recorded(tmp_path, (first, middle, last)))
+
+    assert finding.ranks == ()
+    assert "rank 1 called recv 1 of 256 bytes and rank 0 called send 1 of 32" in finding.evidence
+
+
+def test_a_batch_that_a_ring_has_cut_is_of_unknown_size(tmp_path: Path) -> None:
+    builders = [DumpBuilder(rank, NUM) for rank in range(NUM)]
+    for builder in builders:
+        for _ in range(1 if builder.rank == 2 else 3):
+            builder.call("reduce_scatter", 40, shape=(16,))
+        builder.call("reduce_scatter_tensor_coalesced", 40, shape=(), state="completed")
+        builder.call("all_reduce", 41)
+
+    finding = hang(recorded(tmp_path, builders))
+
+    assert (finding.cause, finding.ranks) == ("hang", ())
+    assert "all 4 members have entered all_reduce 41" in finding.evidence
+
+
 def test_tokens_of_experts_may_have_another_size_on_each_rank(tmp_path: Path) -> None:
     builders = dumps(last=(40, 40, 40, 40))
     for builder in builders[:3]:
-        builder.call("all_to_all", 41, shape=(100 + builder.rank, 8))
+        shape = (100 + builder.rank, 8)
+        builder.call("all_to_all", 41, shape=shape, state="completed")
+        builder.call("all_to_all", 42, shape=shape)
+    builders[3].call("all_to_all", 41, shape=(90, 8), state="completed")
 
-    assert hang(recorded(tmp_path, builders)).ranks == (3,)
+    finding = hang(recorded(tmp_path, builders))
+
+    assert finding.ranks == (3,)
+    assert "rank 3 never entered all_to_all 42" in finding.evidence
 
 
 def test_a_device_that_has_not_begun_what_the_others_are_in_is_named(tmp_path: Path) -> None:
@@ -307,6 +408,91 @@ def test_a_closed_record_of_gloo_is_no_end_if_a_member_never_called_it(tmp_path:
     finding = hang(recorded(tmp_path, builders))
 
     assert finding.ranks == (2,)
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.4"])
+def test_dumps_of_torch_before_2_4_are_read(tmp_path: Path, version: str) -> None:
+    builders = dumps(last=(41, 41, 40, 41))
+
+    finding = hang(read_dumps([builder.write_old(tmp_path, version) for builder in builders]))
+
+    assert (finding.ranks, finding.confidence) == ((2,), 0.95)
+    assert "rank 2 never entered all_reduce 41 (dp-comm) of group default_pg 0" in finding.evidence
+
+
+def test_groups_of_torch_2_3_are_joined_by_their_members(tmp_path: Path) -> None:
+    # GIVEN ranks to which a group has another number, and two groups of the same members
+    builders = [
+        DumpBuilder(rank, 3, groups={"0": (WHOLE_JOB, (0, 1, 2)), **groups})
+        for rank, groups in enumerate(
+            (
+                {"a": ("", (0, 1)), "b": ("", (0, 1))},
+                {"x": ("", (1, 2)), "a": ("", (0, 1)), "b": ("", (0, 1))},
+                {"x": ("", (1, 2))},
+            )
+        )
+    ]
+    for builder in builders[:2]:
+        builder.call("all_reduce", 5, group="a", state="completed")
+    builders[0].call("all_reduce", 8, group="b")
+    builders[1].call("all_gather", 3, group="x")
+    builders[2].call("all_reduce", 2, state="completed")
+
+    finding = hang(read_dumps([builder.write_old(tmp_path, "1.4") for builder in builders]))
+
+    assert finding.ranks == (2,)
+    assert "rank 2 never entered all_gather 3 (other) of group [1, 2] with 2" in finding.evidence
+
+
+def test_without_members_the_groups_of_torch_2_2_are_of_one_rank(tmp_path: Path) -> None:
+    groups = {"0": (WHOLE_JOB, (0, 1)), "a": ("", (0, 1))}
+    builders = [DumpBuilder(rank, 2, groups=groups) for rank in range(2)]
+    builders[0].call("all_reduce", 5, group="a")
+    builders[1].call("all_reduce", 4, group="a", state="completed")
+
+    finding = hang(read_dumps([builder.write_old(tmp_path, "1.0") for builder in builders]))
+
+    assert (finding.cause, finding.ranks) == ("insufficient-evidence", ())
+    assert "rank 0 is in all_reduce 5, and who else is in its group" in finding.evidence
+
+
+def test_messages_of_torch_2_3_belong_to_their_batch(tmp_path: Path) -> None:
+    first, middle, last = pipeline()
+    for builder in (first, middle, last):
+        builder.first_record = 0
+        builder.groups = {"0": (WHOLE_JOB, (0, 1, 2)), "5": ("", (0, 1, 2))}
+    middle.call("send 1->2", 7, group="5")
+    middle.call("recv 1<-2", 7, group="5")
+    middle.call("coalesced", 7, group="5", state="completed")
+    middle.call("send 1->2", 8, group="5")
+    last.call("recv 2<-1", 6, group="5", state="completed")
+    last.call("send 2->1", 7, group="5", state="completed")
+
+    calls = read_dump(middle.write_old(tmp_path, "1.4"), 1).calls
+    finding = hang(
+        read_dumps([builder.write_old(tmp_path, "1.4") for builder in (first, middle, last)])
+    )
+
+    assert [call.state.name for call in calls] == ["ENDED", "ENDED", "LAUNCHED"]
+    assert finding.ranks == (2,)
+    assert "rank 2 never entered send 1 (pp-send) from rank 1 to rank 2" in finding.evidence
+
+
+@pytest.mark.parametrize("is_longer", [True, False])
+def test_a_dump_of_an_earlier_start_is_left_out(tmp_path: Path, is_longer: bool) -> None:  # noqa: FBT001
+    # GIVEN a hang of rank 2, and a file of rank 3 that was written an hour before the others began
+    builders = dumps(last=(41, 41, 40, 41))
+    builders[3] = stale = DumpBuilder(3, NUM)
+    for seq in (98, 99) if is_longer else (7, 8):
+        stale.call("all_reduce", seq, state="completed")
+        stale.entries[-1]["time_created_ns"] -= 3_600 * SECOND
+        stale.entries[-1]["time_discovered_completed_ns"] -= 3_600 * SECOND
+
+    read = recorded(tmp_path, builders)
+
+    assert sorted(read.dumps) == [0, 1, 2]
+    assert any("nccl_trace_rank_3 is left out" in line for line in read.left_out)
+    assert hang(read).ranks == (2,)
 
 
 def test_torchcomms_calls_are_numbered_in_their_group(tmp_path: Path) -> None:

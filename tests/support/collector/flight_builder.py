@@ -88,6 +88,28 @@ class DumpBuilder:
             "entries": self.entries,
         }
 
+    def old_document(self, version: str) -> dict[str, Any]:
+        """Return the content as torch 2.2 (1.0) or 2.3 (1.4) wrote it."""
+        keys = ["pg_id", "profiling_name", "time_created_ns", "input_sizes", "output_sizes"]
+        keys += ["state", "retired"]
+        keys += ["record_id", "op_id"] if version == "1.4" else []
+        entries = [
+            {key: entry[key] for key in keys} | {"seq_id": entry["op_id"], "frames": []}
+            for entry in self.entries
+        ]
+        document: dict[str, Any] = {"version": version, "entries": entries}
+        if version == "1.4":
+            document["pg_config"] = {
+                number: list(members) for number, (_, members) in enumerate(self.groups.values())
+            }
+        return document
+
+    def write_old(self, folder: Path, version: str) -> Path:
+        """Write the pickle of an older torch; numbers of its groups are those of this rank."""
+        path = folder / f"nccl_trace_rank_{self.rank}"
+        path.write_bytes(pickle.dumps(self.old_document(version), protocol=2))
+        return path
+
     def write(self, folder: Path, *, prefix: str = "nccl_trace_rank_") -> Path:
         """Write the pickle of the rank."""
         path = folder / f"{prefix}{self.rank}"
