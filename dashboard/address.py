@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.report.report import Finding
 
 OVERVIEW = "run"
+INCIDENT = "incident"
 TIMELINE = "timeline"
 RANK = "rank"
 MFU = "mfu"
@@ -81,7 +82,8 @@ class View:
 
     show: str | None = None
     """What the page shows of several things, as one of its own words; None: its first choice.
-    On the timeline a cause, for the proof of its finding, or `WHOLE`; the changes of a what-if."""
+    On the timeline a cause, for the proof of its finding, or `WHOLE`; the changes of a what-if; the
+    number of an incident, None for the list of them."""
 
     find: str | None = None
     """What is searched for on the timeline."""
@@ -100,7 +102,8 @@ class View:
 def read_address(path: str, query: str) -> View:
     """Return the view of an address. Parts without meaning are ignored.
 
-    The overview is ``/`` and ``/run/NAME``; every other page is ``/PAGE`` with a query.
+    The overview is ``/`` and ``/run/NAME``, an incident ``/run/NAME/incident/NUMBER``; every other
+    page is ``/PAGE`` with a query.
 
     Args:
         path: Without the base path, with or without slashes at its ends.
@@ -110,6 +113,10 @@ def read_address(path: str, query: str) -> View:
     if not page:
         return View()
     if page == OVERVIEW and run:
+        name, _, inside = run.partition("/")
+        below, _, number = inside.partition("/")
+        if below == INCIDENT:
+            return View(page=INCIDENT, run=unquote(name), show=unquote(number) or None)
         return View(run=unquote(run))
     if page == OVERVIEW or run:
         return View(page=UNKNOWN)
@@ -137,6 +144,9 @@ def write_address(view: View, *, base_path: str) -> str:
     """Return the address that `read_address` reads as ``view``."""
     if view.page == OVERVIEW:
         return base_path if view.run is None else f"{base_path}run/{quote(view.run, safe='')}"
+    if view.page == INCIDENT and view.run is not None:
+        number = "" if view.show is None else f"/{quote(view.show, safe='')}"
+        return f"{base_path}run/{quote(view.run, safe='')}/{INCIDENT}{number}"
     values = {
         "run": view.run,
         "epoch": view.epoch,

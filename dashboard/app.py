@@ -14,6 +14,7 @@ from .pages import (
     alerts,
     compare,
     health,
+    incident,
     links,
     mfu,
     overview,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 PAGES = (
     overview.PAGE,
+    incident.PAGE,
     timeline.PAGE,
     rank.PAGE,
     mfu.PAGE,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+from dataclasses import asdict
 from html import escape as escape_html
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +53,7 @@ RUNS_PATH = "export/runs.csv"
 FINDINGS_PATH = "export/findings.csv"
 REPORT_PATH = "export/report.html"
 TRACE_PATH = "export/step.json"
+INCIDENT_PATH = "export/incident.json"
 
 _MAX_ROWS = 20
 """Waiting ranks in the report to send."""
@@ -169,8 +172,24 @@ def register_exports(server: Flask, provider: ReportProvider) -> None:
         (REPORT_PATH, report),
         (TRACE_PATH, step),
         (PROOF_PATH, proof),
+        (INCIDENT_PATH, lambda: _incident(provider)),
     ):
         server.add_url_rule(f"/{path}", endpoint=path, view_func=view, methods=["GET"])
+
+
+def _incident(provider: ReportProvider) -> Response:
+    """Return the incident that a request names, as JSON."""
+    run_id, number = request.args.get("run", ""), request.args.get("incident", type=int)
+    if number is None:
+        return _refusal("give run and incident", 400)
+    try:
+        shown = provider.incident(run_id, number)
+    except AnalysisError as error:
+        return _refusal(str(error), 404)
+    if shown is None:
+        return _refusal(f"run {run_id!r} has no incident {number}", 404)
+    text = json.dumps(asdict(shown.incident), indent=1)
+    return _file(text, f"{run_id}-incident-{number}.json", "application/json")
 
 
 def _shown_ranks(provider: ReportProvider, view: View) -> tuple[int, ...]:

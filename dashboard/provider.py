@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.report.report import RunReport
     from rankscope.analysis.trace.tables import RunSummary
     from rankscope.dashboard.records.alert_list import AlertList
+    from rankscope.dashboard.records.incident import Incident, IncidentView
     from rankscope.dashboard.records.page_results import (
         Health,
         RunComparison,
@@ -154,6 +155,22 @@ class ReportProvider(Protocol):
 
     def silence_alert(self, name: str, *, for_s: float) -> str:
         """Silence an alert's run and cause for a time; return what was done, or why not."""
+        ...
+
+    def incident(self, run_id: str, number: int) -> IncidentView | None:
+        """Return an incident of a run; None if the run has none of this number."""
+        ...
+
+    def incidents(self, run_id: str) -> tuple[Incident, ...]:
+        """Return the incidents of a run, in the order in which they opened."""
+        ...
+
+    def incident_numbers(self, report: RunReport) -> tuple[int | None, ...]:
+        """Return the number of the incident of each finding of a report; None: it has none."""
+        ...
+
+    def add_note(self, run_id: str, number: int, text: str, *, by: str) -> str:
+        """Store a note about an incident; return why it was not stored, "" if it was."""
         ...
 
     def run_lines(self) -> tuple[RunLine, ...]:

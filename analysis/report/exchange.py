@@ -1,4 +1,4 @@
-"""Reports as JSON that reads back to an equal report, for another process of the same version."""
+"""Reports and proof cards as JSON that reads back equal, for a process of the same version."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from hashlib import sha256
 
 from pydantic import TypeAdapter, with_config
 
+from .proof_card import ProofCard
 from .report import RunReport
 
 
@@ -42,3 +43,22 @@ def read_report(text: str) -> RunReport:
         return _adapter().validate_json(text)
     except ValueError as error:
         raise ValueError(f"not a report of this version: {error}") from error
+
+
+@cache
+def _card_adapter() -> TypeAdapter[ProofCard]:
+    return TypeAdapter(with_config(ser_json_inf_nan="constants", extra="forbid")(ProofCard))
+
+
+def write_card(card: ProofCard) -> str:
+    """Return the proof card of a finding as text."""
+    text = _card_adapter().dump_json(card, fallback=lambda value: value.item(), warnings=False)
+    return text.decode()
+
+
+def read_card(text: str) -> ProofCard | None:
+    """Return the card that `write_card` wrote; None if the text is of another version."""
+    try:
+        return _card_adapter().validate_json(text)
+    except ValueError:
+        return None

@@ -98,7 +98,7 @@ class FindingTracker:
         """
         is_whole = is_over and not report.num_earlier_steps
         changes: list[tuple[Change, TrackedFinding]] = []
-        self._numbers = self._match(report.findings)
+        self._numbers = self.match(report.findings)
         for index, finding in enumerate(report.findings):
             before = self._tracked.get(self._numbers.get(index, -1))
             if finding.cause in NO_PROBLEM or (before is None and not may_open(finding)):
@@ -137,7 +137,7 @@ class FindingTracker:
             findings = [finding for finding in findings if finding.cause not in NO_PROBLEM]
         return replace(report, findings=(*findings, *missed))
 
-    def _match(self, findings: tuple[Finding, ...]) -> dict[int, int]:
+    def match(self, findings: tuple[Finding, ...]) -> dict[int, int]:
         """Return the number of the tracked finding that each finding continues, by its place.
 
         Of several that it may continue it is the open one, else the newest.
@@ -162,13 +162,14 @@ class FindingTracker:
             finding = _since_onset(finding, before, report)
         closed_ns = None if report.is_open(finding) else at_ns
         onset, until = finding.steps or (None, None)
+        epoch = max(report.epochs, default=-1)
+        if report.placements:
+            epoch = placements_of(finding, report.placements).epochs[-1]
         if before is None:
             return TrackedFinding(
                 run_id=self._run_id,
                 number=len(self._tracked),
-                epoch=placements_of(finding, report.placements).epochs[-1]
-                if report.placements
-                else max(report.epochs, default=-1),
+                epoch=epoch,
                 onset_step=onset,
                 last_step=until,
                 opened_ns=at_ns,
@@ -181,6 +182,7 @@ class FindingTracker:
             return before  # It was closed by an earlier analysis.
         return replace(
             before,
+            epoch=epoch,
             onset_step=onset,
             last_step=until,
             updated_ns=at_ns,

@@ -32,6 +32,10 @@ class StepChange:
     is_significant: bool | None
     """Whether the difference is more than the noise within the runs; None if that is unknown."""
 
+    margin_s: float | None = None
+    """Largest difference of the means that is not significant, s, which is half of the width of the
+    interval around the measured one; None if it is unknown."""
+
 
 def compare_step_times(before_s: Sequence[float], after_s: Sequence[float]) -> StepChange:
     """Compare the times of the steps of two runs.
@@ -57,11 +61,12 @@ def compare_step_times(before_s: Sequence[float], after_s: Sequence[float]) -> S
     (error_1, freedom_1), (error_2, freedom_2) = map(_squared_error, (before, after))
     error = error_1 + error_2
     if error == 0:
-        return StepChange(ratio=ratio, is_significant=ratio != 1)
+        return StepChange(ratio=ratio, is_significant=ratio != 1, margin_s=0.0)
     freedom = error**2 / (error_1**2 / freedom_1 + error_2**2 / freedom_2)
-    distance = abs(float(after.mean() - before.mean())) / np.sqrt(error)
     required = required_t(1, max(1, int(freedom)), false_alarm_rate=FALSE_ALARM_RATE)
-    return StepChange(ratio=ratio, is_significant=bool(distance > required))
+    margin_s = float(required * np.sqrt(error))
+    is_significant = abs(float(after.mean() - before.mean())) > margin_s
+    return StepChange(ratio=ratio, is_significant=is_significant, margin_s=margin_s)
 
 
 def _squared_error(values: NDArray[np.float64]) -> tuple[float, int]:

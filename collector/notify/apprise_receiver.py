@@ -95,9 +95,9 @@ def format_message(document: Mapping[str, Any]) -> tuple[str, str]:
                 shown = ", ".join(value) if isinstance(value, list) else value
                 lines.append(f"{label}: {shown}")
         lines += [f"$ {command}" for command in alert.get("commands") or ()]
-        if alert.get("url"):
-            lines.append(str(alert["url"]))
         if (finding := alert.get("finding")) and finding.get("help"):
             lines.append(f"proof and what to do: {finding['help']}")
+        if alert.get("url"):
+            lines.append(f"in the timeline: {alert['url']}" if finding else str(alert["url"]))
         lines.append("")
     return title, "\n".join(lines).strip()

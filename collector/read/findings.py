@@ -14,11 +14,16 @@ if TYPE_CHECKING:
     from ..store.store import Store
 
 SELECT_FINDINGS = """
-SELECT * FROM findings FINAL WHERE run_id = {run_id:String} ORDER BY position, analysed_ns
+SELECT * EXCEPT card FROM findings FINAL
+WHERE run_id = {run_id:String} ORDER BY position, analysed_ns
 """
 
 SELECT_ALL_FINDINGS = """
-SELECT * FROM findings FINAL ORDER BY analysed_ns DESC, run_id, position DESC
+SELECT * EXCEPT card FROM findings FINAL ORDER BY analysed_ns DESC, run_id, position DESC
+"""
+
+SELECT_CARD = """
+SELECT card FROM findings FINAL WHERE run_id = {run_id:String} AND position = {number:Int32}
 """
 
 
@@ -85,6 +90,10 @@ class StoredFinding:
     closed_ns: int | None
     """None if it is open, or was open at the run's end."""
 
+    card: str = ""
+    """JSON of its proof, written when it closes: a live run's reports no longer have it then.
+    `read_card` reads it."""
+
 
 def write_findings(store: Store, findings: Iterable[StoredFinding]) -> None:
     """Store findings; a row replaces the earlier row of the same finding."""
@@ -108,9 +117,17 @@ _COLUMNS = {"number": "position", "onset_step": "first_step", "opened_ns": "anal
 """Columns that are named otherwise than the field."""
 
 
+def read_card(store: Store, run_id: str, number: int) -> str:
+    """Return the JSON of the proof of a closed finding; "" if none is stored."""
+    rows = store.rows(SELECT_CARD, {"run_id": run_id, "number": number})
+    return str(rows[0]["card"]) if rows else ""
+
+
 def _finding(row: Row) -> StoredFinding:
     values = {
-        field.name: row[_COLUMNS.get(field.name, field.name)] for field in fields(StoredFinding)
+        field.name: row[_COLUMNS.get(field.name, field.name)]
+        for field in fields(StoredFinding)
+        if field.name != "card"
     }
     return StoredFinding(**values | {"ranks": tuple(row["ranks"])})
 

@@ -84,7 +84,7 @@ ORDER BY num_members, kind, name
 """
 
 SELECT_HOST_FINDINGS = """
-SELECT run_id, cause, ranks, first_step, last_step, analysed_ns
+SELECT run_id, position, cause, ranks, first_step, last_step, analysed_ns, closed_ns
 FROM findings FINAL INNER JOIN (
     SELECT run_id, epoch, groupUniqArray(rank) AS mine FROM ranks FINAL
     WHERE host = {host:String} GROUP BY run_id, epoch

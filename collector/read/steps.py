@@ -25,7 +25,7 @@ FROM (
         SELECT
             epoch, step, min(start_ns) AS begin_ns, max(end_ns) AS end_ns, uniq(rank) AS num_ranks
         FROM steps
-        WHERE run_id = {run_id:String}
+        WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
         GROUP BY epoch, step
         ORDER BY epoch DESC, step DESC
         LIMIT {most:UInt32}
@@ -80,7 +80,9 @@ GROUP BY rank
 MAX_STEP = (1 << 31) - 1
 
 
-def read_step_times(store: Store, run_id: str, *, most: int) -> list[Row]:
+def read_step_times(
+    store: Store, run_id: str, *, most: int, first: int | None = None, last: int | None = None
+) -> list[Row]:
     """Return begin and end over all ranks of the newest steps, by (epoch, step).
 
     A step that follows another one begins at its end at the earliest: what two steps share is time
@@ -90,8 +92,10 @@ def read_step_times(store: Store, run_id: str, *, most: int) -> list[Row]:
         store: The store. Duplicate rows do not change the result.
         run_id: The run.
         most: Number of steps.
+        first: Only steps from this one on; None: from the first.
+        last: Only steps up to this one; None: to the newest.
     """
-    return store.rows(SELECT_STEP_TIMES, {"run_id": run_id, "most": most})
+    return store.rows(SELECT_STEP_TIMES, {**step_range(run_id, first, last), "most": most})
 
 
 def read_step_marks(store: Store, run_id: str, *, most: int) -> list[Row]:

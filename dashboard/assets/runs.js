@@ -5,7 +5,11 @@ grids.RunLink = ({ data, value }) =>
   React.createElement("a", { href: data.href, title: value, className: "run-link" }, value);
 
 grids.Verdict = ({ data, value }) =>
-  React.createElement("span", { className: `cause ${data.style}`, title: data.sentence }, value);
+  React.createElement(
+    data.incident ? "a" : "span",
+    { className: `cause ${data.style}`, title: data.sentence, href: data.incident || undefined },
+    value,
+  );
 
 grids.RunState = ({ data, value }) =>
   React.createElement(

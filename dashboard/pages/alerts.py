@@ -14,7 +14,7 @@ from rankscope.analysis.alert_rules import FINDING
 from rankscope.analysis.report.text import EMPTY, format_count, format_range, format_ranges
 from rankscope.dashboard.records.alert_list import AlertState
 
-from ..address import ALERTS, TIMELINE, View, write_address
+from ..address import ALERTS, INCIDENT, TIMELINE, View, write_address
 from ..callback_checks import Number, checked
 from ..text import escape
 from .components import announced, card, labelled, link_ranks, rank_links, table, with_code
@@ -191,7 +191,10 @@ def _row(alert: ShownAlert, base_path: str) -> list[Cell]:
     if alert.cost:
         about.append(html.Div(escape(f"costs {alert.cost}"), className="about"))
     if alert.cause and alert.run:
-        proof = write_address(View(run=alert.run), base_path=base_path)
+        shown = View(run=alert.run)
+        if alert.incident is not None:
+            shown = View(page=INCIDENT, run=alert.run, show=str(alert.incident))
+        proof = write_address(shown, base_path=base_path)
         about.append(html.Div(dcc.Link("Proof and what to do", href=proof), className="about"))
     # Servers before this one stored a path of the documentation.
     if alert.action and not alert.action.startswith("docs/"):

@@ -99,7 +99,9 @@ def show_overview(provider: ReportProvider, view: View, *, base_path: str) -> Co
     )
     parts = _Parts(
         verdict=verdict,
-        proofs=proof_cards(report, base_path=base_path),
+        proofs=proof_cards(
+            report, base_path=base_path, incidents=provider.incident_numbers(report)
+        ),
         liveness=liveness,
         numbers=key_figures(report, base_path=base_path),
         figures=_draw(report)[1],

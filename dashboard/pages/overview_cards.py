@@ -30,7 +30,7 @@ from rankscope.analysis.report.text import (
 from rankscope.dashboard.records.progress import AnalysisInProgress
 from rankscope.tracer.span import NS_PER_S
 
-from ..address import View, view_finding, write_address
+from ..address import INCIDENT, View, view_finding, write_address
 from ..figures.proof_card import MIN_PX, proof_figure
 from ..text import escape
 from .components import (
@@ -132,12 +132,24 @@ def verdict_card(
     ]
 
 
-def proof_cards(report: RunReport, *, base_path: str) -> list[Component]:
+def proof_cards(
+    report: RunReport, *, base_path: str, incidents: Sequence[int | None] = ()
+) -> list[Component]:
     """Return what proves the top finding and what to do about it, and the same of the others.
 
     Of a healthy run, all that has a proof can be opened, such as its checkpoints; what is minor
     cannot.
+
+    Args:
+        report: The diagnosis.
+        base_path: Path of the application.
+        incidents: Number of the incident of each finding, to which its proof leads; empty: to none.
     """
+    number_of = dict(zip(map(id, report.findings), incidents, strict=False))
+
+    def row(finding: Finding) -> Component:
+        return _proof_row(report, finding, base_path, incident=number_of.get(id(finding)))
+
     top = [finding for finding in report.findings if finding.severity in MATTERS][:1]
     others = [
         finding
@@ -154,26 +166,34 @@ def proof_cards(report: RunReport, *, base_path: str) -> list[Component]:
                         f" {format_ranges(finding.ranks, max_ranges=MAX_NAMED)}",
                     ]
                 ),
-                _proof_row(report, finding, base_path),
+                row(finding),
             ],
             className="more-proofs",
         )
         for finding in others[:_MAX_PROOFS]
     ]
-    return [*(_proof_row(report, finding, base_path) for finding in top), *shown]
+    return [*map(row, top), *shown]
 
 
-def _proof_row(report: RunReport, finding: Finding, base_path: str) -> Component:
+def _proof_row(
+    report: RunReport, finding: Finding, base_path: str, *, incident: int | None
+) -> Component:
     """Return the picture of a finding, and beside it what to do."""
     figure = proof_figure(report, finding)
     number = report.findings.index(finding)
-    link = dcc.Link(
-        "Show it in the timeline",
-        href=write_address(_place_of(report, finding), base_path=base_path),
-        className="button small",
-    )
+    links = {}
+    if incident is not None:
+        links["Incident: cost, history, notes"] = View(
+            page=INCIDENT, run=report.run, show=str(incident)
+        )
+    if finding.steps:
+        links["Show it in the timeline"] = _place_of(report, finding)
+    buttons = [
+        dcc.Link(text, href=write_address(view, base_path=base_path), className="button small")
+        for text, view in links.items()
+    ]
     picture = card(
-        html.Div([html.H2("Proof"), *([link] if finding.steps else [])], className="titled"),
+        html.Div([html.H2("Proof"), *buttons], className="titled"),
         graph(f"overview-proof-{number}", figure, min_px=MIN_PX)
         if figure is not None
         else html.P("No quantity shows it.", className="quiet"),

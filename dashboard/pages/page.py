@@ -68,6 +68,9 @@ class Page:
     is_of_run: bool = True
     """Whether it is about the chosen run."""
 
+    is_listed: bool = True
+    """Whether the menu and the palette have it."""
+
     revision: Callable[[ReportProvider, View], object] | None = None
     """Returns what changes with the shown data, None if that is unknown: the page is not made anew
     as long as it is the same. It may raise `UnknownRunError`."""

@@ -25,7 +25,7 @@ from rankscope.dashboard.figures.host_boxes import arrange_hosts
 from rankscope.dashboard.records.rank_details import RankQuantity
 from rankscope.tracer.span import NS_PER_S
 
-from ..address import GRAPH, RANK, TIMELINE, View, read_steps, write_address
+from ..address import GRAPH, INCIDENT, RANK, TIMELINE, View, read_steps, write_address
 from ..callback_checks import Click, Posted, checked
 from ..figures.rank import heat_map_figure, place_figure, rank_over_steps_figure
 from ..text import escape
@@ -545,7 +545,13 @@ def _host(details: RankDetails, base_path: str) -> Component:
                 escape(one.run_id),
                 href=write_address(View(run=one.run_id), base_path=base_path),
             ),
-            html.Span(escape(one.cause), className="cause"),
+            dcc.Link(
+                escape(one.cause),
+                href=write_address(
+                    View(page=INCIDENT, run=one.run_id, show=str(one.number)), base_path=base_path
+                ),
+                className="cause",
+            ),
             rank_links(one.run_id, one.ranks, base_path, max_ranges=4),
             format_range(one.steps) if one.steps else EMPTY,
         ]

@@ -19,7 +19,7 @@ from rankscope.analysis.report.text import (
 )
 from rankscope.tracer.span import NS_PER_S
 
-from ..address import COMPARE, RUNS, View, write_address
+from ..address import COMPARE, INCIDENT, RUNS, View, write_address
 from ..callback_checks import Number, Posted, checked
 from ..exports import RUNS_PATH
 from ..text import escape
@@ -248,6 +248,11 @@ def _row(line: RunLine, base_path: str) -> dict[str, Any]:
     return {
         "run": run.run_id,
         "href": write_address(View(run=run.run_id), base_path=base_path),
+        "incident": ""
+        if line.incident is None
+        else write_address(
+            View(page=INCIDENT, run=run.run_id, show=str(line.incident)), base_path=base_path
+        ),
         "verdict": f"{line.cause}{ranks}" if line.cause else EMPTY,
         "sentence": escape(line.verdict) or "No report yet.",
         "style": cause_style(line.cause, line.severity),

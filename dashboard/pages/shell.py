@@ -291,6 +291,7 @@ def _palette(
             "href": write_address(View(page=page.name, run=run_id), base_path=base_path),
         }
         for page in pages
+        if page.is_listed
     ]
     report = None if strip is None else strip.report
     ranks_of_host: dict[str, list[int]] = defaultdict(list)
@@ -323,4 +324,5 @@ def _menu(
             className="menu-entry here" if page.name == current else "menu-entry",
         )
         for page in pages
+        if page.is_listed
     ]

@@ -56,6 +56,9 @@ class ShownAlert:
     resolved_because: str = ""
     """Why it was resolved; "" while it is active."""
 
+    incident: int | None = None
+    """Number of its finding in the run; None if it has none, or that is not tracked."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownSilence:

@@ -57,6 +57,9 @@ class RunLine:
     lost_device_h: float | None = None
     """Price of its findings over their steps, times its ranks: hours of devices."""
 
+    incident: int | None = None
+    """Number of the finding that ``cause`` is of."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStrip:

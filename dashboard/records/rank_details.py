@@ -91,10 +91,14 @@ class HostFinding:
     """A finding of any run that names a rank on the host."""
 
     run_id: str
+    number: int
+    """Number of the finding in its run."""
+
     cause: str
     ranks: tuple[int, ...]
     steps: tuple[int, int] | None
     opened_ns: int
+    is_open: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from rankscope.collector.read.spans import read_filtered_spans
 from rankscope.collector.read.steps import read_step_bounds, read_step_marks, read_steps
 from rankscope.collector.store.location import default_store_url
 
+from .sources.incidents import IncidentSource, read_incidents
 from .sources.result_tables import (
     communications_table,
     events_table,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.report.report import RunReport
     from rankscope.analysis.trace.tables import RunInfo
     from rankscope.collector.store.store import Store
+    from rankscope.dashboard.records.incident import Incident
 
 
 MAX_MARKS = 1_000_000
@@ -162,6 +164,26 @@ class Run:
             >>> run.findings().to_pandas()[["cause", "ranks", "recoverable_ratio"]]
         """
         return findings_table(self.report)
+
+    def incidents(self) -> tuple[Incident, ...]:
+        """Return the findings that a server or `rankscope analyze` has recorded, with their life.
+
+        Onset, end, cost, what changed before, other findings on the hosts, notes, and whether the
+        steps since the end are faster, in the order in which they opened.
+
+        Example:
+            >>> [(one.cause, one.state, one.lost_device_h) for one in run.incidents()]
+        """
+        (summary,) = (run for run in self._source.runs() if run.run_id == self.info.run_id)
+        return read_incidents(
+            IncidentSource(
+                store=self._store,
+                run_id=summary.run_id,
+                num_ranks=summary.world_size,
+                state=summary.state,
+                report=self.report,
+            )
+        )
 
     def spans(
         self,

@@ -8,6 +8,7 @@ from rankscope.analysis.drawing.raster import ALL_ROWS, Viewport
 from rankscope.analysis.drawing.rows import RowOrder
 from rankscope.dashboard.address import (
     COMPARE,
+    INCIDENT,
     MAX_MARKED,
     RANK,
     TIMELINE,
@@ -28,6 +29,8 @@ NAMES = st.text(st.characters(codec="utf-8"), min_size=1)
         ("/", "", View()),
         ("/run/AR", "", View(run="AR")),
         ("/run/a%2Fb%20c", "", View(run="a/b c")),
+        ("/run/a%2Fb/incident/3", "", View(page=INCIDENT, run="a/b", show="3")),
+        ("/run/AR/incident", "", View(page=INCIDENT, run="AR")),
         ("/timeline", "", View(page=TIMELINE)),
         (
             "/timeline",

@@ -1,4 +1,4 @@
-"""`rankscope alerts`: list, test, silence, acknowledge and resolve alerts."""
+"""`rankscope alerts`: list, test, silence, acknowledge and resolve alerts, and note incidents."""
 
 import getpass
 import json
@@ -28,7 +28,7 @@ UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
 
 alerts = typer.Typer(
     name="alerts",
-    help="List, test, silence, acknowledge and resolve alerts.",
+    help="List, test, silence, acknowledge and resolve alerts; note incidents.",
     rich_markup_mode=None,
 )
 
@@ -137,6 +137,26 @@ def acknowledge(
     from ..server.alert_changes import AlertChange
 
     typer.echo(_change(AlertChange(what="acknowledge", name=name, by=_user()), store))
+
+
+@alerts.command("note")
+def note(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")],
+    incident: Annotated[
+        int, typer.Argument(metavar="INCIDENT", min=0, help="Its number in `rankscope findings`.")
+    ],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What was seen or done.")],
+    *,
+    store: Store = None,
+) -> None:
+    """Add a note to an incident, for all who open its page."""
+    from rankscope.collector.store.location import default_store_url
+
+    from ..server.notes import make_note, note_incident
+
+    check_exists(store)
+    written = make_note(run, incident, text, by=_user())
+    typer.echo(note_incident(store or default_store_url(), written))
 
 
 @alerts.command("resolve")

@@ -19,7 +19,7 @@ from ..terminal.lines import (
 from .flags import AsJson, Store, open_existing_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from rankscope.analysis.report.report import RunReport
     from rankscope.analysis.trace.context import RunContext
@@ -158,9 +158,10 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
     from rankscope.collector.client.served_store import ServedStore
 
     from ..sources.finding_history import FindingHistory, format_recurrence, recurrence_document
+    from ..sources.incidents import number_findings
     from ..sources.rank_states import read_rank_states
     from ..sources.store_source import StoreSource
-    from ..terminal.proof_address import format_proof
+    from ..terminal.proof_address import format_incident, format_proof
     from ..terminal.report_text import View
 
     show = (lambda _: None) if options.as_json else progress.show
@@ -176,12 +177,16 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
     report = find_or_analyze(store, run, steps=steps, is_fresh=options.is_fresh, show=show)
     show("comparing with earlier runs")
     recurrences = FindingHistory(store).follow_report(report, run)
+    numbers = number_findings(store, report)
     has_ended = ends_run(report.top_finding)
     states = read_rank_states(store, run, report, rank=options.rank) if has_ended else ()
     if options.as_json:
         document = to_document(report)
-        for finding, recurrence in zip(document["findings"], recurrences, strict=True):
+        for finding, recurrence, number in zip(
+            document["findings"], recurrences, numbers, strict=True
+        ):
             finding["follows"] = recurrence_document(recurrence)
+            finding["incident"] = number
         document["rank_states"] = [asdict(state) for state in states]
         return json.dumps(document, allow_nan=False)
     view = View(
@@ -191,8 +196,13 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
         table_width=table_width(),
         states=states,
     )
-    proof = format_proof(report, store.server if isinstance(store, ServedStore) else None)
-    return _format_report(report, tuple(map(format_recurrence, recurrences)), view, proof)
+    server = store.server if isinstance(store, ServedStore) else None
+    top = numbers[report.findings.index(report.top_finding)]
+    places = {
+        "proof": format_proof(report, server),
+        "incident": format_incident(report.run, top, server),
+    }
+    return _format_report(report, tuple(map(format_recurrence, recurrences)), view, places)
 
 
 def find_or_analyze(
@@ -246,8 +256,17 @@ def _find_report(store: "OpenStore", run_id: str) -> "RunReport | None":
     return StoredReports(store).find(find_run(StoreSource(store), run_id))
 
 
-def _format_report(report: "RunReport", follows: tuple[str, ...], view: "View", proof: str) -> str:
-    """Return the text of a report, on a terminal with its verdict in colour."""
+def _format_report(
+    report: "RunReport", follows: tuple[str, ...], view: "View", places: "Mapping[str, str]"
+) -> str:
+    """Return the text of a report, on a terminal with its verdict in colour.
+
+    Args:
+        report: The report.
+        follows: Recurrence of each finding.
+        view: Parts to print.
+        places: Where it is shown, by what is shown there; "" if nothing is.
+    """
     from rankscope.analysis.report.report import Severity
     from rankscope.analysis.verdict import verdict_sentence
 
@@ -267,8 +286,13 @@ def _format_report(report: "RunReport", follows: tuple[str, ...], view: "View", 
     )
     if top.cause == "insufficient-evidence":
         colour = "yellow"
-    if proof:
-        gap = "\n" + "\n".join(wrap_text(proof, terminal_width(), first="proof: ")) + gap
+    lines = [
+        line
+        for name, place in places.items()
+        if place
+        for line in wrap_text(place, terminal_width(), first=f"{name}: ")
+    ]
+    gap = "".join(f"\n{line}" for line in lines) + gap
     return f"{emphasize(verdict, colour)}{gap}{rest}"
 
 

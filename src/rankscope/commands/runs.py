@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rankscope.collector.read.findings import StoredFinding
     from rankscope.dashboard.records.page_results import RunLine
 
-ALIGNED = {"steps": "k", "cost": "r", "confidence": "r", "opened": "k", "closed": "k"}
+ALIGNED = {"no.": "r", "steps": "k", "cost": "r", "confidence": "r", "opened": "k", "closed": "k"}
 """Columns of findings that are not wrapped, as `format_table` takes them."""
 
 NO_RUNS = "no runs yet: try `rankscope demo` or `rankscope simulate`, or trace a job"
@@ -149,7 +149,8 @@ def list_findings(run_id: str | None, *, as_json: bool, store_url: str | None) -
         recurrences = [history.follow_stored(finding) for finding in found]
     if as_json:
         documents = [
-            {**asdict(finding), "follows": recurrence_document(one)}
+            {name: value for name, value in asdict(finding).items() if name != "card"}
+            | {"follows": recurrence_document(one)}
             for finding, one in zip(found, recurrences, strict=True)
         ]
         return json.dumps({"findings": documents})
@@ -158,6 +159,7 @@ def list_findings(run_id: str | None, *, as_json: bool, store_url: str | None) -
     width = table_width()
     columns: dict[str, list[str]] = {
         "run": [finding.run_id for finding in found],
+        "no.": [f"{finding.number}" for finding in found],
         "cause": [finding.cause for finding in found],
         "ranks": [format_ranges(finding.ranks, max_ranges=MAX_NAMED) for finding in found],
         "steps": [_format_steps(finding) for finding in found],

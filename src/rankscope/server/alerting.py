@@ -93,6 +93,8 @@ class Alerting:
             wants all.
         page_url: Returns the URL that shows a run: the step on the timeline with these ranks
             marked, or the run's page if the step is None.
+        incident_url: Returns the URL of the page of a run's finding, by its number; None: alerts
+            lead to the run's page.
         picture_url: Returns the URL of the picture that proves a run's finding of a cause; None:
             there is none.
         hosts_of: Returns the host of each rank of a run.
@@ -106,6 +108,7 @@ class Alerting:
         receivers: Sequence[Receiver] = (),
         config: AlertConfig | None = None,
         page_url: Callable[[str, int | None, Sequence[int]], str],
+        incident_url: Callable[[str, int], str] | None = None,
         picture_url: Callable[[str, str], str] | None = None,
         hosts_of: Callable[[str], Mapping[int, str]] | None = None,
         unix_ns: Callable[[], int] = time.time_ns,
@@ -115,6 +118,7 @@ class Alerting:
         self._receivers = {receiver.name: receiver for receiver in receivers}
         self._wishes = {receiver.name: receiver for receiver in self._config.receivers}
         self._page_url = page_url
+        self._incident_url = incident_url or (lambda run, _number: page_url(run, None, ()))
         self._picture_url = picture_url or (lambda _run, _cause: "")
         self._hosts_of = hosts_of or (lambda _run: {})
         self._unix_ns = unix_ns
@@ -320,12 +324,14 @@ class Alerting:
         return alert
 
     def _document(self, alert: StoredAlert, condition: Condition) -> dict[str, Any]:
-        finding = condition.finding
+        finding, number = condition.finding, condition.number
         return alert_document(
             alert,
             condition,
             url=self._page_url(alert.run_id, alert.first_step, condition.ranks),
-            help_url=self._page_url(alert.run_id, None, ()),
+            help_url=self._page_url(alert.run_id, None, ())
+            if number is None
+            else self._incident_url(alert.run_id, number),
             picture_url="" if finding is None else self._picture_url(alert.run_id, finding.cause),
         )
 
@@ -556,7 +562,7 @@ def alert_document(
         alert: The alert, as it is stored.
         condition: What it is about.
         url: Page that shows it.
-        help_url: Page with the proof of its finding and what to do about it.
+        help_url: Page of its incident: its proof, what to do about it, cost and history.
         picture_url: Picture of that proof.
     """
     finding = condition.finding

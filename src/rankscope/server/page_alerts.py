@@ -13,6 +13,7 @@ from ..errors import BadInputError
 from .alert_changes import AlertChange, apply_change
 
 if TYPE_CHECKING:
+    from rankscope.collector.http.tokens import Grant
     from rankscope.collector.read.alerts import Silence, StoredAlert
 
     from .alerting import Alerting
@@ -40,11 +41,24 @@ class PageAlerts:
         alerts, now_ns = self._alerting.alerts, self._alerting.now_ns()
         silences = (one for one in self._alerting.silences if one.until_ns > now_ns)
         return AlertList(
-            alerts=tuple(_shown(self._alerting, alert) for alert in alerts[:MAX_ALERTS]),
+            alerts=tuple(show_alert(self._alerting, alert) for alert in alerts[:MAX_ALERTS]),
             num_left_out=max(len(alerts) - MAX_ALERTS, 0),
             silences=tuple(map(_silence, silences)),
             may_change=may_change(),
         )
+
+    def of_finding(self, run_id: str, number: int) -> ShownAlert | None:
+        """Return the alert about a finding, the active one of several; None if none was raised."""
+        alerting = self._alerting
+        if alerting is None:
+            return None
+        alerts = [
+            alert
+            for alert in alerting.alerts
+            if alert.run_id == run_id and (alert.post or {}).get("finding_number") == number
+        ]
+        alerts.sort(key=lambda alert: alert.resolved_ns is not None)
+        return show_alert(alerting, alerts[0]) if alerts else None
 
     def acknowledge_alert(self, name: str) -> str:
         """Note that a person takes care of an alert; return what was done, or why not."""
@@ -75,16 +89,29 @@ def may_change() -> bool:
 
     Sessions that were opened with the server's own token may, and tokens of role ``admin``.
     """
+    grant = _request_grant()
+    return grant is not None and grant.allows(Role.ADMIN) and not grant.run_prefix
+
+
+def request_holder() -> str:
+    """Return the holder of the token of the current request; "" if it is the server's own."""
+    grant = _request_grant()
+    return "" if grant is None else grant.holder
+
+
+def _request_grant() -> Grant | None:
     from flask import has_request_context, request
 
     if not has_request_context():
-        return False
-    grant = request.environ.get("asgi.scope", {}).get(GRANT_KEY)
-    return grant is not None and bool(grant.allows(Role.ADMIN)) and not grant.run_prefix
+        return None
+    grant: Grant | None = request.environ.get("asgi.scope", {}).get(GRANT_KEY)
+    return grant
 
 
-def _shown(alerting: Alerting, alert: StoredAlert) -> ShownAlert:
+def show_alert(alerting: Alerting, alert: StoredAlert) -> ShownAlert:
+    """Return an alert as a page shows it."""
     document = alert.post or {}
+    number = document.get("finding_number")
     return ShownAlert(
         name=alert.name,
         run=alert.run_id,
@@ -103,6 +130,7 @@ def _shown(alerting: Alerting, alert: StoredAlert) -> ShownAlert:
         resolved_because=str(document.get("resolved_because", "")),
         acknowledged_by=alert.acknowledged_by,
         delivery=str(alert.delivery),
+        incident=number if isinstance(number, int) else None,
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rankscope.analysis.verdict import verdict_sentence
 
 from .health import HealthReader
+from .incidents import PageIncidents
 from .page_alerts import PageAlerts
 from .rank_view import RankView
 from .run_view import JobQueues, RunView
@@ -66,6 +67,7 @@ class StoreProvider:
             source, reports, runs=runs, store=store, queues=queues, timeout_s=timeout_s
         )
         alerts = PageAlerts(alerting)
+        incidents = PageIncidents(runs, reports, store=store, alerts=alerts)
         self.verdict = verdict_sentence
         self.revision = reports.revision
 
@@ -96,6 +98,11 @@ class StoreProvider:
         self.alerts = alerts.alerts
         self.acknowledge_alert = alerts.acknowledge_alert
         self.silence_alert = alerts.silence_alert
+
+        self.incident = incidents.incident
+        self.incidents = incidents.incidents
+        self.incident_numbers = incidents.incident_numbers
+        self.add_note = incidents.add_note
 
         self._health = None
         if store is not None and metrics is not None:

@@ -19,12 +19,10 @@ from rankscope.analysis.report.liveness import (
     RankLiveness,
     SilentRank,
 )
-from rankscope.collector.read.findings import MAX_FINDING_RANKS
 from rankscope.collector.read.heartbeats import read_oldest_heartbeats
 from rankscope.collector.read.ranks import (
     read_closed_bounds,
     read_heartbeat,
-    read_host_findings,
     read_hosts,
     read_rank,
     read_rank_events,
@@ -37,7 +35,6 @@ from rankscope.collector.read.ranks import (
 )
 from rankscope.collector.spool.descriptions import LOST, RUNNING
 from rankscope.dashboard.records.rank_details import (
-    HostFinding,
     KindSeries,
     OpenOperation,
     RankDetails,
@@ -49,6 +46,7 @@ from rankscope.dashboard.records.rank_details import (
 )
 from rankscope.tracer.span import COMM_KINDS, KINDS, NS_PER_S, SpanKind
 
+from ..sources.incidents import read_host_history
 from ..sources.store_source import kernel_records
 from .reports import find_run
 
@@ -275,7 +273,7 @@ def read_rank_details(
             RankGroup(**_pick(row, "name", "kind", "num_members"), members=tuple(row["members"]))
             for row in groups
         ),
-        host_findings=_host_findings(store, host),
+        host_findings=read_host_history(store, host, most=MAX_FINDINGS),
     )
 
 
@@ -437,20 +435,3 @@ def _detail(data: str) -> str:
     if isinstance(exception, dict) and exception.get("traceback"):
         return str(exception["traceback"])
     return json.dumps(held, indent=1, ensure_ascii=False) if held else ""
-
-
-def _host_findings(store: Store, host: str) -> tuple[HostFinding, ...]:
-    if not host:
-        return ()
-    rows = read_host_findings(store, host, most=MAX_FINDINGS, most_ranks=MAX_FINDING_RANKS)
-    return tuple(
-        HostFinding(
-            **_pick(row, "run_id", "cause"),
-            ranks=tuple(row["ranks"]),
-            steps=None
-            if row["first_step"] is None or row["last_step"] is None
-            else (row["first_step"], row["last_step"]),
-            opened_ns=row["analysed_ns"],
-        )
-        for row in rows
-    )

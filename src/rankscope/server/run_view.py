@@ -293,8 +293,10 @@ class RunView:
         if (report := self._reports.peek(line.run.run_id)) is not None:
             mfu = None if report.mfu is None else report.mfu.mean
             top = report.top_finding
+            is_same = (line.cause, line.ranks) == (top.cause, top.ranks)
             line = replace(
                 line,
+                incident=line.incident if is_same else None,
                 cause=top.cause,
                 severity=top.severity or "",
                 ranks=top.ranks[:MAX_RANKS],

@@ -294,6 +294,7 @@ def serve_opened(parts: ServerParts) -> None:
     from .alert_changes import change_router
     from .alert_watch import alert_loop
     from .http_server import Monitoring, open_application, open_metrics, open_routers, run_server
+    from .notes import note_router
     from .provider import StoreProvider
     from .reports import Reports
     from .served_report import report_router
@@ -329,7 +330,11 @@ def serve_opened(parts: ServerParts) -> None:
         routers = open_routers(store, parts.deletions, parts.ingest, stack)
         provider = None
         if watch is not None:
-            routers += [report_router(reports, source), change_router(watch.alerting)]
+            routers += [
+                report_router(reports, source),
+                change_router(watch.alerting),
+                note_router(store),
+            ]
             provider = StoreProvider(
                 source,
                 reports,
@@ -482,7 +487,14 @@ def _alerting(
     from urllib.parse import urlencode
 
     from rankscope.analysis.drawing.rows import RowOrder
-    from rankscope.dashboard.address import OVERVIEW, PROOF_PATH, TIMELINE, View, write_address
+    from rankscope.dashboard.address import (
+        INCIDENT,
+        OVERVIEW,
+        PROOF_PATH,
+        TIMELINE,
+        View,
+        write_address,
+    )
 
     from .alerting import Alerting
 
@@ -496,6 +508,9 @@ def _alerting(
         view = View(page=page, run=run_id or None, step=step, ranks=marked, order=order)
         return write_address(view, base_path=base)
 
+    def incident_url(run_id: str, number: int) -> str:
+        return write_address(View(page=INCIDENT, run=run_id, show=str(number)), base_path=base)
+
     def picture_url(run_id: str, cause: str) -> str:
         return f"{base}{PROOF_PATH}?{urlencode({'run': run_id, 'cause': cause})}"
 
@@ -507,6 +522,7 @@ def _alerting(
         receivers=receivers,
         config=config,
         page_url=page_url,
+        incident_url=incident_url,
         picture_url=picture_url,
         hosts_of=hosts_of,
     )

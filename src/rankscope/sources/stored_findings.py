@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from rankscope.analysis.report.exchange import write_card
 from rankscope.analysis.report.report import Finding, Severity
 from rankscope.analysis.report.tracked_findings import FindingTracker, TrackedFinding
 from rankscope.collector.read.findings import StoredFinding, read_findings, write_findings
@@ -47,6 +48,7 @@ def to_stored(tracked: TrackedFinding) -> StoredFinding:
         opened_ns=tracked.opened_ns,
         updated_ns=tracked.updated_ns,
         closed_ns=tracked.closed_ns,
+        card="" if tracked.closed_ns is None or finding.card is None else write_card(finding.card),
     )
 
 

@@ -23,7 +23,7 @@ from .store_source import StoreSource
 from .stored_findings import record_findings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from rankscope.analysis.report.report import RunReport
     from rankscope.analysis.trace.tables import RunSummary
@@ -105,39 +105,61 @@ def read_run_lines(
 ) -> tuple[RunLine, ...]:
     """Return the list of runs, the newest first, from stored results alone."""
     reports = read_report_lines(store)
-    worst: dict[str, StoredFinding] = {}
-    lost_s: dict[str, float] = defaultdict(float)
+    findings: dict[str, list[StoredFinding]] = defaultdict(list)
     for finding in sorted(read_findings(store), key=_weight):
-        worst[finding.run_id] = finding
-        onset, last, saved_s = finding.onset_step, finding.last_step, finding.saved_s
-        if finding.severity in MATTERS and saved_s and onset is not None and last is not None:
-            lost_s[finding.run_id] += saved_s * (last - onset + 1)
-    lines = (
-        _line(run, reports.get(run.run_id), worst.get(run.run_id), now_ns=unix_ns())
+        findings[finding.run_id].append(finding)
+    return tuple(
+        _line(run, reports.get(run.run_id), findings[run.run_id], now_ns=unix_ns())
         for run in StoreSource(store).runs()
     )
-    return tuple(
-        replace(line, lost_device_h=lost_s[line.run.run_id] * line.run.world_size / S_PER_H)
-        if line.run.run_id in lost_s
-        else line
-        for line in lines
-    )
 
 
-def _line(run: RunSummary, row: Row | None, worst: StoredFinding | None, *, now_ns: int) -> RunLine:
+def lost_device_h(finding: StoredFinding, num_ranks: int) -> float | None:
+    """Return the price of a finding over its steps and all ranks, in hours of devices.
+
+    None if it has no price, or no step shows it.
+    """
+    onset, last, saved_s = finding.onset_step, finding.last_step, finding.saved_s
+    if not saved_s or onset is None or last is None:
+        return None
+    return saved_s * (last - onset + 1) * num_ranks / S_PER_H
+
+
+def _line(
+    run: RunSummary, row: Row | None, findings: Sequence[StoredFinding], *, now_ns: int
+) -> RunLine:
+    """Return the line of a run; the worst of its findings is the last."""
+    costs = [
+        cost
+        for finding in findings
+        if finding.severity in MATTERS
+        and (cost := lost_device_h(finding, run.world_size)) is not None
+    ]
+    line = RunLine(run=run, lost_device_h=sum(costs) if costs else None)
     if row is not None and is_of(row, run):
-        return RunLine(
-            run=run,
-            ranks=tuple(row["ranks"]),
+        ranks = tuple(row["ranks"])
+        alike = [
+            finding.number
+            for finding in findings
+            if (finding.cause, finding.ranks[:MAX_RANKS]) == (row["cause"], ranks)
+        ]
+        return replace(
+            line,
+            ranks=ranks,
+            incident=alike[-1] if alike else None,
             **{name: row[name] for name in _SHOWN},
         )
-    line = RunLine(run=run)
     if run.state == RUNNING and run.started_ns:
         line = replace(line, duration_ns=now_ns - run.started_ns)
-    if worst is None:
+    if not findings:
         return line
+    worst = findings[-1]
     return replace(
-        line, cause=worst.cause, ranks=worst.ranks, is_closed=worst.closed_ns is not None
+        line,
+        cause=worst.cause,
+        ranks=worst.ranks,
+        is_closed=worst.closed_ns is not None,
+        incident=worst.number,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.report.report import Severity
-from rankscope.dashboard.address import View, view_finding, write_address
+from rankscope.dashboard.address import INCIDENT, View, view_finding, write_address
 
 if TYPE_CHECKING:
     from rankscope.analysis.report.report import RunReport
@@ -28,6 +28,23 @@ def format_proof(report: RunReport, server: ServerFile | None) -> str:
     view = View(run=report.run)
     if top.proof is not None:
         view = view_finding(view, top)
+    return _format_place(view, server)
+
+
+def format_incident(run: str, number: int | None, server: ServerFile | None) -> str:
+    """Return where an incident is shown, likewise. "" if there is none.
+
+    Args:
+        run: The run.
+        number: Number of the incident in it.
+        server: The server of the store that runs now.
+    """
+    if number is None:
+        return ""
+    return _format_place(View(page=INCIDENT, run=run, show=str(number)), server)
+
+
+def _format_place(view: View, server: ServerFile | None) -> str:
     if server is not None:
         return write_address(view, base_path=f"{server.url.rstrip('/')}/")
     path = write_address(view, base_path="/")

@@ -10,7 +10,12 @@ import pytest
 
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.report.document import to_document
-from rankscope.analysis.report.exchange import read_report, write_report
+from rankscope.analysis.report.exchange import (
+    read_card,
+    read_report,
+    write_card,
+    write_report,
+)
 from rankscope.analysis.report.report import RunReport, Severity
 from rankscope.tracer.topology import Layout
 from tests.support.analysis.cluster import MS, gpt_cluster, source_of
@@ -48,6 +53,17 @@ def test_a_report_reads_back_equal(report: RunReport) -> None:
     assert found.waterfall.by_step_ns.dtype == report.waterfall.by_step_ns.dtype
     assert (found.waterfall.by_step_ns == report.waterfall.by_step_ns).all()
     assert write_report(found) == write_report(report)
+
+
+def test_a_proof_card_reads_back_equal_and_that_of_another_version_is_none(
+    report: RunReport,
+) -> None:
+    card = report.findings[0].card
+    assert card is not None
+
+    assert read_card(write_card(card)) == card
+    assert read_card('{"unknown": 1}') is None
+    assert read_card("") is None
 
 
 def test_numpy_scalars_infinities_and_absent_values_survive(report: RunReport) -> None:

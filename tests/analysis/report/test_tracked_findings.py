@@ -135,6 +135,18 @@ def test_a_finding_that_comes_back_soon_is_the_same_one() -> None:
     assert tracker.findings[0].onset_step == 3
 
 
+def test_a_finding_that_lasts_over_a_restart_has_the_epoch_of_its_last_step() -> None:
+    tracker = FindingTracker("r")
+    tracker.update(with_findings(slow(3, 9), num_steps=10), at_ns=1)
+    later = with_findings(slow(3, 12), num_steps=13)
+    object.__setattr__(later, "epochs", (0, 1))
+
+    tracker.update(later, at_ns=2)
+
+    (finding,) = tracker.findings
+    assert (finding.epoch, finding.onset_step) == (1, 3)
+
+
 def test_an_unchanged_analysis_changes_nothing() -> None:
     tracker = FindingTracker("r")
     made = with_findings(slow(3, 9), num_steps=10)

@@ -57,3 +57,15 @@ def test_without_steps_nothing_is_known() -> None:
 def test_steps_without_noise_differ_by_any_amount() -> None:
     assert compare_step_times([0.1] * 9, [0.1] * 9).is_significant is False
     assert compare_step_times([0.125] * 9, [0.25] * 9).is_significant is True
+
+
+def test_the_margin_is_the_difference_at_which_a_change_becomes_significant() -> None:
+    before, after = steps(0.1, noise_s=0.002), steps(0.103, noise_s=0.002)
+
+    found = compare_step_times(before, after)
+
+    assert found.margin_s is not None
+    assert 0 < found.margin_s < 0.003
+    for more_s, is_significant in ((1.01, True), (0.99, False)):
+        shifted = [value - 0.003 + more_s * found.margin_s for value in after]
+        assert compare_step_times(before, shifted).is_significant is is_significant

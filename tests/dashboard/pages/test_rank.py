@@ -83,7 +83,9 @@ DETAILS = RankDetails(
     ),
     groups=(RankGroup(name="tp-1", kind="tp-comm", members=(4, 5), num_members=2),),
     host_findings=(
-        HostFinding(run_id="old", cause="gc-pause", ranks=(3,), steps=(1, 2), opened_ns=0),
+        HostFinding(
+            run_id="old", number=2, cause="gc-pause", ranks=(3,), steps=(1, 2), opened_ns=0
+        ),
     ),
 )
 

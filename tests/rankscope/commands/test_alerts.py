@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import getpass
 import json
 from typing import TYPE_CHECKING
 
@@ -7,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rankscope.collector.read.alerts import StoredAlert, read_alerts, write_alert
+from rankscope.collector.read.incidents import read_notes
 from rankscope.collector.store.store import open_store
 from rankscope.commands.app import app
 from tests.support.receiver import TIMEOUT_S, MailServer, Receiver
@@ -87,3 +89,19 @@ def test_silence_acknowledgement_and_end_are_stored_and_listed(tmp_path: Path) -
         (ended,) = read_alerts(store)
     assert ended.acknowledged_ns is not None
     assert ended.resolved_ns is not None
+
+
+def test_a_note_is_stored_with_the_user_and_an_unknown_incident_is_refused(tmp_path: Path) -> None:
+    url = f"chdb://{tmp_path}/store"
+    with open_store(url) as store:
+        finding = {"run_id": "job", "analysed_ns": 1, "position": 2, "cause": "gc-pause"}
+        store.insert_rows("findings", [finding])
+
+    done = run("note", "job", "2", "set gc.freeze()", "--store", url)
+    unknown = CliRunner().invoke(app, ["alerts", "note", "job", "0", "x", "--store", url])
+
+    assert done == "noted about incident 2 of run job\n"
+    assert "run 'job' has no incident 0" in str(unknown.exception)
+    with open_store(url) as store:
+        (note,) = read_notes(store, "job", 2)
+    assert (note.text, note.by) == ("set gc.freeze()", getpass.getuser())

@@ -87,7 +87,13 @@ def alerting(empty_store: Store, clock: Clock) -> Alerting:
 @pytest.fixture
 def sending(empty_store: Store, webhook: Webhook, clock: Clock) -> Alerting:
     """Return alerts that are sent to `receiver`."""
-    return Alerting(empty_store, receivers=[webhook], page_url=page_url, unix_ns=clock)
+    return Alerting(
+        empty_store,
+        receivers=[webhook],
+        page_url=page_url,
+        incident_url=lambda run, number: f"http://127.0.0.1:8050/run/{run}/incident/{number}",
+        unix_ns=clock,
+    )
 
 
 def first_steps(store: Store) -> list[int | None]:
@@ -251,7 +257,7 @@ def test_a_finding_that_matters_alerts_once_and_resolves(
 
     assert (fired["state"], fired["rule"], fired["severity"]) == ("firing", "finding", "warning")
     assert fired["text"] == "job: slow-compute: rank 5 takes 1.5 x"
-    assert fired["finding"]["help"] == "http://127.0.0.1:8050/run/job/None/"
+    assert fired["finding"]["help"] == "http://127.0.0.1:8050/run/job/incident/0"
     assert "card" not in fired["finding"]
     assert fired["url"] == "http://127.0.0.1:8050/run/job/3/5"
     assert (resolved["state"], resolved["key"]) == ("resolved", fired["key"])

@@ -5,7 +5,7 @@ from dataclasses import replace
 from rankscope.analysis.report.report import Proof, Severity
 from rankscope.collector.store.location import ServerFile
 from rankscope.dashboard.address import read_address
-from rankscope.terminal.proof_address import format_proof
+from rankscope.terminal.proof_address import format_incident, format_proof
 from tests.support.dashboard.builders import report
 
 SERVER = ServerFile(pid=1, url="http://127.0.0.1:8050/", token="secret")
@@ -36,3 +36,9 @@ def test_nothing_is_to_be_proved_of_a_healthy_run() -> None:
     healthy = replace(made.top_finding, severity=Severity.NONE)
 
     assert format_proof(replace(made, findings=(healthy,)), SERVER) == ""
+
+
+def test_an_incident_has_an_address_and_without_a_number_none() -> None:
+    assert format_incident("job", 3, SERVER) == "http://127.0.0.1:8050/run/job/incident/3"
+    assert "/run/job/incident/3" in format_incident("job", 3, None)
+    assert format_incident("job", None, SERVER) == ""

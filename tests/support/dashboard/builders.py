@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.step_replay import StepReplay
     from rankscope.analysis.play import RunPlay
     from rankscope.analysis.report.liveness import RankLiveness, StepSilence
+    from rankscope.dashboard.records.incident import Incident, IncidentView
     from rankscope.dashboard.records.page_results import Health, RunComparison, Startup
     from rankscope.dashboard.records.progress import (
         AnalysisFailed,
@@ -121,6 +122,9 @@ class FakeProvider:
 
     num_changes: int = 0
     num_reports: int = 0
+    incident_views: dict[int, IncidentView] = field(default_factory=dict)
+    notes: list[tuple[str, int, str, str]] = field(default_factory=list)
+    """Run, incident, text and author of the notes that a page added."""
 
     def runs(self, *, max_age_ns: int = 0) -> tuple[RunSummary, ...]:
         return tuple(
@@ -172,6 +176,23 @@ class FakeProvider:
 
     def silence_alert(self, name: str, *, for_s: float) -> str:
         return f"silenced {name} for {for_s:.0f} s"
+
+    def incident(self, run_id: str, number: int) -> IncidentView | None:
+        self._check(run_id)
+        return self.incident_views.get(number)
+
+    def incidents(self, run_id: str) -> tuple[Incident, ...]:
+        self._check(run_id)
+        return tuple(view.incident for view in self.incident_views.values())
+
+    def incident_numbers(self, report: RunReport) -> tuple[int | None, ...]:
+        return tuple(
+            place if place in self.incident_views else None for place in range(len(report.findings))
+        )
+
+    def add_note(self, run_id: str, number: int, text: str, *, by: str) -> str:
+        self.notes.append((run_id, number, text, by))
+        return ""
 
     def silence(self, run_id: str) -> StepSilence | None:
         self._check(run_id)
