@@ -14,7 +14,12 @@ from rankscope.analysis.report.exchange import read_report, report_form, write_r
 from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.errors import StoreError
 from rankscope.collector.read.findings import read_findings
-from rankscope.collector.read.reports import read_last_loss, read_report_body, read_report_lines
+from rankscope.collector.read.reports import (
+    read_last_loss,
+    read_report_body,
+    read_report_head,
+    read_report_lines,
+)
 from rankscope.collector.read.steps import read_step_bounds
 from rankscope.collector.spool.descriptions import RUNNING
 from rankscope.dashboard.records.page_results import RunLine
@@ -65,6 +70,11 @@ class StoredReports:
             return read_report(row["body"])
         except ValueError:  # of another build of the same version: it is made again
             return None
+
+    def has(self, summary: RunSummary) -> bool:
+        """Return whether the report of a run as it is now is stored, without reading it."""
+        row = read_report_head(self._store, summary.run_id)
+        return row is not None and bool(row["has_body"]) and is_of(row, summary)
 
     def keep(self, summary: RunSummary, report: RunReport) -> None:
         """Store the report of an ended run, and its findings.
