@@ -28,7 +28,7 @@ def test_the_overview_shows_verdict_findings_waits_and_quality() -> None:
     assert "8 ranks | DP 2 x TP 2 x PP 2 | 30 steps | 9,920 spans | confidence 0.98" in shown
     assert "step time | 556 ms | = | 410 ms |  ideal" in shown
     assert "| + | 137 ms |  slow-compute (rank 5) | + | 5.84 ms |  stage-imbalance" in shown
-    assert "slow-compute | n/a | 5 | 10-29 | 1.38x | 94 % | 0.98" in shown
+    assert "slow-compute | n/a | 5 | 10-29 | 137 ms (25 %) | 0.98" in shown
     assert "rank 0 | 34 % | for rank 5 (31 %), rank 0 (2 %)" in shown
     assert "records produced | 3,840 | = stored | 3,840 | + dropped | 0" in shown
     assert "+ still buffered | 0 | clock error | ± 1.80 us | coverage | 100.0 %" in shown
