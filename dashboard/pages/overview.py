@@ -12,6 +12,7 @@ from cachetools import LRUCache, cached
 from dash import Dash, Input, Output, State, html
 from dash.exceptions import PreventUpdate
 
+from rankscope.analysis.diagnose import MATTERS
 from rankscope.analysis.report.report import RunReport
 from rankscope.dashboard.records.progress import AnalysisInProgress
 
@@ -108,6 +109,7 @@ def show_overview(provider: ReportProvider, view: View, *, base_path: str) -> Co
         device=profile_cards(report),
         kinds=kinds,
         quality=quality_list(report, base_path=base_path),
+        is_calm=report.top_finding.severity not in MATTERS,
     )
     return Content(children=parts.arrange(run_id, base_path))
 
@@ -122,7 +124,7 @@ def _draw(report: RunReport) -> tuple[RunReport, list[Component]]:
             "overview-steps",
             step_time_figure(report),
             title=_STEPS_TITLE,
-            about=_STEPS_ABOUT,
+            about=_STEPS_ABOUT if report.top_finding.severity in MATTERS else _WARM_UP_ABOUT,
             note=with_code(steps_note(report)),
         ),
         _figure_card(
@@ -140,7 +142,8 @@ def _draw(report: RunReport) -> tuple[RunReport, list[Component]]:
 
 
 _STEPS_TITLE = "Step time and MFU"
-_STEPS_ABOUT = "Shaded: steps of the top finding. Hollow points: warm-up."
+_WARM_UP_ABOUT = "Hollow points: warm-up."
+_STEPS_ABOUT = f"Shaded: steps of the top finding. {_WARM_UP_ABOUT}"
 
 
 def _without_report(
@@ -193,6 +196,8 @@ class _Parts:
     kinds: Component
     quality: list[Component]
     device: tuple[Component, ...] = ()
+    is_calm: bool = False
+    """Whether no finding matters: the maps by rank are closed then."""
 
     def arrange(self, run_id: str, base_path: str) -> list[Component]:
         """Return the parts in their places."""
@@ -210,7 +215,7 @@ class _Parts:
             html.Div(self.proofs, id="overview-proof"),
             self.liveness,
             html.Div(self.numbers, id="overview-figures", className="figures"),
-            html.Div([*self.figures, waits], className="grid"),
+            *self._maps(waits),
             card(
                 html.Div([html.H2("Findings"), *downloads], className="titled"),
                 html.Div(self.findings, id="overview-findings"),
@@ -219,6 +224,18 @@ class _Parts:
             self.kinds,
             card(html.H2("Data quality"), html.Div(self.quality, id="overview-quality")),
         ]
+
+    def _maps(self, waits: Component) -> list[Component]:
+        """Return the figures in a grid; if no finding matters, the maps closed beneath."""
+        steps, *maps = self.figures
+        if not self.is_calm:
+            return [html.Div([*self.figures, waits], className="grid")]
+        closed = html.Details(
+            [html.Summary("Maps of all ranks, which show no finding"), *maps],
+            id="overview-maps",
+            className="more-proofs",
+        )
+        return [html.Div([steps, waits], className="grid"), closed]
 
 
 def _revision(provider: ReportProvider, view: View) -> str:
