@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rankscope.dashboard.records.alert_list import AlertList
     from rankscope.dashboard.records.page_results import (
         Health,
+        RunAnnotations,
         RunComparison,
         RunLine,
         RunStrip,
@@ -154,6 +155,16 @@ class ReportProvider(Protocol):
 
     def silence_alert(self, name: str, *, for_s: float) -> str:
         """Silence an alert's run and cause for a time; return what was done, or why not."""
+        ...
+
+    def annotations(self, run_id: str) -> RunAnnotations:
+        """Return the tags and notes of a run."""
+        ...
+
+    def annotate(
+        self, run_id: str, kind: Literal["tag", "note"], text: str, *, is_removed: bool = False
+    ) -> str:
+        """Add a tag or a note, or remove it; return what was done, or why not."""
         ...
 
     def run_lines(self) -> tuple[RunLine, ...]:

@@ -7,6 +7,18 @@ grids.RunLink = ({ data, value }) =>
 grids.Verdict = ({ data, value }) =>
   React.createElement("span", { className: `cause ${data.style}`, title: data.sentence }, value);
 
+grids.RunTags = ({ value }) =>
+  (value || []).map((tag) => {
+    const href = `?find=${encodeURIComponent(tag)}`;
+    return React.createElement("a", { key: tag, href, className: "tag", title: `only runs with tag ${tag}` }, tag);
+  });
+
+// `local_time.js` writes it in the reader's zone.
+grids.LocalTime = ({ value }) =>
+  /^\d/.test(value || "")
+    ? React.createElement("time", { dateTime: `${value.replace(" ", "T")}Z` }, `${value} UTC`)
+    : value;
+
 grids.RunState = ({ data, value }) =>
   React.createElement(
     "span",

@@ -29,6 +29,7 @@ from ..figures.excess import (
 from ..figures.step_time import kind_times_figure, marked_steps_figure, step_time_figure
 from ..figures.workers import worker_figure, worker_title
 from ..theme import blank_figure
+from .annotations import annotations_row, register_annotations
 from .components import LOST, RUNNING, announced, card, graph, with_code
 from .device_time import profile_cards
 from .overview_cards import (
@@ -88,7 +89,8 @@ def show_overview(provider: ReportProvider, view: View, *, base_path: str) -> Co
         about=_kinds_about(times, open_step),
     )
     if not isinstance(report, RunReport):
-        return _without_report(report, liveness, kinds, base_path)
+        row = annotations_row(provider.annotations(run_id))
+        return _without_report(report, liveness, kinds, row, base_path=base_path)
     num_spans = next((run.num_spans for run in provider.runs() if run.run_id == run_id), None)
     verdict = verdict_card(
         report,
@@ -101,6 +103,7 @@ def show_overview(provider: ReportProvider, view: View, *, base_path: str) -> Co
     parts = _Parts(
         verdict=verdict,
         proofs=proof_cards(report, base_path=base_path),
+        annotations=annotations_row(provider.annotations(run_id)),
         liveness=liveness,
         numbers=key_figures(report, base_path=base_path),
         figures=_draw(report)[1],
@@ -150,6 +153,8 @@ def _without_report(
     found: AnalysisInProgress | AnalysisFailed,
     liveness: Component,
     kinds: Component,
+    annotations: Component,
+    *,
     base_path: str,
 ) -> Content:
     """Return what is known without a diagnosis, each part in its final place."""
@@ -171,6 +176,7 @@ def _without_report(
     parts = _Parts(
         verdict=verdict,
         proofs=[],
+        annotations=annotations,
         liveness=liveness,
         numbers=early_figures(found),
         figures=figures,
@@ -188,6 +194,7 @@ class _Parts:
 
     verdict: list[Component]
     proofs: list[Component]
+    annotations: Component
     liveness: Component
     numbers: list[Component]
     figures: list[Component]
@@ -213,6 +220,7 @@ class _Parts:
         return [
             html.Div(self.verdict, id="overview-verdict", **announced()),
             html.Div(self.proofs, id="overview-proof"),
+            self.annotations,
             self.liveness,
             html.Div(self.numbers, id="overview-figures", className="figures"),
             *self._maps(waits),
@@ -251,12 +259,14 @@ def _revision(provider: ReportProvider, view: View) -> str:
         silence is not None,
         None if times is None else times.revision,
         _liveness(provider, run_id),
+        provider.annotations(run_id),
     )
     return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
 def _register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
-    """Open a step when its cell is clicked."""
+    """Open a step when its cell is clicked, and store tags and notes."""
+    register_annotations(app, provider)
 
     @app.callback(
         Output("url", "href", allow_duplicate=True),

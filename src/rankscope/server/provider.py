@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.analysis.verdict import verdict_sentence
 
+from .annotations import PageAnnotations
 from .health import HealthReader
 from .page_alerts import PageAlerts
 from .rank_view import RankView
@@ -96,6 +97,10 @@ class StoreProvider:
         self.alerts = alerts.alerts
         self.acknowledge_alert = alerts.acknowledge_alert
         self.silence_alert = alerts.silence_alert
+
+        annotations = PageAnnotations(store)
+        self.annotations = annotations.of_run
+        self.annotate = annotations.annotate
 
         self._health = None
         if store is not None and metrics is not None:

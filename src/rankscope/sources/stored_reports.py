@@ -13,6 +13,7 @@ from rankscope.analysis.diagnose import MATTERS
 from rankscope.analysis.report.exchange import read_report, report_form, write_report
 from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.errors import StoreError
+from rankscope.collector.read.annotations import AnnotationKind, read_annotations
 from rankscope.collector.read.findings import read_findings
 from rankscope.collector.read.reports import (
     read_last_loss,
@@ -20,6 +21,7 @@ from rankscope.collector.read.reports import (
     read_report_head,
     read_report_lines,
 )
+from rankscope.collector.read.runs import read_configurations
 from rankscope.collector.read.steps import read_step_bounds
 from rankscope.collector.spool.descriptions import RUNNING
 from rankscope.dashboard.records.page_results import RunLine
@@ -122,16 +124,27 @@ def read_run_lines(
         onset, last, saved_s = finding.onset_step, finding.last_step, finding.saved_s
         if finding.severity in MATTERS and saved_s and onset is not None and last is not None:
             lost_s[finding.run_id] += saved_s * (last - onset + 1)
-    lines = (
-        _line(run, reports.get(run.run_id), worst.get(run.run_id), now_ns=unix_ns())
-        for run in StoreSource(store).runs()
-    )
-    return tuple(
-        replace(line, lost_device_h=lost_s[line.run.run_id] * line.run.world_size / S_PER_H)
-        if line.run.run_id in lost_s
-        else line
-        for line in lines
-    )
+    tags: dict[str, tuple[str, ...]] = defaultdict(tuple)
+    for annotation in read_annotations(store):
+        if annotation.kind is AnnotationKind.TAG:
+            tags[annotation.run_id] += (annotation.text,)
+    configurations = read_configurations(store)
+    lines = []
+    for run in StoreSource(store).runs():
+        name = run.run_id
+        line = _line(run, reports.get(name), worst.get(name), now_ns=unix_ns())
+        declared = configurations.get(name, {})
+        lines.append(
+            replace(
+                line,
+                lost_device_h=lost_s[name] * run.world_size / S_PER_H if name in lost_s else None,
+                tags=tags[name],
+                model=declared.get("model", ""),
+                commit=declared.get("commit", ""),
+                num_microbatches=declared.get("num_microbatches") or None,
+            )
+        )
+    return tuple(lines)
 
 
 def _line(run: RunSummary, row: Row | None, worst: StoredFinding | None, *, now_ns: int) -> RunLine:
