@@ -28,7 +28,6 @@ from rankscope.analysis.report.text import (
     format_duration,
     format_finding,
     format_percent,
-    format_range,
     format_ranges,
     format_seconds,
     format_time,
@@ -261,15 +260,7 @@ def report_page(report: RunReport, verdict: str) -> str:
         f"clock error {UNKNOWN if clock is None else format_duration(clock)}",
     ]
     findings = [
-        (
-            each.cause,
-            each.severity or UNKNOWN,
-            format_ranges(each.ranks, max_ranges=8),
-            format_range(each.steps),
-            *format_finding(each),
-            each.evidence,
-        )
-        for each in report.findings
+        (*format_finding(each, report.price(each)), each.evidence) for each in report.findings
     ]
     starved = [
         (
@@ -307,9 +298,8 @@ def _proof(report: RunReport, finding: Finding) -> str:
     advice = advise(finding.cause, run=report.run, ranks=finding.ranks, hosts=finding.hosts)
     parts = [f"<h2>Proof: {_text(title)}</h2>\n<div class=proof>{picture}</div>\n"]
     if advice is not None:
-        texts = (("Confirm", advice.confirm), ("Do", advice.do), ("Call", advice.call))
         parts.append("<h2>What to do</h2>\n")
-        parts += (f"<p><b>{name}:</b> {_text(text)}</p>\n" for name, text in texts)
+        parts += (f"<p><b>{_text(name)}</b> {_text(text)}</p>\n" for name, text in advice.parts)
         parts += (f"<div><code>{_text(command)}</code></div>\n" for command in advice.commands)
     return "".join(parts)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rankscope.dashboard.records.incident import Incident, IncidentView
     from rankscope.dashboard.records.page_results import (
         Health,
+        RunAnnotations,
         RunComparison,
         RunLine,
         RunStrip,
@@ -171,6 +172,16 @@ class ReportProvider(Protocol):
 
     def add_note(self, run_id: str, number: int, text: str, *, by: str) -> str:
         """Store a note about an incident; return why it was not stored, "" if it was."""
+        ...
+
+    def annotations(self, run_id: str) -> RunAnnotations:
+        """Return the tags and notes of a run."""
+        ...
+
+    def annotate(
+        self, run_id: str, kind: Literal["tag", "note"], text: str, *, is_removed: bool = False
+    ) -> str:
+        """Add a tag or a note, or remove it; return what was done, or why not."""
         ...
 
     def run_lines(self) -> tuple[RunLine, ...]:

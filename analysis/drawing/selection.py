@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,9 @@ MAX_ARROWS = 32
 
 MIN_SHARE_DIFFERENCE = 0.05
 """Difference of two shares below which a property does not count."""
+
+_AXES = ("dp", "tp", "pp", "cp", "ep")
+_PLACE = attrgetter(*_AXES)
 
 _WAIT = KIND_CODES[SpanKind.WAIT]
 
@@ -212,21 +216,19 @@ def find_related(report: RunReport, finding: Finding) -> RelatedRanks | None:
     culprits = tuple(dict.fromkeys((first, *finding.ranks)))[:MAX_CULPRITS]
     taken = set(culprits)
 
-    def differing(*axes: str) -> list[int]:
-        """Return the ranks that differ on exactly one of these axes and on no other, by rank."""
-        place = own.to_dict()
-        return [
-            rank
-            for rank, at in coords.items()
-            if rank not in taken
-            and [axis for axis, value in at.to_dict().items() if value != place[axis]]
-            in [[axis] for axis in axes]
+    of_own = _PLACE(own)
+    differing: dict[str, list[int]] = {axis: [] for axis in _AXES}  # by the only axis that differs
+    for rank, at in coords.items():
+        axes = [
+            axis
+            for axis, *places in zip(_AXES, _PLACE(at), of_own, strict=True)
+            if places[0] != places[1]
         ]
-
-    partners = tuple(sorted(differing("tp", "cp", "ep", "pp")))[:MAX_PARTNERS]
-    taken |= {*partners}
-    peers = sorted(differing("dp"), key=lambda rank: (abs(coords[rank].dp - own.dp), rank))
-    taken |= {*peers}
+        if len(axes) == 1 and rank not in taken:
+            differing[axes[0]].append(rank)
+    peers = sorted(differing.pop("dp"), key=lambda rank: (abs(coords[rank].dp - own.dp), rank))
+    partners = tuple(sorted(chain.from_iterable(differing.values())))[:MAX_PARTNERS]
+    taken |= {*partners, *peers}
     waiting = (
         waits.rank
         for waits in report.longest_waits

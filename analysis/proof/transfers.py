@@ -9,7 +9,7 @@ import numpy as np
 from ..arrays.group_stats import sum_cells
 from ..arrays.sorting import find_positions
 from ..report.proof_card import ProofCard, SampleStrip
-from ..report.text import format_count, format_ranks
+from ..report.text import format_count, format_link
 from .samples import column_medians, group_samples, make_series, name_steps, shown_columns
 
 if TYPE_CHECKING:
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 LEAST_EXCESS = 0.5
 """Share of the largest excess of a link from which another one counts as slow for the same reason.
 """
-
-
-MAX_MEMBERS = 4
-"""Members of a group that its name lists."""
 
 
 def transfer_card(finding: Finding, case: Case) -> ProofCard | None:
@@ -135,6 +131,4 @@ def _name_links(links: list[Link]) -> str:
     link = links[0]
     if link.is_pair:
         return f"rank {link.members[0]} to rank {link.members[1]}"
-    num = len(link.members)
-    who = format_ranks(link.members) if num <= MAX_MEMBERS else f"{num:,} ranks"
-    return f"{link.kind} group of {who}"
+    return f"{link.kind} {format_link(link.members)}"

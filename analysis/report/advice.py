@@ -21,7 +21,7 @@ DRAIN = "scontrol"
 HOST, RANK, RUN = "HOST", "RANK", "RUN"
 """Words of the document that stand for the run's own host, rank and name."""
 
-_PARAGRAPH = re.compile(r"^\*\*(Looks like|Confirm|Do|Call):\*\* (.*)$", re.MULTILINE)
+_PARAGRAPH = re.compile(r"^\*\*(Looks like|Drain|Confirm|Do|Call):\*\* (.*)$", re.MULTILINE)
 _COMMANDS = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
 
@@ -29,6 +29,9 @@ _LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
     """Next steps about a finding. In the texts, commands and settings are in backticks."""
+
+    drain: str
+    """Whether to take the host at fault out of use."""
 
     confirm: str
     do: str
@@ -38,6 +41,19 @@ class Advice:
 
     num_more_hosts: int = 0
     """Hosts at fault that no command names."""
+
+    host: str = ""
+    """The host at fault, if it is one and known."""
+
+    @property
+    def parts(self) -> tuple[tuple[str, str], ...]:
+        """The texts with their names, the first decision first: "Drain node-8?", "Confirm:"."""
+        return (
+            (f"Drain {self.host or 'a host'}?", self.drain),
+            ("Confirm:", self.confirm),
+            ("Do:", self.do),
+            ("Call:", self.call),
+        )
 
 
 def advise(cause: str, *, run: str, ranks: Sequence[int], hosts: Sequence[str]) -> Advice | None:
@@ -64,11 +80,13 @@ def advise(cause: str, *, run: str, ranks: Sequence[int], hosts: Sequence[str]) 
         commands += dict.fromkeys(filled.replace(HOST, name) for name in names)
     named = {name: text.replace(f" {RUN} ", f" {run} ") for name, text in texts.items()}
     return Advice(
+        drain=named["Drain"],
         confirm=named["Confirm"],
         do=named["Do"],
         call=named["Call"],
         commands=tuple(commands),
         num_more_hosts=max(len(hosts) - MAX_HOSTS, 0) if any(HOST in line for line in lines) else 0,
+        host=hosts[0] if len(hosts) == 1 else "",
     )
 
 
@@ -80,7 +98,7 @@ def _sections() -> dict[str, tuple[dict[str, str], tuple[str, ...]]]:
     for section in document.split("\n## ")[1:]:
         title, _, body = section.partition("\n")
         texts = {name: _LINK.sub(r"\1", text) for name, text in _PARAGRAPH.findall(body)}
-        if {"Confirm", "Do", "Call"} <= texts.keys():
+        if {"Drain", "Confirm", "Do", "Call"} <= texts.keys():
             lines = [line for block in _COMMANDS.findall(body) for line in block.splitlines()]
             sections[title] = texts, tuple(lines)
     return sections

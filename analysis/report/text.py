@@ -6,7 +6,7 @@ Every evidence sentence, printed table, page and alert formats its numbers here:
     format_percent    26 %
     format_slowdown   1.38x
     format_change     24 % slower; 55 % faster     (from new over old)
-    format_finding    1.38x, 94 %, 0.98: cells of a table
+    format_finding    slow-compute, critical, 5, 10-29, 36.0 ms (27 %), 0.98: cells of a table
     format_duration   45.3 s; 137 ms; 62.0 us      (from ns)
     format_seconds    the same, from seconds
     format_bytes      4.00 MiB
@@ -41,9 +41,9 @@ FORMULA = "=+-@\t\r"
 Injection."""
 
 FINDING_COLUMNS = (
-    "cause", "severity", "ranks", "steps", "slowdown", "recoverable", "confidence",
+    "cause", "severity", "ranks", "steps", "cost of a step", "confidence",
 )  # fmt: skip
-"""Columns of a table of findings, on a terminal, a page and in a file."""
+"""Columns of a table of findings, on a terminal, a page and in a report."""
 
 UNKNOWN = "n/a"
 EMPTY = "-"
@@ -140,17 +140,36 @@ def format_excluded(report: _Ends) -> list[tuple[str, str]]:
 
 class _Finding(Protocol):
     @property
-    def slowdown(self) -> float | None: ...
+    def cause(self) -> str: ...
     @property
-    def recoverable_ratio(self) -> float | None: ...
+    def severity(self) -> str | None: ...
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+    @property
+    def steps(self) -> tuple[int, int] | None: ...
     @property
     def confidence(self) -> float: ...
 
 
-def format_finding(finding: _Finding) -> tuple[str, str, str]:
-    """Return the last three cells of `FINDING_COLUMNS`: "1.38x", "94 %", "0.98"."""
-    recoverable = format_percent(finding.recoverable_ratio)
-    return format_slowdown(finding.slowdown), recoverable, f"{finding.confidence:.2f}"
+class _Price(Protocol):
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def share(self) -> float: ...
+
+
+def format_finding(finding: _Finding, price: _Price | None) -> tuple[str, ...]:
+    """Return the cells of `FINDING_COLUMNS`. The cost is the price that the verdict names."""
+    return (
+        finding.cause,
+        finding.severity or UNKNOWN,
+        format_ranges(finding.ranks, max_ranges=MAX_NAMED),
+        format_range(finding.steps),
+        UNKNOWN
+        if price is None
+        else f"{format_seconds(price.seconds)} ({format_percent(price.share)})",
+        f"{finding.confidence:.2f}",
+    )
 
 
 def format_duration(duration_ns: float | None) -> str:

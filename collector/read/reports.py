@@ -13,6 +13,8 @@ SELECT version, num_spans, num_steps, num_rows, state, body FROM reports FINAL
 WHERE run_id = {run_id:String}
 """
 
+SELECT_HEAD = SELECT_BODY.replace(", body ", ", notEmpty(body) AS has_body ")
+
 SELECT_LINES = """
 SELECT run_id, cause, severity, ranks, verdict, step_s, mfu, loss, duration_ns, num_dropped,
     num_spans, num_steps, num_rows, state, version
@@ -45,6 +47,12 @@ WHERE run_id = {run_id:String} AND loss IS NOT NULL AND (epoch, step) = (
 def read_report_body(store: Store, run_id: str) -> Row | None:
     """Return the stored report of a run, with the version and the data that it is of."""
     rows = store.rows(SELECT_BODY, {"run_id": run_id})
+    return rows[0] if rows else None
+
+
+def read_report_head(store: Store, run_id: str) -> Row | None:
+    """Return the same with ``has_body`` in place of the report, which may have megabytes."""
+    rows = store.rows(SELECT_HEAD, {"run_id": run_id})
     return rows[0] if rows else None
 
 

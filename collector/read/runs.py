@@ -186,6 +186,25 @@ FROM ranks FINAL WHERE run_id = {run_id:String} AND manifest_hash != ''
 GROUP BY epoch, rank ORDER BY epoch, rank
 """
 
+SELECT_CONFIGURATIONS = """
+SELECT
+    run_id,
+    argMax(JSONExtractString(model, 'name'), epoch) AS model,
+    argMax(JSONExtractString(manifest, 'git', 'commit'), epoch) AS commit,
+    argMax(
+        arrayFirst(
+            num -> num > 0,
+            arrayMap(name -> JSONExtractInt(manifest, 'config', name), {names:Array(String)})
+        ),
+        epoch
+    ) AS num_microbatches
+FROM runs FINAL GROUP BY run_id
+"""
+
+MICROBATCH_NAMES = ("num_microbatches", "gradient_accumulation_steps", "accumulate_grad_batches")
+"""Names of the micro-batches of a step in a job's configuration: ours, and those of Transformers
+and DeepSpeed, and of Lightning."""
+
 SELECT_PREVIOUS = """
 WITH now AS (
     SELECT
@@ -400,6 +419,12 @@ def read_gaps(store: Store, run_id: str, *, is_running: bool, now_ns: int) -> li
     """
     before_ns = now_ns - GAP_TIMEOUT_NS if is_running else END_OF_TIME
     return store.rows(SELECT_GAPS, {"run_id": run_id, "before_ns": before_ns})
+
+
+def read_configurations(store: Store) -> dict[str, Row]:
+    """Return model, commit and number of micro-batches of each run, "" and 0 if unknown."""
+    rows = store.rows(SELECT_CONFIGURATIONS, {"names": list(MICROBATCH_NAMES)})
+    return {row.pop("run_id"): row for row in rows}
 
 
 def read_manifests(store: Store, run_id: str) -> list[tuple[int, int, Mapping[str, str]]]:

@@ -1,35 +1,92 @@
-// Ctrl+K: pages, runs, hosts and ranks by name.
+// Ctrl+K: pages, runs, hosts and ranks by name, and views that a reader has saved in this browser.
 const PALETTE_ROWS = 12;
-const NO_PLACES = { places: [], num_ranks: 0, rank_address: "" };
 let offered = null; // until the server has answered
 let isEntered = false; // Enter was pressed before that
 let chosen = 0;
 
+// A saved view is an address with a name. One for all runs is opened with the run that is shown.
+const SAVED_VIEWS = "rankscope-views";
+const MAX_SAVED = 50;
+
+function savedViews() {
+  try {
+    const views = JSON.parse(localStorage.getItem(SAVED_VIEWS) || "[]");
+    return Array.isArray(views) ? views.filter(({ name, href }) => name && href) : [];
+  } catch (error) {
+    return []; // private windows may have no storage
+  }
+}
+
+function saveViews(views) {
+  try {
+    localStorage.setItem(SAVED_VIEWS, JSON.stringify(views.slice(-MAX_SAVED)));
+  } catch (error) {
+    window.alert("This browser keeps no data of pages: the view is not saved.");
+  }
+}
+
+// The address of a view with another run, or without one: the overview has its run in the path.
+function withRun(href, run) {
+  const url = new URL(href, window.location.origin);
+  const base = offered.overview;
+  if (url.pathname === base || url.pathname.startsWith(`${base}run/`)) {
+    return run ? `${base}run/${encodeURIComponent(run)}` : base;
+  }
+  url.searchParams.delete("run");
+  if (run && offered.pages_of_run.includes(url.pathname)) url.searchParams.set("run", run);
+  return `${url.pathname}${url.search}`;
+}
+
+function savedPlaces() {
+  return savedViews().map(({ name, href, is_for_all }) => ({
+    label: name,
+    kind: is_for_all ? "view of any run" : "view",
+    href: is_for_all ? withRun(href, offered.run) : href,
+    remove: () => saveViews(savedViews().filter((view) => view.name !== name)),
+  }));
+}
+
+// What is typed is the name under which the shown view can be saved.
+function placesToSave(name) {
+  if (!name) return [];
+  const here = window.location.pathname + window.location.search;
+  const others = savedViews().filter((view) => view.name !== name);
+  const save = (href, is_for_all) => () => saveViews([...others, { name, href, is_for_all }]);
+  const places = [{ label: `Save this view as “${name}”`, kind: "save", act: save(here, false) }];
+  const anyRun = withRun(here, "");
+  if (anyRun !== here) {
+    places.push({ label: `Save it for any run as “${name}”`, kind: "save", act: save(anyRun, true) });
+  }
+  return places;
+}
+
 // A number is a rank; words must all be in the label, in any order.
 function matchPlaces(text) {
+  if (!offered) return [];
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   const number = words.find((word) => /^\d+$/.test(word));
-  const { places, num_ranks, rank_address } = offered || NO_PLACES;
+  const { num_ranks, rank_address } = offered;
   const ranks = [];
   if (number !== undefined && Number(number) < num_ranks) {
     const glue = rank_address.includes("?") ? "&" : "?";
     const href = `${rank_address}${glue}rank=${Number(number)}`;
     ranks.push({ label: `Rank ${Number(number)}`, kind: "rank", href });
   }
-  const named = places.filter(({ label, kind }) => {
+  const named = [...savedPlaces(), ...offered.places].filter(({ label, kind }) => {
     const searched = `${label} ${kind}`.toLowerCase();
     return words.every((word) => searched.includes(word));
   });
-  return [...ranks, ...named].slice(0, PALETTE_ROWS);
+  return [...[...ranks, ...named].slice(0, PALETTE_ROWS), ...placesToSave(text.trim())];
 }
 
 function showPlaces(dialog) {
   const matches = matchPlaces(dialog.querySelector("input").value);
   chosen = Math.min(chosen, Math.max(matches.length - 1, 0));
-  const rows = matches.map(({ label, kind, href }, index) => {
+  const rows = matches.map((place, index) => {
+    const { label, kind, href, remove } = place;
     const row = document.createElement("li");
     const link = document.createElement("a");
-    link.href = href;
+    link.href = href || "#";
     link.setAttribute("role", "option");
     link.setAttribute("aria-selected", String(index === chosen));
     for (const [text, name] of [[label, ""], [kind, "quiet"]]) {
@@ -41,31 +98,45 @@ function showPlaces(dialog) {
     link.addEventListener("click", (event) => {
       if (event.ctrlKey || event.metaKey) return;
       event.preventDefault();
-      goTo(dialog, href);
+      take(dialog, place);
     });
     row.append(link);
+    if (remove) row.append(removeButton(dialog, label, remove));
     return row;
   });
   if (!rows.length) {
     const none = document.createElement("li");
     none.className = "quiet";
-    none.textContent = offered ? "no page, run, host or rank of this name" : "loading";
+    none.textContent = offered ? "type the name of a page, run, host, rank or view" : "loading";
     rows.push(none);
   }
   dialog.querySelector("ul").replaceChildren(...rows);
 }
 
-function goTo(dialog, href) {
+function removeButton(dialog, label, remove) {
+  const button = document.createElement("button");
+  button.textContent = "×";
+  button.title = `Remove the view ${label}`;
+  button.addEventListener("click", () => {
+    remove();
+    showPlaces(dialog);
+    dialog.querySelector("input").focus();
+  });
+  return button;
+}
+
+function take(dialog, { href, act }) {
   dialog.close();
-  window.dash_clientside.set_props("url", { href });
+  if (act) act();
+  else window.dash_clientside.set_props("url", { href });
 }
 
 function makePalette() {
   const dialog = document.createElement("dialog");
   dialog.id = "palette";
-  dialog.setAttribute("aria-label", "go to a page, run, host or rank");
+  dialog.setAttribute("aria-label", "go to a page, run, host, rank or saved view, or save this view");
   const input = document.createElement("input");
-  input.placeholder = "page, run, host or rank number";
+  input.placeholder = "page, run, host, rank number or saved view; a name to save this view";
   input.setAttribute("role", "combobox");
   const list = document.createElement("ul");
   list.setAttribute("role", "listbox");
@@ -77,7 +148,7 @@ function makePalette() {
   input.addEventListener("keydown", (event) => {
     const links = dialog.querySelectorAll("a");
     if (event.key === "Enter" && links.length) {
-      goTo(dialog, links[chosen].getAttribute("href"));
+      links[chosen].click();
     } else if ((event.key === "ArrowDown" || event.key === "ArrowUp") && links.length) {
       chosen = (chosen + (event.key === "ArrowDown" ? 1 : links.length - 1)) % links.length;
       showPlaces(dialog);
@@ -100,7 +171,7 @@ Object.assign(window.dash_clientside.rankscope, {
       offered = places;
       showPlaces(dialog);
       const link = isEntered && dialog.querySelector("a");
-      if (link) goTo(dialog, link.getAttribute("href"));
+      if (link) link.click();
     }
     return window.dash_clientside.no_update;
   },

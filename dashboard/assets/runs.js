@@ -11,6 +11,18 @@ grids.Verdict = ({ data, value }) =>
     value,
   );
 
+grids.RunTags = ({ value }) =>
+  (value || []).map((tag) => {
+    const href = `?find=${encodeURIComponent(tag)}`;
+    return React.createElement("a", { key: tag, href, className: "tag", title: `only runs with tag ${tag}` }, tag);
+  });
+
+// `local_time.js` writes it in the reader's zone.
+grids.LocalTime = ({ value }) =>
+  /^\d/.test(value || "")
+    ? React.createElement("time", { dateTime: `${value.replace(" ", "T")}Z` }, `${value} UTC`)
+    : value;
+
 grids.RunState = ({ data, value }) =>
   React.createElement(
     "span",

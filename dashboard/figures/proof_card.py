@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
+from rankscope.analysis.causes.detector import Subject
+from rankscope.analysis.causes.order import CAUSES
 from rankscope.analysis.report.proof_card import ProofCard
 from rankscope.analysis.report.text import format_count, format_percent, format_seconds
 
@@ -40,14 +42,14 @@ CLOUD = (0.05, LEFT[1])
 MARGIN_PX, RIGHT_PX = 10, 30
 TITLE_PX, LABEL_PX, ROW_PX, AXIS_PX, BETWEEN_PX = 20, 18, 40, 26, 16
 PLOT_PX = 150
-MAX_LABEL = 96
-"""Characters of a label: a list of ranks may be long."""
+MAX_LABEL = 130
+"""Characters of a line over the whole width: a list of ranks may be long."""
 
 MAX_NAME = 34
 """Characters of the name of a group of samples, before its numbers."""
 
-MAX_RIGHT = 50
-"""The same in the narrower column."""
+MAX_LEFT, MAX_RIGHT = 84, 50
+"""Characters of a line in a column: a longer one would run into the next column, or be cut."""
 
 _SCALES = {
     "ns": (("s", 1e9), ("ms", 1e6), ("us", 1e3), ("ns", 1.0)),
@@ -113,8 +115,8 @@ class _Drawing:
         return f"x{suffix}", f"y{suffix}"
 
     def write(self, column: tuple[float, float], top: float, text: str, color: str = INK) -> None:
-        """Add a line of text at the left end of a column."""
-        self.titles.append((column[0], top, cut(text, MAX_LABEL), color))
+        """Add a line of text, not escaped, at the left end of a column."""
+        self.titles.append((column[0], top, _fit(text, column), color))
 
     def figure(self, height: float, *, zoom_key: str) -> go.Figure:
         """Return the finished figure."""
@@ -195,7 +197,7 @@ def _draw_strip(
 ) -> float:
     """Draw one quantity, a row of points for each group; return where the next panel begins."""
     where = f", {strip.steps}" if strip.steps else ""
-    drawing.write(column, top, escape_for_plotly(f"{strip.quantity}{where}"))
+    drawing.write(column, top, f"{strip.quantity}{where}")
     num = len(strip.groups)
     longest = max(group.high for group in strip.groups)
     scale = Scale.of(strip.unit, longest)
@@ -209,7 +211,7 @@ def _draw_strip(
     for row, group in enumerate(strip.groups):
         color = SLOW if group.is_culprit else FAST
         text = describe_group(group, strip.unit, is_brief=column == RIGHT)
-        label = escape_for_plotly(cut(text, MAX_LABEL))
+        label = _fit(text, column)
         drawing.annotations.append(_note(label, x=0.0, y=row, xref=x, yref=y, color=color))
         # Spread over the row by the golden ratio: equal values would hide each other.
         offsets = [row + 0.55 + 0.35 * (0.618 * place % 1) for place in range(len(group.values))]
@@ -240,8 +242,8 @@ def _draw_facts(
     """Write what is known of ranks in words, a line for the ranks and one for the fact."""
     for fact in facts:
         color = SLOW if fact.is_culprit else FAST
-        drawing.write(column, top, escape_for_plotly(fact.label), color)
-        drawing.write(column, top + LABEL_PX, escape_for_plotly(cut(fact.text, 2 * MAX_LABEL)))
+        drawing.write(column, top, fact.label, color)
+        drawing.write(column, top + LABEL_PX, fact.text)
         top += ROW_PX
     return top + BETWEEN_PX
 
@@ -251,9 +253,7 @@ def _draw_series(drawing: _Drawing, series: StepSeries, onset: int | None, top: 
     known = [value for value in (*series.culprit, *series.usual) if value is not None]
     longest = max(known, default=1.0) or 1.0
     scale = Scale.of(series.unit, longest)
-    drawing.write(
-        RIGHT, top, escape_for_plotly(cut(f"{series.quantity} ({scale.unit})", MAX_RIGHT))
-    )
+    drawing.write(RIGHT, top, f"{series.quantity} ({scale.unit})")
     lines = (
         (series.culprit_label, series.culprit, series.culprit_median, SLOW),
         (series.usual_label, series.usual, series.usual_median, FAST),
@@ -261,7 +261,7 @@ def _draw_series(drawing: _Drawing, series: StepSeries, onset: int | None, top: 
     top += TITLE_PX
     for label, _, middle, color in lines:
         text = f"{cut(label, MAX_NAME)}: {'n/a' if middle is None else scale.with_unit(middle)}"
-        drawing.write(RIGHT, top, escape_for_plotly(cut(text, MAX_RIGHT)), color)
+        drawing.write(RIGHT, top, text, color)
         top += LABEL_PX
     first, last = series.steps[0], series.steps[-1]
     high = longest * (1.04 if onset is None else 1.18)
@@ -272,8 +272,13 @@ def _draw_series(drawing: _Drawing, series: StepSeries, onset: int | None, top: 
         {
             "range": (first - 0.5, last + 0.5),
             "tickvals": _step_ticks(first, last),
-            "ticktext": [f"step {step:,}" for step in _step_ticks(first, last)],
+            # Only the last one has the word: the first would be on the 0 of the other axis.
+            "ticktext": [
+                f"step {step:,}" if step == last else f"{step:,}"
+                for step in _step_ticks(first, last)
+            ],
             "showgrid": False,
+            "zeroline": False,
         },
         _axis(longest, scale, num=4, with_unit=False) | {"range": (0.0, high)},
     )
@@ -340,7 +345,7 @@ def _draw_price(
         (f"step as recorded{since}: {format_seconds(price.step_s)}", price.step_s, SLOW),
         (
             (
-                f"{_without(finding, report.world_size)}: {format_seconds(price.fixed_step_s)}"
+                f"{_without(finding, report)}: {format_seconds(price.fixed_step_s)}"
                 f" ({format_percent(price.share)} less)"
             ),
             price.fixed_step_s,
@@ -360,7 +365,7 @@ def _draw_price(
         {"type": "scatter", "mode": "markers", "x": [None], "y": [None], "xaxis": x, "yaxis": y}
     )
     for row, (text, seconds, color) in enumerate(rows):
-        label = escape_for_plotly(cut(text, MAX_LABEL))
+        label = _fit(text, column)
         drawing.annotations.append(_note(label, x=0.0, y=row, xref=x, yref=y, color=color))
         drawing.shapes.append(
             {
@@ -378,10 +383,20 @@ def _draw_price(
     return top + ROW_PX * num + BETWEEN_PX
 
 
-def _without(finding: Finding, num_ranks: int) -> str:
+def _fit(text: str, column: tuple[float, float]) -> str:
+    """Return a line for plotly, not longer than its column."""
+    return escape_for_plotly(cut(text, {LEFT: MAX_LEFT, RIGHT: MAX_RIGHT}.get(column, MAX_LABEL)))
+
+
+def _without(finding: Finding, report: RunReport) -> str:
     num = len(finding.ranks)
-    if num == 0 or 2 * num > num_ranks:  # most ranks have no peers
+    if num == 0 or 2 * num > report.world_size:  # most ranks have no peers
         return "without it"
+    subject = CAUSES[finding.cause].subject if finding.cause in CAUSES else Subject.RANKS
+    if subject is Subject.LINK:
+        return "with alike links' rate"
+    if subject is Subject.STAGE and finding.ranks[0] in report.coords:
+        return f"with stage {report.coords[finding.ranks[0]].pp} as the others"
     who = f"rank {finding.ranks[0]}" if num == 1 else f"these {num:,} ranks"
     return f"with {who} as {'its' if num == 1 else 'their'} peers"
 
@@ -390,7 +405,12 @@ def _axis(longest: float, scale: Scale, *, num: int = 5, with_unit: bool = True)
     """Return an axis from 0 to a value, with its ticks."""
     ticks = _nice_ticks(longest, num)
     texts = [scale.with_unit(tick) if with_unit else scale.text(tick) for tick in ticks]
-    return {"range": (0.0, longest * 1.04 or 1.0), "tickvals": ticks, "ticktext": texts}
+    return {
+        "range": (0.0, longest * 1.04 or 1.0),
+        "tickvals": ticks,
+        "ticktext": texts,
+        "zeroline": False,
+    }
 
 
 def _nice_ticks(longest: float, num: int) -> list[float]:

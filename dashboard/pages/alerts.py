@@ -17,7 +17,16 @@ from rankscope.dashboard.records.alert_list import AlertState
 from ..address import ALERTS, INCIDENT, TIMELINE, View, write_address
 from ..callback_checks import Number, checked
 from ..text import escape
-from .components import announced, card, labelled, link_ranks, rank_links, table, with_code
+from .components import (
+    announced,
+    card,
+    labelled,
+    link_ranks,
+    local_time,
+    rank_links,
+    table,
+    with_code,
+)
 from .overview_cards import escape_sentence
 from .page import Content, Page
 from .refresh import AGAIN
@@ -170,7 +179,7 @@ def _table(found: AlertList, shown: str, run: str | None, base_path: str) -> lis
         "hosts": "",
         "steps": "number",
         "state": "",
-        "fired (UTC)": "",
+        "fired": "",
     }
     return [
         *parts,
@@ -179,13 +188,13 @@ def _table(found: AlertList, shown: str, run: str | None, base_path: str) -> lis
 
 
 def _row(alert: ShownAlert, base_path: str) -> list[Cell]:
-    state = alert.state.value
-    if alert.state is AlertState.ACKNOWLEDGED and alert.acknowledged_by:
-        state += f" by {alert.acknowledged_by}"
-    if alert.resolved:
-        state += f" {alert.resolved}"
-        if alert.resolved_because:
-            state += f": {alert.resolved_because}"
+    by = alert.acknowledged_by if alert.state is AlertState.ACKNOWLEDGED else ""
+    because = f": {alert.resolved_because}" if alert.resolved and alert.resolved_because else ""
+    state = [
+        escape(f"{alert.state.value}{by and f' by {by}'}{alert.resolved and ' '}"),
+        local_time(alert.resolved),
+        escape(because),
+    ]
     clauses = [escape_sentence(clause) for clause in _CLAUSE_END.split(alert.text)]
     about = [html.Div(_ranks_linked(clause, alert, base_path)) for clause in clauses]
     if alert.cost:
@@ -215,8 +224,8 @@ def _row(alert: ShownAlert, base_path: str) -> list[Cell]:
         ),
         dmc.TableTd(_hosts(alert.hosts), className="of-hosts"),
         dmc.TableTd(_link(alert, base_path), className="steps number"),
-        dmc.TableTd(escape(state), className="state"),
-        dmc.TableTd(alert.fired, className="fired"),
+        dmc.TableTd(state, className="state"),
+        dmc.TableTd(local_time(alert.fired), className="fired"),
     ]
 
 
@@ -331,13 +340,13 @@ def _silences(silences: Sequence[ShownSilence]) -> list[Component]:
         [
             html.Code(each.name),
             escape(each.covers),
-            each.until,
+            local_time(each.until),
             escape(each.by or EMPTY),
             escape(each.reason or EMPTY),
         ]
         for each in silences
     ]
-    head = dict.fromkeys(("name", "alerts of", "until (UTC)", "by", "reason"), "")
+    head = dict.fromkeys(("name", "alerts of", "until", "by", "reason"), "")
     return [
         card(
             html.H2(format_count(len(silences), "silence")),

@@ -155,6 +155,16 @@ def rank_links(
     return [*parts, f" and {num_more:,} more"] if num_more else parts or [EMPTY]
 
 
+def local_time(utc: str) -> Component | str:
+    """Return a time that `format_time` wrote; the browser shows it in its own zone.
+
+    `assets/local_time.js` does, for every such element. A text that is no time stays as it is.
+    """
+    if not utc[:1].isdigit():
+        return utc
+    return html.Time(f"{utc} UTC", dateTime=f"{utc.replace(' ', 'T')}Z")
+
+
 def with_code(text: str) -> list[Component | str]:
     """Return a text, escaped before, with what is in backticks as code."""
     parts = enumerate(_CODE.split(text))

@@ -12,6 +12,7 @@ from cachetools import LRUCache, cached
 from dash import Dash, Input, Output, State, html
 from dash.exceptions import PreventUpdate
 
+from rankscope.analysis.diagnose import MATTERS
 from rankscope.analysis.report.report import RunReport
 from rankscope.dashboard.records.progress import AnalysisInProgress
 
@@ -28,6 +29,7 @@ from ..figures.excess import (
 from ..figures.step_time import kind_times_figure, marked_steps_figure, step_time_figure
 from ..figures.workers import worker_figure, worker_title
 from ..theme import blank_figure
+from .annotations import annotations_row, register_annotations
 from .components import LOST, RUNNING, announced, card, graph, with_code
 from .device_time import profile_cards
 from .overview_cards import (
@@ -87,7 +89,8 @@ def show_overview(provider: ReportProvider, view: View, *, base_path: str) -> Co
         about=_kinds_about(times, open_step),
     )
     if not isinstance(report, RunReport):
-        return _without_report(report, liveness, kinds, base_path)
+        row = annotations_row(provider.annotations(run_id))
+        return _without_report(report, liveness, kinds, row, base_path=base_path)
     num_spans = next((run.num_spans for run in provider.runs() if run.run_id == run_id), None)
     verdict = verdict_card(
         report,
@@ -102,6 +105,7 @@ def show_overview(provider: ReportProvider, view: View, *, base_path: str) -> Co
         proofs=proof_cards(
             report, base_path=base_path, incidents=provider.incident_numbers(report)
         ),
+        annotations=annotations_row(provider.annotations(run_id)),
         liveness=liveness,
         numbers=key_figures(report, base_path=base_path),
         figures=_draw(report)[1],
@@ -110,6 +114,7 @@ def show_overview(provider: ReportProvider, view: View, *, base_path: str) -> Co
         device=profile_cards(report),
         kinds=kinds,
         quality=quality_list(report, base_path=base_path),
+        is_calm=report.top_finding.severity not in MATTERS,
     )
     return Content(children=parts.arrange(run_id, base_path))
 
@@ -124,7 +129,7 @@ def _draw(report: RunReport) -> tuple[RunReport, list[Component]]:
             "overview-steps",
             step_time_figure(report),
             title=_STEPS_TITLE,
-            about=_STEPS_ABOUT,
+            about=_STEPS_ABOUT if report.top_finding.severity in MATTERS else _WARM_UP_ABOUT,
             note=with_code(steps_note(report)),
         ),
         _figure_card(
@@ -142,13 +147,16 @@ def _draw(report: RunReport) -> tuple[RunReport, list[Component]]:
 
 
 _STEPS_TITLE = "Step time and MFU"
-_STEPS_ABOUT = "Shaded: steps of the top finding. Hollow points: warm-up."
+_WARM_UP_ABOUT = "Hollow points: warm-up."
+_STEPS_ABOUT = f"Shaded: steps of the top finding. {_WARM_UP_ABOUT}"
 
 
 def _without_report(
     found: AnalysisInProgress | AnalysisFailed,
     liveness: Component,
     kinds: Component,
+    annotations: Component,
+    *,
     base_path: str,
 ) -> Content:
     """Return what is known without a diagnosis, each part in its final place."""
@@ -170,6 +178,7 @@ def _without_report(
     parts = _Parts(
         verdict=verdict,
         proofs=[],
+        annotations=annotations,
         liveness=liveness,
         numbers=early_figures(found),
         figures=figures,
@@ -187,6 +196,7 @@ class _Parts:
 
     verdict: list[Component]
     proofs: list[Component]
+    annotations: Component
     liveness: Component
     numbers: list[Component]
     figures: list[Component]
@@ -195,6 +205,8 @@ class _Parts:
     kinds: Component
     quality: list[Component]
     device: tuple[Component, ...] = ()
+    is_calm: bool = False
+    """Whether no finding matters: the maps by rank are closed then."""
 
     def arrange(self, run_id: str, base_path: str) -> list[Component]:
         """Return the parts in their places."""
@@ -210,9 +222,10 @@ class _Parts:
         return [
             html.Div(self.verdict, id="overview-verdict", **announced()),
             html.Div(self.proofs, id="overview-proof"),
+            self.annotations,
             self.liveness,
             html.Div(self.numbers, id="overview-figures", className="figures"),
-            html.Div([*self.figures, waits], className="grid"),
+            *self._maps(waits),
             card(
                 html.Div([html.H2("Findings"), *downloads], className="titled"),
                 html.Div(self.findings, id="overview-findings"),
@@ -221,6 +234,18 @@ class _Parts:
             self.kinds,
             card(html.H2("Data quality"), html.Div(self.quality, id="overview-quality")),
         ]
+
+    def _maps(self, waits: Component) -> list[Component]:
+        """Return the figures in a grid; if no finding matters, the maps closed beneath."""
+        steps, *maps = self.figures
+        if not self.is_calm:
+            return [html.Div([*self.figures, waits], className="grid")]
+        closed = html.Details(
+            [html.Summary("Maps of all ranks, which show no finding"), *maps],
+            id="overview-maps",
+            className="more-proofs",
+        )
+        return [html.Div([steps, waits], className="grid"), closed]
 
 
 def _revision(provider: ReportProvider, view: View) -> str:
@@ -236,12 +261,14 @@ def _revision(provider: ReportProvider, view: View) -> str:
         silence is not None,
         None if times is None else times.revision,
         _liveness(provider, run_id),
+        provider.annotations(run_id),
     )
     return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
 def _register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
-    """Open a step when its cell is clicked."""
+    """Open a step when its cell is clicked, and store tags and notes."""
+    register_annotations(app, provider)
 
     @app.callback(
         Output("url", "href", allow_duplicate=True),

@@ -65,6 +65,9 @@ _STYLE_BY_CAUSE = {"healthy": "calm", "insufficient-evidence": "unsure"}
 _CAUSE = re.compile(r"(\([a-z]+(?:-[a-z]+)+\)\.?)")
 """A cause in a verdict, with its parentheses and the full stop behind them."""
 
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|[mun]?s\b)")
+"""Where a line of a large title must not end."""
+
 _MAX_STARVED = 8
 _MAX_WAITS_ON = 2
 _MAX_WARNINGS = 12
@@ -123,8 +126,12 @@ def verdict_card(
         html.Div(
             [
                 html.P(cause, className="verdict-cause"),
-                html.H1(_linked(report, sentence, base_path), className="verdict-sentence"),
+                html.H1(
+                    _linked(report, _BEFORE_UNIT.sub("\u00a0", sentence), base_path),
+                    className="verdict-sentence",
+                ),
                 *reason,
+                *_drain_line(report),
                 html.P([html.Span(fact) for fact in facts], className="facts"),
             ],
             className=f"verdict {style}",
@@ -162,7 +169,10 @@ def proof_cards(
             [
                 html.Summary(
                     [
-                        html.Span(finding.cause, className="cause"),
+                        html.Span(
+                            finding.cause,
+                            className=f"cause {cause_style(finding.cause, finding.severity)}",
+                        ),
                         f" {format_ranges(finding.ranks, max_ranges=MAX_NAMED)}",
                     ]
                 ),
@@ -202,19 +212,31 @@ def _proof_row(
     return html.Div([picture, *_advice_card(report, finding)], className="proof-row")
 
 
+def _drain_line(report: RunReport) -> list[Component]:
+    """Return whether to take the host of the top finding out of use: the first decision."""
+    top = report.top_finding
+    advice = advise(top.cause, run=report.run, ranks=top.ranks, hosts=top.hosts)
+    if advice is None or top.severity not in MATTERS:
+        return []
+    (question, answer), *_ = advice.parts
+    text = [html.B(f"{escape(question)} "), *with_code(answer)]
+    return [html.P(text, className="verdict-drain")]
+
+
 def _advice_card(report: RunReport, finding: Finding) -> list[Component]:
     advice = advise(finding.cause, run=report.run, ranks=finding.ranks, hosts=finding.hosts)
     if advice is None:
         return []
-    texts = (("Confirm", advice.confirm), ("Do", advice.do), ("Call", advice.call))
+    # That of the top finding is in the verdict.
+    parts = advice.parts[1:] if finding is report.top_finding else advice.parts
     commands = "\n".join(escape_sentence(command) for command in advice.commands)
     more = format_count(advice.num_more_hosts, "more host")
     return [
         card(
             html.H2("What to do"),
             *(
-                html.P([html.B(f"{name}: "), *with_code(escape_sentence(text))])
-                for name, text in texts
+                html.P([html.B(f"{escape(name)} "), *with_code(escape_sentence(text))])
+                for name, text in parts
             ),
             *([html.Pre(commands, className="commands", tabIndex=0)] if commands else []),
             *([html.P(f"Likewise {more}.", className="quiet")] if advice.num_more_hosts else []),
@@ -373,7 +395,7 @@ def _rank_liveness(
 
 def findings_table(report: RunReport, *, base_path: str) -> Component:
     """Return a row for each finding, the largest share first."""
-    numbers = FINDING_COLUMNS[-3:]
+    numbers = FINDING_COLUMNS[-2:]
     head = {name: "number" if name in numbers else "" for name in (*FINDING_COLUMNS, "evidence")}
     rows = [
         [
@@ -387,8 +409,10 @@ def findings_table(report: RunReport, *, base_path: str) -> Component:
             ),
             dmc.TableTd(_steps_link(report, finding, base_path), className="steps"),
             *(
-                dmc.TableTd(text, className=f"number of-{name}")
-                for name, text in zip(numbers, format_finding(finding), strict=True)
+                dmc.TableTd(text, className=f"number of-{name.split()[0]}")
+                for name, text in zip(
+                    numbers, format_finding(finding, report.price(finding))[-2:], strict=True
+                )
             ),
             dmc.TableTd(_linked(report, finding.evidence, base_path), className="evidence"),
         ]
@@ -548,9 +572,8 @@ def cause_style(cause: str, severity: str | None) -> str:
     """
     if not cause:
         return "pending"
-    if severity == Severity.MINOR:
-        return "calm"
-    return _STYLE_BY_CAUSE.get(cause, "alarm")
+    usual = "calm" if severity in (Severity.MINOR, Severity.NONE) else "alarm"
+    return _STYLE_BY_CAUSE.get(cause, usual)
 
 
 def _steps_link(report: RunReport, finding: Finding, base_path: str) -> Component | str:

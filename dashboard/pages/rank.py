@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
@@ -20,16 +19,26 @@ from rankscope.analysis.report.text import (
     format_range,
     format_seconds,
     format_steps,
+    format_time,
 )
 from rankscope.dashboard.figures.host_boxes import arrange_hosts
 from rankscope.dashboard.records.rank_details import RankQuantity
-from rankscope.tracer.span import NS_PER_S
 
 from ..address import GRAPH, INCIDENT, RANK, TIMELINE, View, read_steps, write_address
 from ..callback_checks import Click, Posted, checked
 from ..figures.rank import heat_map_figure, place_figure, rank_over_steps_figure
 from ..text import escape
-from .components import LOST, RUNNING, card, graph, link_ranks, rank_link, rank_links, table
+from .components import (
+    LOST,
+    RUNNING,
+    card,
+    graph,
+    link_ranks,
+    local_time,
+    rank_link,
+    rank_links,
+    table,
+)
 from .device_time import device_time_card, kernels_card
 from .overview_cards import escape_sentence
 from .placeholders import no_data
@@ -299,7 +308,7 @@ def _head(report: RunReport, details: RankDetails, base_path: str) -> Component:
 
 
 def _facts(details: RankDetails) -> Component:
-    facts = {
+    facts: dict[str, Cell] = {
         "host": details.host,
         "local rank": "" if details.local_rank < 0 else str(details.local_rank),
         "device": details.device_name,
@@ -309,13 +318,18 @@ def _facts(details: RankDetails) -> Component:
         **_process(details),
     }
     pairs = [
-        html.Div([html.Dt(word), html.Dd(escape(value) or UNKNOWN)])
+        html.Div(
+            [
+                html.Dt(word),
+                html.Dd(escape(value) or UNKNOWN if isinstance(value, str) else value),
+            ]
+        )
         for word, value in facts.items()
     ]
     return card(html.Dl(pairs, className="pairs"))
 
 
-def _process(details: RankDetails) -> dict[str, str]:
+def _process(details: RankDetails) -> dict[str, Cell]:
     """Return the state of the process, and the last news of one that may still run."""
     state, last = details.exit_state, details.reported
     if details.heartbeat is not None:
@@ -323,7 +337,7 @@ def _process(details: RankDetails) -> dict[str, str]:
         at = "" if step < 0 else f", step {step:,}"
         return {"process": state, "last heartbeat": f"{beat}{at}, {format_age(age_ns)} ago"}
     if last is not None and state == LOST:
-        return {"process": f"lost: no news since {_time(last[0])}"}
+        return {"process": ["lost: no news since ", local_time(format_time(last[0]))]}
     if last is not None and state == RUNNING:
         return {"process": state, "last record": f"{format_age(last[1])} ago"}
     return {"process": state}
@@ -346,11 +360,14 @@ def _now(details: RankDetails) -> list[Component]:
         return []
     lines = [
         html.Li(
-            escape(one.name)
-            + (f" ({escape(one.kind)})" if one.kind != one.name else "")
-            + f" in step {one.step:,}"
-            + (f", group {escape(one.group)}" if one.group else "")
-            + f", begun {_time(one.start_ns)}"
+            [
+                escape(one.name)
+                + (f" ({escape(one.kind)})" if one.kind != one.name else "")
+                + f" in step {one.step:,}"
+                + (f", group {escape(one.group)}" if one.group else "")
+                + ", begun ",
+                local_time(format_time(one.start_ns)),
+            ]
         )
         for one in details.open_operations
     ]
@@ -361,10 +378,6 @@ def _now(details: RankDetails) -> list[Component]:
             class_name="liveness",
         )
     ]
-
-
-def _time(at_ns: int) -> str:
-    return f"{datetime.fromtimestamp(at_ns / NS_PER_S, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _place(report: RunReport, details: RankDetails, base_path: str) -> Component:
@@ -525,7 +538,8 @@ def _events(details: RankDetails) -> Component:
 
 
 def _event(event: RankEvent) -> Component:
-    words = f"{_time(event.at_ns)} · {escape(event.kind)} · {escape(event.text)}"
+    at = local_time(format_time(event.at_ns))
+    words = [at, f" · {escape(event.kind)} · {escape(event.text)}"]
     if not event.detail:
         return html.P(words, className="event")
     detail = event.detail.splitlines()[:MAX_LINES]
@@ -540,7 +554,7 @@ def _host(details: RankDetails, base_path: str) -> Component:
         return card(html.H2(title), html.P(text, className="quiet"))
     rows: list[list[Cell]] = [
         [
-            _time(one.opened_ns),
+            local_time(format_time(one.opened_ns)),
             dcc.Link(
                 escape(one.run_id),
                 href=write_address(View(run=one.run_id), base_path=base_path),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import dash_ag_grid as dag  # type: ignore[import-untyped]
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
+from dash.exceptions import PreventUpdate
 
 from rankscope.analysis.report.text import (
     EMPTY,
@@ -19,10 +22,11 @@ from rankscope.analysis.report.text import (
 )
 from rankscope.tracer.span import NS_PER_S
 
-from ..address import COMPARE, INCIDENT, RUNS, View, write_address
+from ..address import COMPARE, INCIDENT, RUNS, View, read_address, write_address
 from ..callback_checks import Number, Posted, checked
 from ..exports import RUNS_PATH
 from ..text import escape
+from .annotations import change_tags, tags_input
 from .components import (
     GRID_THEME,
     LIVE_MS,
@@ -31,11 +35,14 @@ from .components import (
     RUNNING,
     announced,
     card,
+    labelled,
 )
+from .configurations import configuration_cards
 from .overview_cards import cause_style
 from .page import Content, Page
 from .placeholders import no_runs
 from .refresh import AGAIN
+from .report_page import choices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,6 +55,9 @@ if TYPE_CHECKING:
 
 MAX_RUNS = 5_000
 """Runs in the table, the newest: 5,000 are 2 MB, compressed 150 kB."""
+
+CONFIGURATIONS = "configurations"
+"""Word of `View.show` for the runs by configuration, not as a list."""
 
 MIN_PAIR = 2
 """Runs to check for a comparison."""
@@ -88,7 +98,9 @@ _COLUMNS: list[dict[str, Any]] = [
      "valueFormatter": _format("d3.format(',')(params.value)")},
     {"field": "duration", "headerName": "duration", "width": 94, **_NUMBER,
      "valueFormatter": _format("params.data.age")},
-    {"field": "started", "headerName": "started (UTC)", "width": 158, "sort": "desc"},
+    {"field": "tags", "headerName": "tags", "width": 130, "cellRenderer": "RunTags"},
+    {"field": "started", "headerName": "started", "width": 186, "sort": "desc",
+     "cellRenderer": "LocalTime"},
     {"field": "ranks", "headerName": "ranks", "width": 76, **_NUMBER,
      "valueFormatter": _format("d3.format(',')(params.value)")},
     {"field": "layout", "headerName": "layout", "width": 120},
@@ -105,16 +117,21 @@ class ChosenRun(Posted):
     """A row whose box is checked."""
 
     run: str
+    tags: list[str]
 
 
-def show_runs(provider: ReportProvider, _view: View, *, base_path: str) -> Content:
-    """Return the page; it is the same for every view."""
+def show_runs(provider: ReportProvider, view: View, *, base_path: str) -> Content:
+    """Return the runs with the tags of a view, as a list or by configuration."""
     lines = provider.run_lines()
-    rows = _rows(lines, base_path)
+    tags = sorted({tag for line in lines for tag in line.tags})
+    wanted = _wanted_tags(view)
+    shown = [line for line in lines if wanted <= set(line.tags)]
+    is_grouped = view.show == CONFIGURATIONS
+    rows = _rows([] if is_grouped else shown, base_path)
     grid = dag.AgGrid(
         id="runs-grid",
         rowData=rows,
-        columnDefs=_COLUMNS,
+        columnDefs=[column for column in _COLUMNS if tags or column["field"] != "tags"],
         defaultColDef={"sortable": True, "filter": True, "resizable": True},
         getRowId="params.data.run",
         dashGridOptions={
@@ -132,10 +149,30 @@ def show_runs(provider: ReportProvider, _view: View, *, base_path: str) -> Conte
     )
     head = [
         html.H1("Runs"),
-        html.P(_about(lines), id="runs-about", className="quiet"),
+        html.P(_about(shown), id="runs-about", className="quiet"),
         html.Div(className="spring"),
+        dmc.MultiSelect(
+            id="runs-tags-wanted",
+            data=[{"value": tag, "label": escape(tag)} for tag in sorted({*tags, *wanted})],
+            value=sorted(wanted),
+            placeholder="" if wanted else "with tag",
+            size="xs",
+            clearable=True,
+            searchable=True,
+            className="tags-input" if tags or wanted else "hidden",
+            **labelled("only runs with these tags"),
+        ),
+        choices(
+            "shown as",
+            [
+                ("list", View(page=RUNS, find=view.find)),
+                ("by configuration", View(page=RUNS, find=view.find, show=CONFIGURATIONS)),
+            ],
+            view=View(page=RUNS, find=view.find, show=view.show if is_grouped else None),
+            base_path=base_path,
+        ),
         html.Div(
-            _actions([], base_path, hint=_NO_ACTIONS if len(lines) >= MIN_PAIR else ""),
+            _actions([], base_path, hint=_NO_ACTIONS if len(rows) >= MIN_PAIR else ""),
             id="runs-actions",
             className="actions",
         ),
@@ -163,11 +200,24 @@ def show_runs(provider: ReportProvider, _view: View, *, base_path: str) -> Conte
             html.Div(head, className="page-head"),
             html.P("", id="runs-deleted", className="note", **announced()),
             html.Div([] if lines else [no_runs()]),
-            card(grid, class_name="runs-card" if lines else "hidden", label="runs"),
+            card(
+                grid,
+                class_name="runs-card" if lines and not is_grouped else "hidden",
+                label="runs",
+            ),
+            html.Div(
+                configuration_cards(shown, base_path=base_path) if is_grouped else [],
+                id="runs-configurations",
+                className="stack",
+            ),
             dmc.Modal(confirm, id="runs-confirm", title="Delete for good?", opened=False),
         ],
         interval_ms=LIVE_MS if is_live or not lines else QUIET_MS,
     )
+
+
+def _wanted_tags(view: View) -> set[str]:
+    return set(filter(None, (view.find or "").split(",")))
 
 
 def _revision(provider: ReportProvider, _view: View) -> str:
@@ -178,8 +228,22 @@ def _revision(provider: ReportProvider, _view: View) -> str:
     return sha256(repr(shown).encode()).hexdigest()
 
 
-def _register(app: Dash, _provider: ReportProvider, *, base_path: str) -> None:
-    """Offer what can be done with the checked runs, and delete."""
+def _register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
+    """Filter, offer what can be done with the checked runs, tag and delete them."""
+
+    @app.callback(
+        Output("url", "search", allow_duplicate=True),
+        Input("runs-tags-wanted", "value"),
+        State("url", "search"),
+        prevent_initial_call=True,
+    )
+    @checked
+    def filter_runs(tags: list[str] | None, search: str | None) -> str:
+        shown = read_address(RUNS, search or "")
+        view = replace(shown, find=",".join(tags or ()) or None)
+        if view == shown:
+            raise PreventUpdate
+        return write_address(view, base_path="").removeprefix(RUNS)
 
     @app.callback(
         Output("runs-actions", "children"),
@@ -188,7 +252,24 @@ def _register(app: Dash, _provider: ReportProvider, *, base_path: str) -> None:
     )
     @checked
     def choose(chosen: list[ChosenRun] | None) -> list[Any]:
-        return _actions([row.run for row in chosen or ()], base_path)
+        rows = chosen or []
+        tags = sorted(set(rows[0].tags).intersection(*(row.tags for row in rows))) if rows else []
+        return _actions([row.run for row in rows], base_path, tags=tags)
+
+    @app.callback(
+        Output("runs-deleted", "children", allow_duplicate=True),
+        Output(AGAIN, "data", allow_duplicate=True),
+        Input("runs-tags", "value"),
+        State("runs-tags-stored", "data"),
+        State("runs-grid", "selectedRows"),
+        prevent_initial_call=True,
+    )
+    @checked
+    def tag(
+        now: list[str] | None, stored: list[str] | None, chosen: list[ChosenRun] | None
+    ) -> tuple[str, Any]:
+        names = [row.run for row in chosen or ()]
+        return change_tags(provider, names, now or (), stored or ()), time.time_ns()
 
     @app.callback(
         Output("runs-confirm", "opened"),
@@ -275,6 +356,7 @@ def _row(line: RunLine, base_path: str) -> dict[str, Any]:
         "loss": line.loss,
         "cost": line.lost_device_h,
         "lost": line.num_dropped,
+        "tags": list(line.tags),
     }
 
 
@@ -291,14 +373,17 @@ def _is_live(line: RunLine) -> bool:
     return line.run.state == RUNNING and not line.is_silent
 
 
-def _actions(chosen: Sequence[str], base_path: str, *, hint: str = _NO_ACTIONS) -> list[Component]:
+def _actions(
+    chosen: Sequence[str], base_path: str, *, tags: Sequence[str] = (), hint: str = _NO_ACTIONS
+) -> list[Component]:
+    field = html.Div(tags_input("runs-tags", tags), className="tags" if chosen else "hidden")
     delete = html.Button(
         "Delete…" if len(chosen) < MIN_PAIR else f"Delete {len(chosen)}…",
         id="runs-ask",
         className="button danger" if chosen else "hidden",
     )
     if len(chosen) != MIN_PAIR:
-        return [html.Span("" if chosen else hint, className="quiet"), delete]
+        return [html.Span("" if chosen else hint, className="quiet"), field, delete]
     view = View(page=COMPARE, run=chosen[1], with_run=chosen[0])
     address = write_address(view, base_path=base_path)
-    return [dcc.Link("Compare the two", href=address, className="button"), delete]
+    return [dcc.Link("Compare the two", href=address, className="button"), field, delete]

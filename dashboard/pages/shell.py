@@ -309,6 +309,13 @@ def _palette(
     view = View(page=RANK, run=run_id)
     return {
         "places": places[:MAX_PLACES],
+        "run": run_id or "",
+        "overview": base_path,
+        "pages_of_run": [
+            write_address(View(page=page.name), base_path=base_path)
+            for page in pages
+            if page.is_of_run
+        ],
         "num_ranks": 0 if strip is None else strip.run.world_size,
         "rank_address": write_address(view, base_path=base_path),
     }

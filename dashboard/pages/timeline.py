@@ -41,7 +41,6 @@ from .timeline_step import (
     go_to_proof,
     read_shown,
     read_step,
-    related_ranks,
     show_timeline,
 )
 
@@ -205,10 +204,9 @@ def _show_step(
         # A transfer over a slow link takes as long on all of its ranks.
         on_ranks = framed.ranks if framed.cause == slow_link.CAUSE.name else (proof.rank,)
         about = f"; framed: {framed.cause} of {format_ranks(on_ranks)}, {excess} too long{about}"
-    related = related_ranks(report, view)
     marks = Marks(
         ranks=view.ranks,
-        peers=() if related is None else related.all,
+        peers=() if reading.related is None else reading.related.all,
         path=replayed.path_of(view.layers),
         proof=proof,
         framed=on_ranks,

@@ -95,6 +95,9 @@ class StepReading:
     notes: tuple[str, ...]
     """What is shown of it, and why."""
 
+    related: RelatedRanks | None = None
+    """The ranks that are shown of a finding's proof; None: all."""
+
     stops: tuple[Stop, ...] = ()
     """Of the culprits, if the job ended in the step."""
 
@@ -196,6 +199,7 @@ def _show_related(
         recorded=timeline,
         timeline=timeline,
         notes=(note,),
+        related=related,
     )
 
 

@@ -60,6 +60,36 @@ class RunLine:
     incident: int | None = None
     """Number of the finding that ``cause`` is of."""
 
+    tags: tuple[str, ...] = ()
+    model: str = ""
+    num_microbatches: int | None = None
+    """Of a step and data position, as the job declares it."""
+
+    commit: str = ""
+    """Of the job's code."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownNote:
+    """A note of a run."""
+
+    text: str
+    author: str
+    written: str
+    """Time in UTC."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunAnnotations:
+    """Tags and notes of a run."""
+
+    tags: tuple[str, ...] = ()
+    notes: tuple[ShownNote, ...] = ()
+    """The oldest first."""
+
+    may_change: bool = False
+    """Whether the session of the request may change them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStrip:

@@ -171,7 +171,7 @@ def test_each_cause_has_a_section_that_says_what_to_do(cause: str) -> None:
 
     section = text.split(f"\n## {cause}\n", 1)[1].split("\n## ", 1)[0]
     heads = re.findall(r"^\*\*([\w ]+):\*\*", section, re.MULTILINE)
-    assert heads == ["Looks like", "Confirm", "Do", "Call"]
+    assert heads == ["Looks like", "Drain", "Confirm", "Do", "Call"]
 
 
 def section_of_operations(title: str) -> str:

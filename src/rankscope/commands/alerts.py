@@ -1,10 +1,8 @@
 """`rankscope alerts`: list, test, silence, acknowledge and resolve alerts, and note incidents."""
 
-import getpass
 import json
 import re
 import time
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +13,7 @@ from rankscope.analysis.report.text import EMPTY, format_range, format_time
 
 from ..errors import BadInputError, FailedError
 from ..terminal.lines import format_table, table_width
-from .flags import AsJson, Store, check_exists, open_existing_store
+from .flags import AsJson, Store, check_exists, open_existing_store, user_name
 
 if TYPE_CHECKING:
     from rankscope.collector.read.alerts import Silence, StoredAlert
@@ -121,7 +119,7 @@ def silence(  # noqa: PLR0913  # one parameter a flag
         rule=rule,
         rank=rank,
         for_s=float(int(match[1]) * UNITS_S[match[2]]),
-        by=_user(),
+        by=user_name(),
         reason=reason,
     )
     typer.echo(_change(change, store))
@@ -136,7 +134,7 @@ def acknowledge(
     """Say that you take care of an alert: it is not sent again while it is active."""
     from ..server.alert_changes import AlertChange
 
-    typer.echo(_change(AlertChange(what="acknowledge", name=name, by=_user()), store))
+    typer.echo(_change(AlertChange(what="acknowledge", name=name, by=user_name()), store))
 
 
 @alerts.command("note")
@@ -168,7 +166,7 @@ def resolve(
     """Say that an alert is over, such as the crash of a job that was started again."""
     from ..server.alert_changes import AlertChange
 
-    typer.echo(_change(AlertChange(what="resolve", name=name, by=_user()), store))
+    typer.echo(_change(AlertChange(what="resolve", name=name, by=user_name()), store))
 
 
 def list_alerts(*, as_json: bool, store_url: str | None) -> str:
@@ -245,9 +243,3 @@ def _change(change: "AlertChange", store_url: str | None) -> str:
 
     check_exists(store_url)
     return change_alerts(store_url or default_store_url(), change)
-
-
-def _user() -> str:
-    with suppress(KeyError, OSError):  # a container's user may have no name
-        return getpass.getuser()
-    return ""

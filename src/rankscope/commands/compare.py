@@ -166,8 +166,10 @@ def _document(found: "RunComparison") -> dict[str, object]:
 
 
 def _blocks(found: "RunComparison") -> list[str]:
+    from rankscope.analysis.report.text import FINDING_COLUMNS
+
     from ..terminal.device_time_text import kernel_change_lines
-    from ..terminal.report_text import FINDING_ALIGNED, FINDING_HEADER
+    from ..terminal.report_text import FINDING_ALIGNED
 
     names = _names(found)
     settings = [
@@ -197,7 +199,7 @@ def _blocks(found: "RunComparison") -> list[str]:
     if kernels:
         blocks.append("\n".join(kernels))
     if findings:
-        blocks.append(_table(("", *FINDING_HEADER), findings, right=f"k{FINDING_ALIGNED}"))
+        blocks.append(_table(("", *FINDING_COLUMNS), findings, right=f"k{FINDING_ALIGNED}"))
     return blocks
 
 
@@ -215,9 +217,9 @@ def _name(report: "RunReport", other: "RunReport") -> str:
 def _findings(
     change: str, report: "RunReport", findings: "Sequence[Finding]"
 ) -> list[tuple[str, ...]]:
-    from ..terminal.report_text import format_finding_row
+    from rankscope.analysis.report.text import format_finding
 
-    return [(change, *format_finding_row(report, one)) for one in findings]
+    return [(change, *format_finding(one, report.price(one))) for one in findings]
 
 
 def _table(header: "Sequence[str]", rows: "Sequence[Sequence[str]]", *, right: str = "") -> str:

@@ -1,5 +1,7 @@
 """Flags of several subcommands."""
 
+import getpass
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,3 +76,10 @@ def check_exists(url: str | None) -> None:
             f"there is no store at {location.path}: check --store or RANKSCOPE_STORE"
             " (serve, import, simulate and demo create one)"
         )
+
+
+def user_name() -> str:
+    """Return the name of the user that runs the command; "" if it has none."""
+    with suppress(KeyError, OSError):  # a container's user may have no name
+        return getpass.getuser()
+    return ""

@@ -1,8 +1,8 @@
-"""`rankscope runs` and `findings`: lists of what the store holds."""
+"""`rankscope runs` and `findings`: lists of what the store holds, tags and notes of runs."""
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -15,8 +15,9 @@ from rankscope.analysis.report.text import (
     format_time,
 )
 
+from ..errors import BadInputError
 from ..terminal.lines import format_table, table_width
-from .flags import AsJson, Store, check_exists, open_existing_store
+from .flags import AsJson, Store, check_exists, open_existing_store, user_name
 
 if TYPE_CHECKING:
     from rankscope.analysis.recurrence import Recurrence
@@ -33,7 +34,17 @@ NO_FINDINGS = (
 )
 
 
-def runs(
+runs = typer.Typer(
+    name="runs", help="List, delete, tag and annotate the stored runs.", rich_markup_mode=None
+)
+
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")]
+Tag = Annotated[str, typer.Argument(metavar="TAG", help="A short text without a comma.")]
+
+
+@runs.callback(invoke_without_command=True)
+def list_all(
+    context: typer.Context,
     *,
     delete: Annotated[
         str | None,
@@ -48,10 +59,44 @@ def runs(
     store: Store = None,
 ) -> None:
     """List the stored runs, or delete one."""
+    if context.invoked_subcommand is not None:
+        return
     if delete is not None:
         typer.echo(delete_stored(delete, as_json=as_json, store_url=store))
         return
     typer.echo(list_runs(as_json=as_json, store_url=store))
+
+
+@runs.command("tag")
+def add_tag(run: RunName, tag: Tag, *, store: Store = None) -> None:
+    """Add a tag to a run: the page of runs shows it, and filters by it."""
+    typer.echo(annotate(run, "tag", tag, store_url=store))
+
+
+@runs.command("untag")
+def remove_tag(run: RunName, tag: Tag, *, store: Store = None) -> None:
+    """Remove a tag from a run."""
+    typer.echo(annotate(run, "tag", tag, is_removed=True, store_url=store))
+
+
+@runs.command("note")
+def note(
+    run: RunName,
+    text: Annotated[
+        str | None,
+        typer.Argument(metavar="TEXT", help="The note. Default: list those that there are."),
+    ] = None,
+    *,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the note TEXT.")] = False,
+    store: Store = None,
+) -> None:
+    """Add a note to a run, remove one, or list the notes of a run."""
+    if text is not None:
+        typer.echo(annotate(run, "note", text, is_removed=remove, store_url=store))
+    elif remove:
+        raise BadInputError("--remove: give the TEXT of the note to remove")
+    else:
+        typer.echo(list_notes(run, store_url=store))
 
 
 def findings(
@@ -92,6 +137,11 @@ def list_runs(*, as_json: bool, store_url: str | None) -> str:
     header: tuple[str, ...] = (
         "run", "format", "state", "ranks", "steps", "spans", "started (UTC)", "verdict",
     )  # fmt: skip
+    if any(line.tags for line in lines):
+        header = (*header, "tags")
+        rows = [
+            (*row, ", ".join(line.tags) or EMPTY) for row, line in zip(rows, lines, strict=True)
+        ]
     notes = [warning for run in found for warning in run.warnings]
     width, right = table_width(), "lkkrrrkl"
     if width is not None and all(run.source_format == "rankscope" for run in found):
@@ -122,6 +172,54 @@ def delete_stored(run_id: str, *, as_json: bool, store_url: str | None) -> str:
         f"deleted run {run_id!r}: {num_spans:,} spans, {num_rows:,} rows in all."
         " Its name cannot be used again"
     )
+
+
+def annotate(
+    run_id: str,
+    kind: Literal["tag", "note"],
+    text: str,
+    *,
+    is_removed: bool = False,
+    store_url: str | None,
+) -> str:
+    """Add a tag or a note to a run, or remove it, and return a line with what was done.
+
+    Raises:
+        UnknownRunError: The store holds no run of this name.
+        BadInputError: The text is not valid, or what is to be removed is not there.
+        FailedError: The server that holds the store did not change it.
+    """
+    from rankscope.collector.store.location import default_store_url
+
+    from ..server.annotations import AnnotationChange, annotate_stored
+
+    check_exists(store_url)
+    what: Literal["add", "remove"] = "remove" if is_removed else "add"
+    try:
+        change = AnnotationChange(what=what, kind=kind, run_id=run_id, text=text, by=user_name())
+    except ValueError as error:  # longer than any
+        raise BadInputError(f"the {kind} is too long: shorten it") from error
+    return annotate_stored(store_url or default_store_url(), change)
+
+
+def list_notes(run_id: str, *, store_url: str | None) -> str:
+    """Return the notes of a run, the oldest first, as printable text.
+
+    Raises:
+        UnknownRunError: The store holds no run of this name.
+    """
+    from rankscope.collector.read.annotations import AnnotationKind, read_annotations
+
+    from ..server.reports import find_run
+    from ..sources.store_source import StoreSource
+
+    with open_existing_store(store_url) as store:
+        find_run(StoreSource(store), run_id)
+        notes = [one for one in read_annotations(store, run_id) if one.kind is AnnotationKind.NOTE]
+    rows = [(format_time(one.at_ns), one.author or EMPTY, one.text) for one in notes]
+    header = ("written (UTC)", "by", "note")
+    table = format_table(header, rows, right="kkl", width=table_width())
+    return "\n".join(table) if rows else f"no notes of run {run_id!r}"
 
 
 def list_findings(run_id: str | None, *, as_json: bool, store_url: str | None) -> str:
@@ -196,6 +294,7 @@ def _run_document(line: "RunLine") -> dict[str, Any]:
         "cause": line.cause or None,
         "severity": line.severity or None,
         "verdict": line.verdict or None,
+        "tags": list(line.tags),
     }
 
 

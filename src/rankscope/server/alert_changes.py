@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from rankscope.analysis.report.text import format_time
-from rankscope.collector.errors import StoreHeldError
-from rankscope.collector.store.location import read_server_file
-from rankscope.collector.store.store import open_store
 
 from ..errors import BadInputError
 from .alerting import Alerting
-from .holder import ask_holder, refusal
+from .changes import change_router, change_stored
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
+    from rankscope.collector.store.store import Store
+
 PATH = "/v1/alerts"
-TIMEOUT_S = 60
 MAX_SILENCE_S = 90 * 86_400
 """Longer silences are forgotten ones: disable the rule instead."""
 
@@ -77,47 +73,19 @@ def apply_change(alerting: Alerting, change: AlertChange) -> str:
 
 
 def change_alerts(store_url: str, change: AlertChange) -> str:
-    """Apply a change to a store, through the server that holds it if there is one.
+    """Apply a change to a store, as `change_stored` does."""
 
-    Raises:
-        BadInputError: There is no such alert or silence.
-        FailedError: The server that holds the store did not answer, or refused.
-        StoreError: The store could not be opened or written.
-    """
-    try:
-        with open_store(store_url) as store:
-            return apply_change(Alerting(store, page_url=lambda *_: ""), change)
-    except StoreHeldError as held:
-        server = read_server_file(held.path)
-        if server is None or server.token is None:
-            raise
-    body = change.model_dump_json()
-    answer = ask_holder(server, "POST", PATH, timeout_s=TIMEOUT_S, body=body)
-    if answer.status == HTTPStatus.NOT_FOUND:
-        raise BadInputError(str(json.loads(answer.body)["detail"]))
-    if answer.status != HTTPStatus.OK:
-        raise refusal(server, answer)
-    return str(json.loads(answer.body)["done"])
+    def apply(store: Store) -> str:
+        return apply_change(Alerting(store, page_url=lambda *_: ""), change)
+
+    return change_stored(store_url, PATH, change, apply)
 
 
-def change_router(alerting: Alerting) -> APIRouter:
+def alert_router(alerting: Alerting) -> APIRouter:
     """Return the route ``POST /v1/alerts``, for administrators."""
-    from fastapi import APIRouter, Body, HTTPException
-
-    router = APIRouter(tags=["alerts"])
-
-    def change(body: Annotated[dict[str, object], Body()]) -> dict[str, str]:
-        try:
-            return {"done": apply_change(alerting, AlertChange.model_validate(body))}
-        except ValidationError as error:
-            raise HTTPException(422, f"{error.error_count()} wrong values") from error
-        except BadInputError as error:
-            raise HTTPException(404, str(error)) from error
-
-    change.__annotations__ = {
-        "body": Annotated[dict[str, object], Body()],
-        "return": dict[str, str],
-    }
-    # Only now: FastAPI reads the annotations here, and cannot resolve the text of local names.
-    router.post(PATH, summary="Silence, acknowledge or resolve alerts")(change)
-    return router
+    return change_router(
+        PATH,
+        AlertChange,
+        lambda change: apply_change(alerting, change),
+        summary="Silence, acknowledge or resolve alerts",
+    )

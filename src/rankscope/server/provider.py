@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.analysis.verdict import verdict_sentence
 
+from .annotations import PageAnnotations
 from .health import HealthReader
 from .incidents import PageIncidents
 from .page_alerts import PageAlerts
@@ -103,6 +104,9 @@ class StoreProvider:
         self.incidents = incidents.incidents
         self.incident_numbers = incidents.incident_numbers
         self.add_note = incidents.add_note
+        annotations = PageAnnotations(store)
+        self.annotations = annotations.of_run
+        self.annotate = annotations.annotate
 
         self._health = None
         if store is not None and metrics is not None:

@@ -203,7 +203,7 @@ class Reports:
     def find_made(self, summary: RunSummary) -> RunReport | None:
         """Return the diagnosis of a run if it is in memory or stored; None if it must be made."""
         is_made = self.has_report(summary.run_id) or (
-            self._stored is not None and self._stored.find(summary) is not None
+            self._stored is not None and summary.state != RUNNING and self._stored.has(summary)
         )
         return self.get(summary.run_id) if is_made else None
 

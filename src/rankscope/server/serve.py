@@ -291,8 +291,9 @@ def serve_opened(parts: ServerParts) -> None:
     from rankscope.collector.http.tokens import TokenFile, default_tokens_path
 
     from ..sources.stored_reports import StoredReports
-    from .alert_changes import change_router
+    from .alert_changes import alert_router
     from .alert_watch import alert_loop
+    from .annotations import annotation_router
     from .http_server import Monitoring, open_application, open_metrics, open_routers, run_server
     from .notes import note_router
     from .provider import StoreProvider
@@ -332,8 +333,9 @@ def serve_opened(parts: ServerParts) -> None:
         if watch is not None:
             routers += [
                 report_router(reports, source),
-                change_router(watch.alerting),
+                alert_router(watch.alerting),
                 note_router(store),
+                annotation_router(store),
             ]
             provider = StoreProvider(
                 source,

@@ -13,8 +13,15 @@ from rankscope.analysis.diagnose import MATTERS
 from rankscope.analysis.report.exchange import read_report, report_form, write_report
 from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.errors import StoreError
+from rankscope.collector.read.annotations import AnnotationKind, read_annotations
 from rankscope.collector.read.findings import read_findings
-from rankscope.collector.read.reports import read_last_loss, read_report_body, read_report_lines
+from rankscope.collector.read.reports import (
+    read_last_loss,
+    read_report_body,
+    read_report_head,
+    read_report_lines,
+)
+from rankscope.collector.read.runs import read_configurations
 from rankscope.collector.read.steps import read_step_bounds
 from rankscope.collector.spool.descriptions import RUNNING
 from rankscope.dashboard.records.page_results import RunLine
@@ -66,6 +73,11 @@ class StoredReports:
         except ValueError:  # of another build of the same version: it is made again
             return None
 
+    def has(self, summary: RunSummary) -> bool:
+        """Return whether the report of a run as it is now is stored, without reading it."""
+        row = read_report_head(self._store, summary.run_id)
+        return row is not None and bool(row["has_body"]) and is_of(row, summary)
+
     def keep(self, summary: RunSummary, report: RunReport) -> None:
         """Store the report of an ended run, and its findings.
 
@@ -108,10 +120,26 @@ def read_run_lines(
     findings: dict[str, list[StoredFinding]] = defaultdict(list)
     for finding in sorted(read_findings(store), key=_weight):
         findings[finding.run_id].append(finding)
-    return tuple(
-        _line(run, reports.get(run.run_id), findings[run.run_id], now_ns=unix_ns())
-        for run in StoreSource(store).runs()
-    )
+    tags: dict[str, tuple[str, ...]] = defaultdict(tuple)
+    for annotation in read_annotations(store):
+        if annotation.kind is AnnotationKind.TAG:
+            tags[annotation.run_id] += (annotation.text,)
+    configurations = read_configurations(store)
+    lines = []
+    for run in StoreSource(store).runs():
+        name = run.run_id
+        line = _line(run, reports.get(name), findings[name], now_ns=unix_ns())
+        declared = configurations.get(name, {})
+        lines.append(
+            replace(
+                line,
+                tags=tags[name],
+                model=declared.get("model", ""),
+                commit=declared.get("commit", ""),
+                num_microbatches=declared.get("num_microbatches") or None,
+            )
+        )
+    return tuple(lines)
 
 
 def lost_device_h(finding: StoredFinding, num_ranks: int) -> float | None:

@@ -9,6 +9,7 @@ from rankscope.analysis.diagnose import MATTERS, ends_run
 from rankscope.analysis.report.advice import advise
 from rankscope.analysis.report.report import MfuShapeName, Severity
 from rankscope.analysis.report.text import (
+    FINDING_COLUMNS,
     MAX_NAMED,
     UNKNOWN,
     format_account,
@@ -16,10 +17,10 @@ from rankscope.analysis.report.text import (
     format_count,
     format_duration,
     format_excluded,
+    format_finding,
     format_most_dropped,
     format_part,
     format_percent,
-    format_range,
     format_ranges,
     format_seconds,
     format_slowdown,
@@ -34,7 +35,6 @@ from .lines import DEFAULT_TOP, format_rows, format_table, printable, wrap_text
 if TYPE_CHECKING:
     from rankscope.analysis.report.report import (
         Bandwidth,
-        Finding,
         RunReport,
         Starved,
         WaterfallSummary,
@@ -58,7 +58,6 @@ MIN_RATIO = 0.0005
 MIN_WAIT_RATIO = 0.005
 """A rank that others wait for less explains nothing of a step."""
 
-FINDING_HEADER = ("cause", "severity", "ranks", "steps", "cost of a step", "confidence")
 FINDING_ALIGNED = "lkllrr"
 
 LEGEND = (
@@ -328,21 +327,6 @@ def _format_worker(report: RunReport, worker: tuple[int, int]) -> str:
     return f"dp {dp}, stage {stage}" if report.has_layout else f"rank {dp}"
 
 
-def format_finding_row(report: RunReport, finding: Finding) -> tuple[str, ...]:
-    """Return the cells of `FINDING_HEADER`. The cost is the price that the verdict names."""
-    price = report.price(finding)
-    return (
-        finding.cause,
-        finding.severity or UNKNOWN,
-        format_ranges(finding.ranks, max_ranges=MAX_NAMED),
-        format_range(finding.steps),
-        UNKNOWN
-        if price is None
-        else f"{format_seconds(price.seconds)} ({format_percent(price.share)})",
-        f"{finding.confidence:.2f}",
-    )
-
-
 def _format_findings(
     report: RunReport, follows: tuple[str, ...], width: int, view: View
 ) -> list[str]:
@@ -350,8 +334,8 @@ def _format_findings(
     findings = report.findings
     if len(findings) == 1 and findings[0].severity is Severity.NONE and not view.has_details:
         return []
-    rows = [format_finding_row(report, finding) for finding in findings[: view.top]]
-    head, *lines = format_rows(FINDING_HEADER, rows, right=FINDING_ALIGNED, width=view.table_width)
+    rows = [format_finding(finding, report.price(finding)) for finding in findings[: view.top]]
+    head, *lines = format_rows(FINDING_COLUMNS, rows, right=FINDING_ALIGNED, width=view.table_width)
     body = head.split("\n")
     for line, finding, followed in zip(lines, findings, follows, strict=False):
         body.extend(line.split("\n"))
@@ -367,7 +351,8 @@ def _format_advice(report: RunReport, width: int) -> list[str]:
     if advice is None or top.severity not in MATTERS:
         return []
     lines = [f"what to do about {top.cause}"]
-    for label, text in (("confirm", advice.confirm), ("do", advice.do), ("call", advice.call)):
+    labels = ("drain?", "confirm", "do", "call")
+    for label, (_, text) in zip(labels, advice.parts, strict=True):
         lines += wrap_text(text.replace("`", ""), width, first=INDENT + label.ljust(ADVICE_WIDTH))
     # Not wrapped: a command is copied as a whole.
     return [*lines, *(f"{INDENT}$ {printable(command)}" for command in advice.commands)]

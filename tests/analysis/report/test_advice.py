@@ -29,6 +29,18 @@ def test_a_host_is_drained_only_if_the_finding_names_one() -> None:
     assert not any("drain" in command for command in several.commands)
     assert several.commands[:2] == ("ssh a ibstat", "ssh b ibstat")
     assert several.num_more_hosts == 1
+    assert one.parts[0][0] == "Drain node-8?"
+    assert several.parts[0][0] == "Drain a host?"
+
+
+@pytest.mark.parametrize("cause", sorted(CAUSES))
+def test_whether_to_drain_is_answered_first(cause: str) -> None:
+    advice = advise(cause, run="tuesday", ranks=(1,), hosts=("node-8",))
+
+    assert advice is not None
+    assert re.match(r"(Yes|No|Only|Not at first)\b", advice.drain)
+    can_drain = any(command.startswith("scontrol") for command in advice.commands)
+    assert not (can_drain and advice.drain.startswith("No."))
 
 
 def test_what_is_unknown_is_not_guessed() -> None:
@@ -51,7 +63,7 @@ def test_each_cause_has_advice_without_markup(cause: str) -> None:
     advice = advise(cause, run="tuesday", ranks=(1,), hosts=("node-8",))
 
     assert advice is not None
-    text = " ".join((advice.confirm, advice.do, advice.call, *advice.commands))
+    text = " ".join([*(part for parts in advice.parts for part in parts), *advice.commands])
     assert not re.search(rf"\*\*|\]\(|\b({HOST}|{RANK}|{RUN})\b", text)
 
 

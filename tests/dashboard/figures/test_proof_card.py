@@ -16,7 +16,13 @@ from rankscope.analysis.report.proof_card import (
     SampleStrip,
     StepSeries,
 )
-from rankscope.dashboard.figures.proof_card import Scale, describe_group, proof_figure
+from rankscope.dashboard.figures.proof_card import (
+    MAX_LABEL,
+    MAX_LEFT,
+    Scale,
+    describe_group,
+    proof_figure,
+)
 from rankscope.dashboard.figures.static_svg import static_svg
 from tests.support.dashboard.builders import report as make_report
 
@@ -169,3 +175,29 @@ def test_a_single_value_has_no_median() -> None:
     single = replace(CULPRIT, num=1, low=31e6, values=(31e6,))
 
     assert describe_group(single, "ns") == "rank 3: 31 ms (1 value)"
+
+
+def test_a_line_ends_before_the_next_column_and_keeps_its_entities_whole() -> None:
+    name = "<" * 200
+    strip = replace(CARD.strips[0], quantity=name)
+    fact = ProofFact(label="rank 3", text=name, is_culprit=True)
+
+    beside = figure_of(replace(CARD, strips=(strip,), facts=(fact,)))
+    alone = figure_of(ProofCard(facts=(fact,)))
+
+    for document, most in ((beside, MAX_LEFT), (alone, MAX_LABEL)):
+        texts = [note["text"] for note in document["layout"]["annotations"]]
+        assert "&lt;" * (most - 1) + "…" in texts
+
+
+def test_a_price_says_what_is_replaced_by_what() -> None:
+    def texts(cause: str) -> str:
+        report = make_report()
+        finding = replace(report.findings[0], cause=cause, card=CARD)
+        figure = proof_figure(replace(report, findings=(finding,)), finding)
+        assert figure is not None
+        return " | ".join(note.text for note in figure.layout.annotations)
+
+    assert "with rank 5 as its peers: " in texts("slow-compute")
+    assert "with alike links' rate: " in texts("slow-link")
+    assert "with stage 1 as the others: " in texts("stage-imbalance")

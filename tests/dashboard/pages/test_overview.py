@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.dashboard.address import View
+from rankscope.dashboard.app import create_app
 from rankscope.dashboard.pages import overview
+from rankscope.dashboard.records.page_results import RunAnnotations, ShownNote
 from rankscope.dashboard.records.progress import AnalysisFailed
 from rankscope.tracer.topology import Layout
 from tests.support.dashboard.builders import FakeProvider, mean_kind_times, report, traces
-from tests.support.dashboard.page_text import rendered, words
+from tests.support.dashboard.page_text import find_part, rendered, words
+from tests.support.dashboard.posts import page_post, post, shown_state
 from tests.support.dashboard.training_builder import training_provider
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ def test_the_overview_shows_verdict_findings_waits_and_quality() -> None:
     assert "8 ranks | DP 2 x TP 2 x PP 2 | 30 steps | 9,920 spans | confidence 0.98" in shown
     assert "step time | 556 ms | = | 410 ms |  ideal" in shown
     assert "| + | 137 ms |  slow-compute (rank 5) | + | 5.84 ms |  stage-imbalance" in shown
-    assert "slow-compute | n/a | 5 | 10-29 | 1.38x | 94 % | 0.98" in shown
+    assert "slow-compute | n/a | 5 | 10-29 | 137 ms (25 %) | 0.98" in shown
     assert "rank 0 | 34 % | for rank 5 (31 %), rank 0 (2 %)" in shown
     assert "records produced | 3,840 | = stored | 3,840 | + dropped | 0" in shown
     assert "+ still buffered | 0 | clock error | ± 1.80 us | coverage | 100.0 %" in shown
@@ -112,3 +115,34 @@ def test_times_by_kind_need_no_report() -> None:
             "forward",
             "dp-comm",
         ]
+
+
+def test_tags_and_notes_are_shown_and_offered_to_those_who_may_change_them() -> None:
+    note = ShownNote(text="drained <b>node-3</b>", author="ada", written="2026-11-28 23:00:00")
+    provider = training_provider()
+    provider.annotated = {"demo-42": RunAnnotations(tags=("prod",), notes=(note,))}
+
+    page = rendered(overview.PAGE, provider, View(run="demo-42"))
+
+    assert find_part(page, "overview-tags")["value"] == ["prod"]
+    assert find_part(page, "overview-tags")["disabled"]
+    assert "drained <b>node-3</b>" in words(page)
+    assert "2026-11-28 23:00:00 UTC" in words(page)
+    client = create_app(provider).server.test_client()
+    shown = shown_state("demo-42")
+    tags = {
+        "overview-tags.value": ["prod", "night"],
+        "overview-tags-stored.data": ["prod"],
+        "page-shown.data": shown,
+    }
+    noted = {
+        "overview-note.n_submit": 1,
+        "overview-note.value": "reseated the cable",
+        "page-shown.data": shown,
+    }
+    assert post(client, page_post(client, tags)) == 200
+    assert post(client, page_post(client, noted)) == 200
+    assert provider.changed == [
+        ("demo-42", "tag", "night", False),
+        ("demo-42", "note", "reseated the cable", False),
+    ]

@@ -188,9 +188,10 @@ def test_the_proof_and_what_to_do_follow_the_verdict() -> None:
     )
     parts = (getattr(part, "id", None) for part in page.children)
     order = [part for part in parts if part is not None]
-    assert order[:4] == [
+    assert order[:5] == [
         "overview-verdict",
         "overview-proof",
+        "overview-annotations",
         "overview-liveness",
         "overview-figures",
     ]

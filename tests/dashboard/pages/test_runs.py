@@ -9,8 +9,11 @@ from rankscope.analysis.report.liveness import StepSilence
 from rankscope.dashboard.address import View
 from rankscope.dashboard.app import create_app
 from rankscope.dashboard.pages import runs
+from rankscope.dashboard.pages.configurations import configuration_cards
 from rankscope.dashboard.pages.overview_cards import cause_style
 from rankscope.dashboard.pages.runs import MAX_RUNS
+from rankscope.dashboard.records.page_results import RunAnnotations, RunLine
+from rankscope.tracer.topology import Layout
 from tests.support.dashboard.builders import FakeProvider, report
 from tests.support.dashboard.page_text import find_part, rendered, words
 from tests.support.dashboard.posts import page_post, post
@@ -86,12 +89,89 @@ def test_a_store_without_runs_says_how_to_make_one_and_a_full_one_lists_the_newe
 
 def test_two_checked_runs_can_be_compared_and_any_deleted_after_a_question() -> None:
     client = create_app(FakeProvider(reports={"a": None, "b": None})).server.test_client()
-    chosen = [{"run": "a", "verdict": "-"}, {"run": "b", "verdict": "-"}]
+    chosen = [
+        {"run": "a", "verdict": "-", "tags": ["prod"]},
+        {"run": "b", "verdict": "-", "tags": ["prod", "baseline"]},
+    ]
 
     body = page_post(client, {"runs-grid.selectedRows": chosen})
     answer = client.post("/_dash-update-component", json=body).get_data(as_text=True)
     assert r"\u002fcompare?run=b&with=a" in answer
+    assert '"value":["prod"]' in answer  # of both
     assert "Delete 2" in answer
     ask = page_post(client, {"runs-ask.n_clicks": 1, "runs-grid.selectedRows": chosen})
     assert "a, b" in client.post("/_dash-update-component", json=ask).get_data(as_text=True)
     assert post(client, page_post(client, {"runs-grid.selectedRows": [{"run": 5}]})) == 400
+
+
+def test_runs_are_filtered_by_tag_and_the_address_has_the_filter() -> None:
+    tags = {"a": ("prod",), "b": ("prod", "night"), "c": ()}
+    provider = FakeProvider(
+        reports=dict.fromkeys(tags),
+        annotated={run: RunAnnotations(tags=found) for run, found in tags.items()},
+    )
+
+    def shown(find: str | None) -> list[str]:
+        page = rendered(runs.PAGE, provider, View(page="runs", find=find))
+        return [row["run"] for row in find_part(page, "runs-grid")["rowData"]]
+
+    assert shown(None) == ["a", "b", "c"]
+    assert shown("prod") == ["a", "b"]
+    assert shown("prod,night") == ["b"]
+    assert shown("gone") == []
+    client = create_app(provider).server.test_client()
+    chosen = {"runs-tags-wanted.value": ["night", "prod"], "url.search": "?show=configurations"}
+    answer = client.post("/_dash-update-component", json=page_post(client, chosen)).get_json()
+    assert answer["response"]["url"]["search"] == "?show=configurations&find=night,prod"
+
+
+def test_a_tag_is_added_to_all_checked_runs_and_one_that_went_is_removed() -> None:
+    provider = FakeProvider(reports={"a": None, "b": None})
+    client = create_app(provider).server.test_client()
+    rows = [{"run": "a", "tags": ["old"]}, {"run": "b", "tags": ["old"]}]
+    values: dict[str, Any] = {
+        "runs-tags.value": ["new"],
+        "runs-tags-stored.data": ["old"],
+        "runs-grid.selectedRows": rows,
+    }
+
+    assert post(client, page_post(client, values)) == 200
+    assert provider.changed == [
+        ("a", "tag", "new", False),
+        ("a", "tag", "old", True),
+        ("b", "tag", "new", False),
+        ("b", "tag", "old", True),
+    ]
+    unchanged = page_post(client, values | {"runs-tags.value": ["old"]})
+    assert post(client, unchanged) == 204
+
+
+def test_runs_of_one_configuration_are_side_by_side_with_the_best_marked() -> None:
+    lines = [
+        RunLine(
+            run=replace(run, layout=Layout(dp=2, pp=2)),
+            model="gpt",
+            num_microbatches=8,
+            commit=commit,
+            step_s=step_s,
+            mfu=mfu,
+        )
+        for run, commit, step_s, mfu in zip(
+            FakeProvider(reports=dict.fromkeys("abcd")).runs(),
+            ("c0ffee", "c0ffee", "badcafe", "c0ffee"),
+            (0.5, 0.4, 0.3, None),
+            (0.3, 0.35, 0.5, None),
+            strict=True,
+        )
+    ]
+
+    first, second = configuration_cards(lines, base_path="/")
+    text = words(first)
+
+    assert text.startswith("gpt · 1 rank · dp2 pp2 · 8 micro-batches · commit c0ffee")
+    assert "3 runs" in text
+    assert "a | - | 500 ms | 25 % slower | 30.0 %" in text
+    assert "b | - | 400 ms | fastest | 35.0 %" in text
+    assert "d | - | n/a | - | n/a" in text
+    assert "commit badcafe" in words(second)
+    assert "| fastest |" not in words(second)  # there is no other

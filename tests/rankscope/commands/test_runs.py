@@ -6,15 +6,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from typer.testing import CliRunner
 
 from rankscope.collector.read.findings import write_findings
 from rankscope.collector.store.store import open_store
 from rankscope.commands.analyze import AnalyzeOptions, analyze_stored, watch_stored
+from rankscope.commands.app import app
 from rankscope.commands.runs import list_findings, list_runs
 from rankscope.commands.simulate import simulate_run
 from rankscope.errors import BadInputError
 from rankscope.simulation import SimulateOptions
 from tests.collector.read.test_findings import CRASH, SLOW
+from tests.support.rankscope.rollup_runs import describe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,3 +97,28 @@ def test_findings_of_all_runs_are_one_json_document(tmp_path: Path) -> None:
     assert document["findings"][1]["onset_step"] == 10
     assert document["findings"][1]["closed_ns"] is None
     assert document["findings"][1]["follows"] is None
+
+
+def test_a_run_is_tagged_and_annotated_on_the_command_line(tmp_path: Path) -> None:
+    url = f"chdb://{tmp_path}/store"
+    with open_store(url) as store:
+        describe(store, "r")
+
+    def run(*arguments: str) -> str:
+        result = CliRunner().invoke(app, ["runs", *arguments, "--store", url])
+        assert result.exception is None, result.exception
+        return result.output
+
+    assert run("tag", "r", "prod") == 'added tag "prod": run r\n'
+    run("tag", "r", "night")
+    run("untag", "r", "night")
+    run("note", "r", "drained node-3")
+
+    (header, line) = run().splitlines()
+    assert (header.split()[-1], line.split()[-1]) == ("tags", "prod")
+    assert json.loads(run("--json"))["runs"][0]["tags"] == ["prod"]
+    assert run("note", "r").splitlines()[-1].endswith("drained node-3")
+    run("note", "r", "drained node-3", "--remove")
+    assert run("note", "r") == "no notes of run 'r'\n"
+    unknown = CliRunner().invoke(app, ["runs", "untag", "r", "prod2", "--store", url])
+    assert "has no tag" in str(unknown.exception)

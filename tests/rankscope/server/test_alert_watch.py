@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from rankscope.analysis.trace.tables import RunSummary
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.writer import StoreWriter
-from rankscope.server.alert_changes import change_router
+from rankscope.server.alert_changes import alert_router
 from rankscope.server.alert_watch import MIN_BUCKET_NS, NUM_BUCKETS, AlertWatch
 from rankscope.server.alerting import Alerting
 from rankscope.server.reports import Reports
@@ -121,7 +121,7 @@ def test_the_signals_of_a_live_run_are_read_and_alert(empty_store: Store, tmp_pa
 def test_the_route_silences_and_refuses_what_it_does_not_know(empty_store: Store) -> None:
     alerting = Alerting(empty_store, page_url=lambda *_: "")
     app = FastAPI()
-    app.include_router(change_router(alerting))
+    app.include_router(alert_router(alerting))
     client = Client(app)
 
     done = client.post("/v1/alerts", json={"what": "silence", "run_id": "job", "for_s": 60.0})

@@ -52,9 +52,10 @@ def test_a_report_is_made_once_and_again_when_its_run_has_new_rows(tmp_path: Pat
         second = CountingSource(store)
         again = Reports(second, stored=StoredReports(store))
         assert again.without_stored([summary]) == []
-        found = again.get("r")
+        found = again.find_made(summary)
 
         assert found is not None
+        assert found is again.get("r")
         assert second.num_reads == 0
         assert found.findings == made.findings
         (line,) = read_run_lines(store)
@@ -73,7 +74,11 @@ def test_a_report_is_made_once_and_again_when_its_run_has_new_rows(tmp_path: Pat
         assert len(read_findings(store)) == 1
 
         # A report of other rows, or of another version, counts for nothing.
-        assert StoredReports(store).find(replace(summary, num_rows=summary.num_rows + 1)) is None
+        assert StoredReports(store).has(summary)
+        grown = replace(summary, num_rows=summary.num_rows + 1)
+        assert StoredReports(store).find(grown) is None
+        assert not StoredReports(store).has(grown)
         store.insert_rows("reports", [{"run_id": "r", "version": "0.0.0", "at_ns": 2**62}])
         assert StoredReports(store).find(summary) is None
+        assert not StoredReports(store).has(summary)
         assert read_run_lines(store)[0].verdict == ""

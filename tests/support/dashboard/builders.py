@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -38,7 +38,7 @@ from rankscope.analysis.trace.tables import (
     StepTable,
 )
 from rankscope.dashboard.records.alert_list import AlertList
-from rankscope.dashboard.records.page_results import RunLine, RunStrip
+from rankscope.dashboard.records.page_results import RunAnnotations, RunLine, RunStrip
 from rankscope.dashboard.records.progress import MeanKindTimes
 from rankscope.tracer.span import KIND_CODES, Span, SpanKind
 from rankscope.tracer.topology import Coords, Layout
@@ -106,6 +106,10 @@ class FakeProvider:
     silent: StepSilence | None = None
     times: MeanKindTimes | None = None
     alert_list: AlertList = field(default_factory=AlertList)
+    annotated: dict[str, RunAnnotations] = field(default_factory=dict)
+    changed: list[tuple[str, str, str, bool]] = field(default_factory=list)
+    """Changes of annotations: run, kind, text and whether it was removed."""
+
     past: RunHistory | None = None
     details: dict[int, RankDetails] = field(default_factory=dict)
     values: dict[RankQuantity, RankValues] = field(default_factory=dict)
@@ -194,6 +198,16 @@ class FakeProvider:
         self.notes.append((run_id, number, text, by))
         return ""
 
+    def annotations(self, run_id: str) -> RunAnnotations:
+        self._check(run_id)
+        return self.annotated.get(run_id, RunAnnotations())
+
+    def annotate(
+        self, run_id: str, kind: Literal["tag", "note"], text: str, *, is_removed: bool = False
+    ) -> str:
+        self.changed.append((run_id, kind, text, is_removed))
+        return f"{'removed' if is_removed else 'added'} {kind} {text}: {run_id}"
+
     def silence(self, run_id: str) -> StepSilence | None:
         self._check(run_id)
         return self.silent
@@ -208,6 +222,7 @@ class FakeProvider:
                 verdict=self.sentence if report else "",
                 mfu=report.mfu.mean if report and report.mfu else None,
                 is_silent=self.silent is not None,
+                tags=self.annotations(run.run_id).tags,
             )
             for run, report in zip(self.runs(), self.reports.values(), strict=True)
         )

@@ -24,7 +24,9 @@ def rendered(page: Page, provider: ReportProvider, view: View) -> Component:
 
 
 def words(part: object) -> str:
-    """Return all text of a page or a part of it, in order; links to ranks are part of theirs."""
+    """Return all text of a page or a part of it, in order; a link to a rank and a time are part of
+    theirs.
+    """
     tree = json.loads(json.dumps(part, cls=PlotlyJSONEncoder))
     found: list[str] = []
 
@@ -46,9 +48,11 @@ def words(part: object) -> str:
 
 
 def _inline_text(node: object) -> str | None:
-    """Return the text of a string or of a link to a rank; None for all else."""
-    if isinstance(node, dict) and node.get("props", {}).get("className") == "rank-link":
-        return str(node["props"]["children"])
+    """Return the text of a string, of a link to a rank or of a time; None for all else."""
+    if isinstance(node, dict):
+        is_inline = node.get("type") == "Time"
+        is_inline |= node.get("props", {}).get("className") == "rank-link"
+        return str(node["props"]["children"]) if is_inline else None
     return node if isinstance(node, str) else None
 
 
