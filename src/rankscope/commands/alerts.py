@@ -153,7 +153,7 @@ def note(
     from ..server.notes import make_note, note_incident
 
     check_exists(store)
-    written = make_note(run, incident, text, by=_user())
+    written = make_note(run, incident, text, by=user_name())
     typer.echo(note_incident(store or default_store_url(), written))
 
 
