@@ -185,7 +185,7 @@ def _sample_loops(
     if not options.samples:
         return []
     from rankscope.collector.agent.buffer import RowBuffer
-    from rankscope.collector.agent.outbox import MAX_HEARTBEATS, HeartbeatSender
+    from rankscope.collector.agent.outbox import MAX_HEARTBEATS, RunRowSender
     from rankscope.collector.host.bursts import BurstRequests
     from rankscope.collector.host.heartbeat import heartbeat_sink
     from rankscope.collector.host.sampler import Sampler, buffer_sink, host_sources
@@ -201,7 +201,7 @@ def _sample_loops(
     stack.callback(sampler.close)
     agent.send_rows("samples", buffer)
     agent.send_rows("samples", burst_buffer)
-    agent.send_heartbeats(beats, HeartbeatSender(link, say=say))
+    agent.send_heartbeats(beats, RunRowSender(link, say=say))
     return [sampler_loop(sampler), Loop("bursts", bursts.poll, pause_s=BURST_PAUSE_S)]
 
 
