@@ -157,6 +157,11 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
     from rankscope.analysis.report.document import to_document
     from rankscope.collector.client.served_store import ServedStore
 
+    from ..doctor.confirmation import (
+        confirm_findings,
+        confirmation_document,
+        format_confirmations,
+    )
     from ..sources.finding_history import FindingHistory, format_recurrence, recurrence_document
     from ..sources.rank_states import read_rank_states
     from ..sources.store_source import StoreSource
@@ -176,12 +181,16 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
     report = find_or_analyze(store, run, steps=steps, is_fresh=options.is_fresh, show=show)
     show("comparing with earlier runs")
     recurrences = FindingHistory(store).follow_report(report, run)
+    confirmed = confirm_findings(store, run.run_id, report.findings)
     has_ended = ends_run(report.top_finding)
     states = read_rank_states(store, run, report, rank=options.rank) if has_ended else ()
     if options.as_json:
         document = to_document(report)
-        for finding, recurrence in zip(document["findings"], recurrences, strict=True):
+        for finding, recurrence, checks in zip(
+            document["findings"], recurrences, confirmed, strict=True
+        ):
             finding["follows"] = recurrence_document(recurrence)
+            finding["host_checks"] = confirmation_document(checks)
         document["rank_states"] = [asdict(state) for state in states]
         return json.dumps(document, allow_nan=False)
     view = View(
@@ -192,7 +201,9 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
         states=states,
     )
     proof = format_proof(report, store.server if isinstance(store, ServedStore) else None)
-    return _format_report(report, tuple(map(format_recurrence, recurrences)), view, proof)
+    beside = (map(format_recurrence, recurrences), map(format_confirmations, confirmed))
+    follows = tuple("; ".join(filter(None, texts)) for texts in zip(*beside, strict=True))
+    return _format_report(report, follows, view, proof)
 
 
 def find_or_analyze(
