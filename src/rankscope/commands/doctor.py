@@ -112,10 +112,11 @@ def doctor(  # noqa: PLR0913  # one parameter a flag
         _run_active(host, as_json=as_json, is_verbose=verbose, store_url=store)
         return
     at_ns = time.time_ns()
-    results = _examine(host)
+    results = [*_examine(host)]
     if store is not None:
         occasion = BEFORE_JOB if before_job else COMMAND
         _keep(store, [(host.name, result) for result in results], at_ns, occasion=occasion)
+        results += _other_versions(store, host.name, at_ns)
     _finish(host, results, at_ns, as_json=as_json, is_verbose=verbose)
 
 
@@ -173,6 +174,29 @@ def _keep(url: str, results: "Sequence[tuple[str, Result]]", at_ns: int, *, occa
         writer = run_writer(store)
         writer.upsert(TABLE, rows)
         writer.close()
+
+
+def _other_versions(url: str, host: str, at_ns: int) -> "list[Result]":
+    """Return a warning for each version of this host that most hosts of the store do not have."""
+    from rankscope.collector.client.served_store import open_for_reading
+    from rankscope.collector.read.host_checks import read_newest_checks
+
+    from ..doctor.result import Result, State
+    from ..doctor.stored import NEWEST_NS, compare_values
+
+    with open_for_reading(url) as store:
+        newest = read_newest_checks(store, since_ns=at_ns - NEWEST_NS)
+    return [
+        Result(
+            section="other hosts",
+            check=check.name,
+            state=State.WARNING,
+            reason=check.reason,
+            remedy=check.remedy,
+        )
+        for check in compare_values(newest)
+        if check.host == host
+    ]
 
 
 def _run_active(host: "Host", *, as_json: bool, is_verbose: bool, store_url: str | None) -> None:

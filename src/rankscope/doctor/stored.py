@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.analysis.report.text import format_count
 from rankscope.collector.read.host_checks import WARNING, StoredCheck, check_row
+from rankscope.tracer.span import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from rankscope.collector.identity import Row
 
     from .result import Result
+
+NEWEST_NS = 7 * 86_400 * NS_PER_S
+"""Age up to which the newest examination of a host counts."""
 
 MIN_HOSTS = 3
 """Hosts of which most must agree: of two that differ, neither is known to be wrong."""

@@ -14,7 +14,7 @@ from rankscope.dashboard.records.page_results import HealthSection
 from rankscope.tracer.span import NS_PER_S
 
 from ..doctor.confirmation import confirm_findings, format_confirmations
-from ..doctor.stored import compare_values
+from ..doctor.stored import NEWEST_NS, compare_values
 from ..sources.stored_findings import to_tracked
 
 if TYPE_CHECKING:
@@ -27,9 +27,6 @@ Part = tuple[HealthSection, tuple[str, ...]]
 """A section, and its problems."""
 
 DAY_NS = 86_400 * NS_PER_S
-NEWEST_NS = 7 * DAY_NS
-"""Age up to which the newest examination of a host is shown."""
-
 OFFENDERS_NS = 90 * DAY_NS
 FINDINGS_NS = DAY_NS
 MAX_ROWS = 200

@@ -148,3 +148,16 @@ def test_results_are_printed_as_one_document_and_stored(tmp_path: Path) -> None:
     assert len(stored) == len(document["checks"])
     (gpus,) = (check for check in stored if check.name == "gpu-count")
     assert (gpus.state, gpus.value) == (State.HEALTHY, "8 x NVIDIA H100 80GB HBM3")
+
+
+@pytest.mark.slow
+def test_a_driver_that_no_other_host_has_is_a_warning(tmp_path: Path) -> None:
+    url = f"chdb://{tmp_path}/store"
+    for host in ("gpu06", "gpu07", "gpu08"):
+        recorded = RecordedHost(tmp_path / host)
+        report = gpu_report(2)
+        recorded.output(
+            "nvidia-smi -q -x", report.replace("550.54.15", "535.1") if host == "gpu08" else report
+        )
+        done = run("--root", str(tmp_path / host), "--host-name", host, "--store", url)
+        assert ("535.1 here, and 550.54.15 on 2 of 3 hosts" in done.stdout) == (host == "gpu08")

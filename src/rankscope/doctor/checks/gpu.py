@@ -11,6 +11,7 @@ from rankscope.collector.host.gpu import plain_uuid
 from ..host import is_container
 from ..result import Outcome, error, healthy, not_applicable, summarize, warning
 from .nvidia_smi import Gpu, Links, Report, parse_links, parse_report
+from .nvml import read_nvml_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,11 +50,13 @@ SOFT_THROTTLE = "sw_thermal_slowdown"
 
 
 def read_report(host: Host) -> Report | None:
-    """Return the driver's report; None if there is none."""
+    """Return the driver's report, by its tool or else its library; None if there is none."""
 
     def read() -> Report | None:
         output = host.tool("nvidia-smi", "-q", "-x")
-        return None if output is None else parse_report(output.text)
+        if output is None:
+            return None if host.is_recorded else read_nvml_report()
+        return parse_report(output.text)
 
     return host.once("nvidia-smi report", read)
 

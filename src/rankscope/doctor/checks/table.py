@@ -83,7 +83,7 @@ def _own(name: str, run: Callable[[Host], Iterable[Outcome]], source: str, *, wa
                  error=error)  # fmt: skip
 
 
-SMI = "`nvidia-smi -q -x`"
+SMI = "`nvidia-smi -q -x`, else NVML"
 
 CHECKS: tuple[Check, ...] = (
     _own("packages", installation.check_packages, "packages of Python",

@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.doctor.checks.gpu import judge_ecc, judge_pcie, judge_remaps, judge_throttle
 from rankscope.doctor.checks.nvidia_smi import parse_links, parse_topology
+from rankscope.doctor.checks.nvml import read_nvml_report
 from rankscope.doctor.result import State
+from tests.collector.host.test_gpu import FakeNvml
 from tests.support.rankscope.recorded_host import RecordedHost, gpu_report
 
 if TYPE_CHECKING:
@@ -200,6 +203,40 @@ def test_visible_devices_that_do_not_exist_are_an_error(recorded: RecordedHost) 
     (line,) = recorded.lines("gpu-count", environment=visible)
 
     assert line.startswith("error: CUDA_VISIBLE_DEVICES=0,1,7: there is no GPU 7")
+
+
+def test_the_library_is_read_without_the_tool() -> None:
+    fake = FakeNvml()
+    fake.reasons = 0x88  # a hardware slowdown, by the power brake
+    fake.answers |= {
+        "nvmlDeviceGetMaxPcieLinkWidth": lambda _: 16,
+        "nvmlDeviceGetCurrPcieLinkWidth": lambda handle: 16 - 8 * handle,
+        "nvmlDeviceGetEccMode": lambda _: (1, 1),
+        "nvmlDeviceGetRemappedRows": lambda handle: (0, 0, handle, 0),
+        "nvmlSystemGetDriverVersion": lambda: b"550.54.15",
+        "nvmlSystemGetCudaDriverVersion": lambda: 12_040,
+    }
+
+    report = read_nvml_report(lambda: fake)
+
+    assert (report.driver, report.cuda, len(report.gpus)) == ("550.54.15", "12.4", 2)
+    second = report.gpus[1]
+    assert [out.reason for out in judge_throttle(second)] == [
+        "power brake: the power supply asks for less"
+    ]
+    assert [out.reason for out in judge_pcie(second)] == ["the PCIe link has 8 of 16 lanes"]
+    assert [out.state for out in judge_remaps(second)] == [State.ERROR]
+    assert next(judge_ecc(second)).reason == (
+        "1 uncorrectable memory error since the driver was loaded"
+    )
+    assert not fake.is_open
+
+
+def test_no_library_is_no_gpu() -> None:
+    def load() -> object:
+        raise ImportError
+
+    assert read_nvml_report(load).gpus == ()
 
 
 def test_processes_are_an_error_before_a_job_only(recorded: RecordedHost) -> None:
