@@ -23,6 +23,7 @@ NVIDIA_VENDOR = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")
 """PCI classes of a GPU: VGA controller and 3D controller. An NVSwitch is a bridge."""
 
+LINK = "pci/pci_gpu_link_info"
 NO_GPU = "this host has no NVIDIA GPU"
 
 LOST_TEXTS = ("GPU is lost", "Unknown Error", "requires reset", "ERR!")
@@ -301,27 +302,48 @@ def judge_throttle(gpu: Gpu) -> Iterator[Outcome]:
         )
 
 
-def judge_pcie(gpu: Gpu) -> Iterator[Outcome]:
-    """Yield a PCIe link with fewer lanes than it can have, or a lower generation under load.
+def check_pcie(host: Host) -> Iterator[Outcome]:
+    """Find PCIe links with fewer lanes than they can have, or a lower generation under load.
 
-    An idle GPU lowers the generation of its link, so without load only the lanes are judged.
+    An idle GPU lowers the generation of its link, so without load only the lanes are judged. A slot
+    may have fewer lanes than the GPU, as in many clouds: then all GPUs of the host have as few.
     """
-    part, device, link = gpu.part, plain_uuid(gpu.uuid), "pci/pci_gpu_link_info"
-    width = gpu.number(f"{link}/link_widths/current_link_width")
-    most_width = gpu.number(f"{link}/link_widths/max_link_width")
-    generation = gpu.number(f"{link}/pcie_gen/current_link_gen")
-    most_generation = gpu.number(f"{link}/pcie_gen/max_link_gen")
+    report = read_report(host)
+    if report is None or not report.gpus:
+        yield not_applicable(NO_GPU)
+        return
+    widths = {
+        gpu.index: gpu.number(f"{LINK}/link_widths/current_link_width") for gpu in report.gpus
+    }
+    widest = max((width for width in widths.values() if width is not None), default=0.0)
+    outcomes = [outcome for gpu in report.gpus for outcome in judge_pcie(gpu, widest)]
+    text = f"{format_count(len(report.gpus), 'GPU')}: all lanes"
+    yield from summarize(outcomes, num=len(report.gpus), healthy_text=text)
+
+
+def judge_pcie(gpu: Gpu, widest: float) -> Iterator[Outcome]:
+    """Yield the deviations of the PCIe link of a GPU.
+
+    Args:
+        gpu: The GPU.
+        widest: Lanes of the host's widest link.
+    """
+    part, device = gpu.part, plain_uuid(gpu.uuid)
+    width = gpu.number(f"{LINK}/link_widths/current_link_width")
+    most_width = gpu.number(f"{LINK}/link_widths/max_link_width")
+    generation = gpu.number(f"{LINK}/pcie_gen/current_link_gen")
+    most_generation = gpu.number(f"{LINK}/pcie_gen/max_link_gen")
     if width is None or most_width is None:
         yield not_applicable("the driver does not report the PCIe link")
         return
     remedy = "reseat the GPU or its riser; reboot the host"
     if width < most_width:
-        yield error(
-            f"the PCIe link has {width:.0f} of {most_width:.0f} lanes",
-            remedy,
-            part=part,
-            device=device,
-        )
+        text = f"the PCIe link has {width:.0f} of {most_width:.0f} lanes"
+        if width < widest:
+            yield error(text, remedy, part=part, device=device)
+        else:
+            remedy = f"nothing if the slot has {width:.0f}, as in some clouds; else {remedy}"
+            yield warning(text, remedy, part=part, device=device)
     is_busy = bool(gpu.number("utilization/gpu_util"))
     if is_busy and generation is not None and generation < (most_generation or 0):
         yield error(

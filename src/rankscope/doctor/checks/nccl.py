@@ -22,9 +22,9 @@ LINE = re.compile(
     r"(?:^|\s)(?P<host>[\w.-]+):\d+:\d+ \[\d+\] (?:\S+ )?NCCL (?P<level>INFO|WARN) "
     r"(?P<text>.*)$"
 )
-ADAPTERS = re.compile(r"\[(\d+)\](\w+):(\d+)/(?:IB|RoCE|uverbs)")
+ADAPTERS = re.compile(r"\[(\d+)\]([\w+]+):(\d+)/(?:IB|RoCE|uverbs)")
 INTERFACES = re.compile(r"\[\d+\]([\w.@-]+):")
-CHANNEL = re.compile(r"^Channel \d+(?:/\d+)? : \d+\[\w+\] -> \d+\[\w+\](?: \[\w+\])? via (\S+)")
+CHANNEL = re.compile(r"^Channel \d+(?:/\d+)? : \d+\[\w+\] -> \d+\[\w+\](?: \[\w+\])? via (\S.*)$")
 SETTING = re.compile(r"^(NCCL_\w+) set by environment to (.*?)\.?$")
 NOT_A_NETWORK = re.compile(r"^(lo|docker|virbr|veth|cni|br-)")
 """Interfaces that lead to no other host."""
@@ -239,7 +239,13 @@ def _judge_adapters(host: Host, log: NcclLog) -> Iterator[Outcome]:
             " RDMA",
             "modprobe nvidia_peermem; check NCCL_NET_GDR_LEVEL and the adapter's place",
         )
-    used = {log.adapters[number] for number in _used(log)}
+    # Ports that NCCL uses as one are joined by a plus.
+    used = {
+        (device, port)
+        for number in _used(log)
+        for device in log.adapters[number][0].split("+")
+        for port in log.adapters[number][1]
+    }
     ports = [port for port in training_ports(host) if port.state == ACTIVE]
     unused = [port.name for port in ports if used and (port.device, port.port) not in used]
     if unused:

@@ -314,27 +314,33 @@ def _gid_types(host: Host, port: Port) -> dict[int, str]:
 
 
 def check_pcie(host: Host) -> Iterator[Outcome]:
-    """Find adapters whose PCIe link has fewer lanes, or is slower, than they support."""
-    outcomes, num = [], 0
+    """Find adapters whose PCIe link has fewer lanes than their like, or less than they support."""
+    links = {}
     for device in host.glob(f"{CLASS}/*"):
-        link = device / "device"
-        width, most = (read_number(link / f"{name}_link_width") for name in ("current", "max"))
-        if width is None or most is None or width <= 0:
-            continue
-        num += 1
-        remedy = "reseat the adapter; use a slot with all lanes"
+        width, most = (
+            read_number(device / "device" / f"{name}_link_width") for name in ("current", "max")
+        )
+        if width is not None and most is not None and width > 0:
+            links[device] = (host.read(device / "hca_type") or "", width, most)
+    if not links:
+        yield not_applicable("no RDMA adapter shows its PCIe link")
+        return
+    outcomes = []
+    for device, (kind, width, most) in links.items():
+        widest = max(other for like, other, _ in links.values() if like == kind)
         if width < most:
             text = f"the PCIe link has {width} of {most} lanes"
-            outcomes.append(error(text, remedy, part=device.name))
-        speed, fastest = (_speed(host, link / f"{name}_link_speed") for name in ("current", "max"))
+            make = error if width < widest else warning
+            remedy = "reseat the adapter, unless its slot has no more lanes"
+            outcomes.append(make(text, remedy, part=device.name))
+        speed, fastest = (
+            _speed(host, device / "device" / f"{name}_link_speed") for name in ("current", "max")
+        )
         if speed is not None and fastest is not None and speed < fastest:
             text = f"the PCIe link runs at {speed:g} of {fastest:g} GT/s"
             outcomes.append(warning(text, "use a slot of that speed", part=device.name))
-    if not num:
-        yield not_applicable("no RDMA adapter shows its PCIe link")
-        return
-    text = f"{format_count(num, 'adapter')} with all lanes at full speed"
-    yield from summarize(outcomes, num=2 * num + 1, healthy_text=text)
+    text = f"{format_count(len(links), 'adapter')} with all lanes at full speed"
+    yield from summarize(outcomes, num=len(outcomes) + 1, healthy_text=text)
 
 
 def _speed(host: Host, path: Path) -> float | None:

@@ -25,8 +25,10 @@ def check_driver(host: Host) -> Iterator[Outcome]:
     """Compare the driver's library with its kernel module."""
     report = read_report(host)
     module = MODULE_VERSION.search(host.read("/proc/driver/nvidia/version") or "")
-    if report is None or not report.driver:
+    if report is None or not report.gpus:
         yield not_applicable(NO_GPU)
+    elif not report.driver:
+        yield not_applicable("the report has no version of the driver")
     elif module is not None and module[1] != report.driver:
         text = f"the library of the driver is {report.driver}, its kernel module {module[1]}"
         yield error(text, "reload the kernel modules, or reboot the host")

@@ -134,6 +134,14 @@ def test_one_bad_gpu_is_named(
     assert deviating - {check, "gpudirect"} == set()
 
 
+def test_a_narrow_slot_of_all_gpus_is_a_warning(recorded: RecordedHost) -> None:
+    # influxdata/telegraf's a10g.xml and tesla-t4.xml: instances of a cloud with slots of 8 lanes.
+    changes = {gpu: {"<current_link_width>16x": "<current_link_width>8x"} for gpu in range(2)}
+    recorded.output("nvidia-smi -q -x", gpu_report(2, changes=changes))
+
+    assert {result.state for result in recorded.results("gpu-pcie")} == {State.WARNING}
+
+
 def test_a_power_brake_is_named_with_the_clock(recorded: RecordedHost) -> None:
     reasons = {
         f"{name}>Not Active": f"{name}>Active"
@@ -224,7 +232,7 @@ def test_the_library_is_read_without_the_tool() -> None:
     assert [out.reason for out in judge_throttle(second)] == [
         "power brake: the power supply asks for less"
     ]
-    assert [out.reason for out in judge_pcie(second)] == ["the PCIe link has 8 of 16 lanes"]
+    assert [out.reason for out in judge_pcie(second, 16)] == ["the PCIe link has 8 of 16 lanes"]
     assert [out.state for out in judge_remaps(second)] == [State.ERROR]
     assert next(judge_ecc(second)).reason == (
         "1 uncorrectable memory error since the driver was loaded"

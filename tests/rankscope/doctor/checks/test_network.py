@@ -230,7 +230,9 @@ def test_an_adapter_with_fewer_lanes_is_an_error(recorded: RecordedHost) -> None
         "device__device__max_link_speed": "32.0 GT/s PCIe",
     }  # fmt: skip
     recorded.port("mlx5_0", **links)
+    assert recorded.lines("rdma-pcie") == ["warning mlx5_0: the PCIe link has 8 of 16 lanes"]
 
+    recorded.port("mlx5_1", **links | {"device__device__current_link_width": "16"})
     assert recorded.lines("rdma-pcie") == ["error mlx5_0: the PCIe link has 8 of 16 lanes"]
 
 
@@ -313,6 +315,25 @@ def test_copies_through_the_host_and_unused_ports_are_found(recorded: RecordedHo
         "warning: 1 of 1 channel to other hosts without GPUDirect RDMA",
         "warning: NCCL uses mlx5_0:1, and not mlx5_1/1",
     ]
+
+
+def test_a_plugin_with_gpudirect_is_healthy(recorded: RecordedHost) -> None:
+    # The form of aws-ofi-nccl, whose network has a space in its name.
+    log = (
+        "ip:1:2 [0] NCCL INFO Using network AWS Libfabric\n"
+        "ip:1:3 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/AWS Libfabric/0/GDRDMA\n"
+    )
+
+    assert recorded.lines("nccl-transport", nccl_log=log) == [
+        "healthy: AWS Libfabric over unknown adapters; GPUDirect RDMA"
+    ]
+
+
+def test_joined_adapters_count_as_both(recorded: RecordedHost) -> None:
+    add_ports(recorded, 2)
+    log = RDMA_LOG.replace("[0]mlx5_0:1/IB [1]mlx5_1:1/IB", "[0]mlx5_0+mlx5_1:1/IB")
+
+    assert recorded.lines("nccl-transport", nccl_log=log)[0].startswith("healthy: IB over mlx5_0+")
 
 
 def test_a_failed_completion_is_an_error(recorded: RecordedHost) -> None:
