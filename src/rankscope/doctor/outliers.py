@@ -66,4 +66,4 @@ def _above_lower_level(values: NDArray[np.float64]) -> NDArray[np.bool_]:
     if high - low <= max(THRESHOLDS.min_excess_ratio * low, noise):
         return np.zeros(len(values), dtype=np.bool_)
     gap = float(values[above].min() - values[~above].max())
-    return above & (gap > MIN_GAP_SHARE * (high - low))
+    return above if gap > MIN_GAP_SHARE * (high - low) else np.zeros(len(values), dtype=np.bool_)

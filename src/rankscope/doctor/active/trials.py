@@ -273,6 +273,7 @@ def _group_outcomes(world: World) -> Iterator[Found]:
         return
     groups = [group for of_round in rounds for group in of_round]
     passes: list[dict[str, list[float]]] = []
+    found: list[Found] = []
     for _ in range(NUM_PASSES):
         times: dict[str, list[float]] = {}
         for of_round in rounds:
@@ -303,26 +304,26 @@ def judge_groups(
         passes: Time of each group by kind of collective, of each pass: any quantity that is larger
             for a slower one, and equal for groups of all sizes.
     """
-    slow: dict[Group, str] = {}
+    slow_groups: dict[Group, str] = {}
     is_judged = False
     for kind, values in passes[-1].items():
-        verdicts = [find_slow(times[kind]) for times in passes]
-        if any(verdict is None for verdict in verdicts):
+        verdicts = [slow for times in passes if (slow := find_slow(times[kind])) is not None]
+        if len(verdicts) < len(passes):
             continue
         is_judged = True
         least = min(values)
-        for place in np.flatnonzero(np.all([*verdicts], axis=0)).tolist():
+        for place in np.flatnonzero(np.all(verdicts, axis=0)).tolist():
             text = f"{kind} {values[place] / least:.2g} times as long as that of the fastest"
-            slow.setdefault(groups[place], text)
+            slow_groups.setdefault(groups[place], text)
     shape = f"{format_count(len(groups), 'group')} of {format_count(len(hosts), 'host')}"
     if not is_judged:
         yield hosts[0], "groups", not_applicable(f"{shape}; {FEW_PEERS}")
         return
-    suspects = find_suspects(groups, slow.keys())
+    suspects = find_suspects(groups, slow_groups.keys())
     deviating = set()
     for number in suspects.slow:
         deviating.add(number)
-        reasons = [text for group, text in slow.items() if number in group]
+        reasons = [text for group, text in slow_groups.items() if number in group]
         text = f"all {format_count(len(reasons), 'group')} with this host are slow: {reasons[0]}"
         yield hosts[number], "groups", error(text, "take the host out of the job; see its checks")
     for members in suspects.unclear:
