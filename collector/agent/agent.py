@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..identity import Row
     from .buffer import RowBuffer
     from .clock import AgentClocks
-    from .outbox import HeartbeatSender, Outbox
+    from .outbox import Outbox, RunRowSender
     from .quota import SpoolQuota
 
 TURN_S = 1.0
@@ -93,7 +93,8 @@ class NodeAgent:
         self._clock_rows: list[Row] = []
         self._clock_events: list[Row] = []
         self._buffers: list[tuple[str, RowBuffer]] = []
-        self._heartbeats: tuple[RowBuffer, HeartbeatSender] | None = None
+        self._heartbeats: tuple[RowBuffer, RunRowSender] | None = None
+        self._own_senders: list[tuple[RowBuffer, RunRowSender]] = []
         self._heartbeats_at_s = 0.0
         self._retry_at_s = 0.0
         self._waits_for_token = False
@@ -105,7 +106,11 @@ class NodeAgent:
         """Also send the rows of a buffer, as rows of ``table``."""
         self._buffers.append((table, buffer))
 
-    def send_heartbeats(self, buffer: RowBuffer, sender: HeartbeatSender) -> None:
+    def send_with(self, buffer: RowBuffer, sender: RunRowSender) -> None:
+        """Also send the rows of a buffer with a sender of their own, in each turn."""
+        self._own_senders.append((buffer, sender))
+
+    def send_heartbeats(self, buffer: RowBuffer, sender: RunRowSender) -> None:
         """Also send the heartbeats of a buffer."""
         self._heartbeats = (buffer, sender)
 
@@ -182,7 +187,7 @@ class NodeAgent:
                 self._say(problem)
 
     def _send_host_rows(self) -> None:
-        """Send rows that belong to the host: clocks, samples and heartbeats."""
+        """Send rows that belong to the host: clocks, samples, checks and heartbeats."""
         self._clocks.renew()
         self._send_clock_events()
         self._clock_rows += self._clocks.take_rows()
@@ -195,6 +200,8 @@ class NodeAgent:
                 self._outbox.upsert(table, rows)
 
             buffer.send(send, rows_per_call=MAX_SAMPLES)
+        for buffer, sender in self._own_senders:
+            buffer.send(sender.send, rows_per_call=HEARTBEATS_PER_REQUEST)
         self._send_heartbeats()
 
     def _send_heartbeats(self) -> None:

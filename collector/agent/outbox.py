@@ -341,20 +341,33 @@ class DeadLetters:
             ) from error
 
 
-class HeartbeatSender:
-    """Sends the heartbeats of each run in its own request; rejected ones are dropped.
+class RunRowSender:
+    """Sends rows of a table, those of each run in their own request; rejected ones are dropped.
+
+    For rows that are worthless when they are late, and of which none becomes a dead letter.
 
     Args:
         link: Connection to the collector.
         say: Prints a line for the operator.
+        table: Table of the rows.
+        on_answer: Takes the document of each answer that accepts rows.
     """
 
-    def __init__(self, link: Link, *, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        *,
+        say: Callable[[str], None],
+        table: str = "heartbeats",
+        on_answer: Callable[[Any], None] = lambda _document: None,
+    ) -> None:
         self._link = link
         self._say = say
+        self._table = table
+        self._on_answer = on_answer
         self._logged: set[str] = set()
         self.num_rejected = 0
-        """Heartbeats that the collector rejected."""
+        """Rows that the collector rejected."""
 
     def send(self, rows: Sequence[Row]) -> None:
         """Send rows; return when they are stored or rejected.
@@ -364,26 +377,30 @@ class HeartbeatSender:
         """
         by_run: dict[str, list[Row]] = {}
         for row in rows:
-            by_run.setdefault(row["run_id"], []).append(row)
+            by_run.setdefault(row.get("run_id", ""), []).append(row)
         for run_id, run_rows in by_run.items():
             self._send_run(run_id, run_rows)
 
     def _send_run(self, run_id: str, rows: list[Row]) -> None:
         body = json.dumps({"schema": SCHEMA_VERSION, "rows": rows}).encode()
-        answer = self._link.post("/v1/rows/heartbeats", body, content_type=JSON)
+        answer = self._link.post(f"/v1/rows/{self._table}", body, content_type=JSON)
+        name = self._table.replace("_", " ")
         if answer.status == HTTPStatus.NOT_FOUND:
-            self._drop(rows, "the collector is older than this agent and takes no heartbeats")
+            self._drop(rows, f"the collector is older than this agent and takes no {name}")
             return
         try:
-            check_stored_rows(read_accepted(answer), len(rows))
+            document = read_accepted(answer)
+            check_stored_rows(document, len(rows))
         except RunGoneError:
             self.num_rejected += len(rows)  # the outbox reports that the run was deleted
         except RejectedError as error:
-            self._drop(rows, f"heartbeats of run {run_id} are rejected: {error}")
+            self._drop(rows, f"{name} of run {run_id} are rejected: {error}")
         except RetryLaterError as error:
             if not error.is_run_only:
                 raise
-            self._drop(rows, f"heartbeats of run {run_id} are rejected: {error.reason}")
+            self._drop(rows, f"{name} of run {run_id} are rejected: {error.reason}")
+        else:
+            self._on_answer(document)
 
     def _drop(self, rows: list[Row], reason: str) -> None:
         self.num_rejected += len(rows)

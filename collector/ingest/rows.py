@@ -207,6 +207,19 @@ ROW_TABLES: dict[str, RowTable] = {
             **dict.fromkeys(("rdma_sent_bytes", "rdma_received_bytes"), OPT_INT64),
         },
     ),
+    "host_checks": RowTable(
+        identity={
+            "host": WORD,
+            "at_ns": INT64,
+            **dict.fromkeys(("name", "state", "occasion"), WORD),
+        },
+        others={
+            "run_id": RUN_OR_NONE,
+            "epoch": INT32,
+            **dict.fromkeys(("section", "part", "device"), WORD),
+            **dict.fromkeys(("reason", "remedy", "value"), TEXT),
+        },
+    ),
 }
 """The tables of `POST /v1/rows/TABLE`."""
 

@@ -29,7 +29,7 @@ from .rows import PROCESSES, parse_rows, runs_of
 from .screening import screen
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from fastapi import Request
@@ -103,6 +103,8 @@ class IngestService:
             None: a new one.
         is_deleted: Returns whether a run was deleted; nothing of it is stored any more.
         placed: Adds what the server knows of a rank's place to a row of table ``ranks``.
+        to_examine: Returns those of some hosts whose agents are to examine them now; the answer to
+            their heartbeats says so.
         limits: Limits of admission.
         say: Takes a line for the server's log.
         monotonic_s: Clock of the pauses while the store cannot be written to.
@@ -117,6 +119,7 @@ class IngestService:
         writer: StoreWriter | None = None,
         is_deleted: Callable[[str], bool] = lambda _: False,
         placed: Callable[[Row], Row] = lambda row: row,
+        to_examine: Callable[[Iterable[str]], Sequence[str]] = lambda _: (),
         limits: ServiceLimits | None = None,
         say: Callable[[str], None] = lambda _: None,
         monotonic_s: Callable[[], float] = time.monotonic,
@@ -127,6 +130,7 @@ class IngestService:
         self._writer = writer or StoreWriter(store, unix_ns=unix_ns)
         self._is_deleted = is_deleted
         self._placed = placed
+        self._to_examine = to_examine
         self._limits = limits or ServiceLimits()
         self._say = say
         self._unix_ns = unix_ns
@@ -199,7 +203,12 @@ class IngestService:
             checked = await self._in_thread(self._check_rows, table, rows, owner_of(grant))
             done = self.commit.submit(table, checked, num_rows=len(checked))
             num_stored = await asyncio.shield(asyncio.wrap_future(done))
-        return {"schema": 1, "num_rows": num_stored}
+        answer: dict[str, Any] = {"schema": 1, "num_rows": num_stored}
+        if table == "heartbeats":
+            hosts = {row["host"] for row in rows}
+            if wanted := await self._in_thread(self._to_examine, hosts):
+                answer["to_examine"] = list(wanted)
+        return answer
 
     @asynccontextmanager
     async def _admitted(self, request: Request, *, max_bytes: int) -> AsyncIterator[bytes]:

@@ -135,6 +135,12 @@ WHERE at_ns < {before_ns:Int64} AND NOT arrayExists((a, b) -> at_ns >= a AND at_
     {first:Array(Int64)}, {last:Array(Int64)}) SETTINGS lightweight_deletes_sync = 0
 """
 
+COUNT_OLD_CHECKS = "SELECT count() AS n FROM host_checks WHERE at_ns < {before_ns:Int64}"
+
+HIDE_OLD_CHECKS = (
+    "DELETE FROM host_checks WHERE at_ns < {before_ns:Int64} SETTINGS lightweight_deletes_sync = 0"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
@@ -145,7 +151,8 @@ class RetentionPolicy:
     """For spans of the steps around findings; at least ``spans_ns``."""
 
     runs_ns: int | None = 365 * DAY_NS
-    """For everything else: steps, rollups, findings, the run's name in the list."""
+    """For everything else: steps, rollups, findings, the run's name in the list. Checks of hosts
+    are kept as long, by their own time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +276,9 @@ class Retention:
         num_spans = self._expire_spans(due, now_ns)
         if self._policy.spans_ns is not None:
             expire_samples(self._store, before_ns=now_ns - self._policy.spans_ns)
-        apply_large_deleted_masks(self._store, (*STEP_TABLES, PICTURES, "samples"))
+        if self._policy.runs_ns is not None:
+            expire_host_checks(self._store, before_ns=now_ns - self._policy.runs_ns)
+        apply_large_deleted_masks(self._store, (*STEP_TABLES, PICTURES, "samples", "host_checks"))
         return Expired(num_spans=num_spans, runs=due.whole)
 
     def _expire_spans(self, due: DueRuns, now_ns: int) -> dict[str, int]:
@@ -314,6 +323,16 @@ def expire_samples(store: Store, *, before_ns: int) -> int:
     if num_old:
         store.command(HIDE_OLD_SAMPLES, old)
         wait_for_removals(store, ["samples"])
+    return num_old
+
+
+def expire_host_checks(store: Store, *, before_ns: int) -> int:
+    """Remove the checks of hosts older than a Unix time; return the number of removed rows."""
+    old = {"before_ns": before_ns}
+    num_old = int(store.rows(COUNT_OLD_CHECKS, old)[0]["n"])
+    if num_old:
+        store.command(HIDE_OLD_CHECKS, old)
+        wait_for_removals(store, ["host_checks"])
     return num_old
 
 

@@ -40,10 +40,12 @@ def show_health(provider: ReportProvider, _view: View, *, base_path: str) -> Con
         ],
         className=f"verdict {'unsure' if health.problems else 'calm'}",
     )
-    sections = [_section(section) for section in health.sections]
+    wide = [_section(section) for section in health.sections if section.texts]
+    sections = [_section(section) for section in health.sections if not section.texts]
     return Content(
         children=[
             html.Div(verdict, id="health-verdict", **announced()),
+            html.Div(wide, id="health-hosts", className="wide-cards"),
             html.Div(sections, id="health-sections", className="columns"),
         ]
     )
@@ -54,11 +56,13 @@ PAGE = Page(name=HEALTH, title="Health", show=show_health, is_of_run=False)
 
 def _section(section: HealthSection) -> Component:
     first, *others = section.columns
-    head = {first: "", **dict.fromkeys(others, "number")}
+    head = {first: "", **{name: "" if name in section.texts else "number" for name in others}}
     rows = [
         [
-            dmc.TableTd(cell, className=f"{style} attention") if row[0] in section.bad else cell
-            for cell, style in zip(map(escape, row), head.values(), strict=True)
+            dmc.TableTd(cell, className=f"{style} attention")
+            if row[0] in section.bad and column not in section.texts
+            else cell
+            for cell, (column, style) in zip(map(escape, row), head.items(), strict=True)
         ]
         for row in section.rows
     ]

@@ -252,6 +252,10 @@ class HealthSection:
     bad: frozenset[str] = frozenset()
     """Names of the parts that need attention."""
 
+    texts: frozenset[str] = frozenset()
+    """Columns with sentences or names; the others have numbers. A section with any is shown in the
+    full width of the page, and its text is never marked."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:

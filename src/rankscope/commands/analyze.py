@@ -157,6 +157,11 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
     from rankscope.analysis.report.document import to_document
     from rankscope.collector.client.served_store import ServedStore
 
+    from ..doctor.confirmation import (
+        confirm_findings,
+        confirmation_document,
+        format_confirmations,
+    )
     from ..sources.finding_history import FindingHistory, format_recurrence, recurrence_document
     from ..sources.incidents import number_findings
     from ..sources.rank_states import read_rank_states
@@ -178,15 +183,17 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
     show("comparing with earlier runs")
     recurrences = FindingHistory(store).follow_report(report, run)
     numbers = number_findings(store, report)
+    confirmed = confirm_findings(store, run.run_id, report.findings)
     has_ended = ends_run(report.top_finding)
     states = read_rank_states(store, run, report, rank=options.rank) if has_ended else ()
     if options.as_json:
         document = to_document(report)
-        for finding, recurrence, number in zip(
-            document["findings"], recurrences, numbers, strict=True
+        for finding, recurrence, number, checks in zip(
+            document["findings"], recurrences, numbers, confirmed, strict=True
         ):
             finding["follows"] = recurrence_document(recurrence)
             finding["incident"] = number
+            finding["host_checks"] = confirmation_document(checks)
         document["rank_states"] = [asdict(state) for state in states]
         return json.dumps(document, allow_nan=False)
     view = View(
@@ -202,7 +209,9 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
         "proof": format_proof(report, server),
         "incident": format_incident(report.run, top, server),
     }
-    return _format_report(report, tuple(map(format_recurrence, recurrences)), view, places)
+    beside = (map(format_recurrence, recurrences), map(format_confirmations, confirmed))
+    follows = tuple("; ".join(filter(None, texts)) for texts in zip(*beside, strict=True))
+    return _format_report(report, follows, view, places)
 
 
 def find_or_analyze(

@@ -1,213 +1,231 @@
-"""`rankscope doctor`: what is wrong with this installation, its store and its spool."""
+"""`rankscope doctor`: is this host fit to train, and what is wrong with this installation."""
 
 import json
-import os
-import re
-import shutil
-import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, requires, version
-from importlib.util import find_spec
+import time
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.analysis.report.text import format_bytes, format_count
-
-from ..errors import FAILED, find_exit_code, format_error
-from ..job.spool_place import MOUNTS, NETWORK_FILE_SYSTEMS, file_system, nearest_folder
-from ..terminal.lines import emphasize, printable
+from ..errors import FAILED, BadInputError
 from .flags import AsJson, Store
 
-MIN_FREE_BYTES = 1 << 30
-"""A store merges parts of this size, and a spool of one busy rank holds some minutes in it."""
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-KNOWN_VARIABLES = frozenset(
-    f"RANKSCOPE_{name}"
-    for name in (
-        "ALERT_WEBHOOK", "COUNT_FLOPS", "DISABLE", "EPOCH",
-        "FLOPS_PER_TOKEN", "LEVEL",
-        "PEAK_FLOPS", "PURE_PYTHON", "RECORDING", "RUN", "SAMPLE_EVERY", "SEGMENT_BYTES",
-        "SPOOL_BYTES", "STORE", "TOKEN", "TOKENS", "TOKEN_FILE", "TRACE",
-        "TRACED", "TRACE_DIR",
+    from ..doctor.host import Host
+    from ..doctor.result import Result
+
+MAX_LOG_BYTES = 256 << 20
+
+
+def doctor(  # noqa: PLR0913  # one parameter a flag
+    *,
+    active: Annotated[
+        bool,
+        typer.Option(
+            "--active",
+            help="Also measure: matmul, memory, copies, collectives. Under torchrun, all hosts"
+            " together.",
+        ),
+    ] = False,
+    before_job: Annotated[
+        bool,
+        typer.Option(
+            "--before-job",
+            help="For a Slurm prolog: only the host, at most 5 seconds, one line on stderr for"
+            " each error. An exit status of 1 drains the host.",
+        ),
+    ] = False,
+    nccl_log: Annotated[
+        Path | None,
+        typer.Option(
+            "--nccl-log",
+            metavar="FILE",
+            help="Output of a job with NCCL_DEBUG=INFO: the network that NCCL used.",
+            show_default=False,
+        ),
+    ] = None,
+    spool: Annotated[
+        Path | None,
+        typer.Option(
+            "--spool",
+            metavar="DIR",
+            help="Folder of the tracer's records. Default: RANKSCOPE_TRACE.",
+            show_default=False,
+        ),
+    ] = None,
+    expect_gpus: Annotated[
+        int | None,
+        typer.Option(
+            "--expect-gpus",
+            min=0,
+            metavar="N",
+            help="GPUs that this host must have. Default: those on its PCI bus.",
+            show_default=False,
+        ),
+    ] = None,
+    host_name: Annotated[
+        str | None,
+        typer.Option(
+            "--host-name",
+            metavar="NAME",
+            help="Name of this host in the results. Default: the host name.",
+            show_default=False,
+        ),
+    ] = None,
+    root: Annotated[
+        Path,
+        typer.Option(
+            "--root",
+            metavar="DIR",
+            help="A copy of another host's proc and sys, with the output of its tools in commands.",
+        ),
+    ] = Path("/"),
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="List healthy checks too.")
+    ] = False,
+    as_json: AsJson = False,
+    store: Store = None,
+) -> None:
+    """Check that this host is fit to train, and this installation, its store and its spool.
+
+    Exit status 1 if anything is an error, else 0. With --store, the results are stored, too.
+    """
+    from rankscope.collector.read.host_checks import BEFORE_JOB, COMMAND
+
+    from ..doctor.host import Host
+
+    if before_job and active:
+        raise BadInputError("--before-job must end at once: leave out --active")
+    host = Host(
+        root=root,
+        name=host_name,
+        spool=spool,
+        store_url=store,
+        nccl_log=_read_log(nccl_log),
+        expected_gpus=expect_gpus,
+        is_before_job=before_job,
     )
-)  # fmt: skip
-"""Variables that rankscope or its tests read; a test compares them with the sources."""
+    if active:
+        _run_active(host, as_json=as_json, is_verbose=verbose, store_url=store)
+        return
+    at_ns = time.time_ns()
+    results = [*_examine(host)]
+    if store is not None:
+        occasion = BEFORE_JOB if before_job else COMMAND
+        _keep(store, [(host.name, result) for result in results], at_ns, occasion=occasion)
+        results += _other_versions(store, host.name, at_ns)
+    _finish(host, results, at_ns, as_json=as_json, is_verbose=verbose)
 
 
-class State(StrEnum):
-    """Result of a check."""
+def _examine(host: "Host") -> "Sequence[Result]":
+    from ..doctor.examination import examine, examine_host
 
-    OK = "ok"
-    WARNING = "warning"
-    ERROR = "error"
+    return examine_host(host) if host.is_before_job else examine(host)
 
 
-COLOUR = {State.OK: "green", State.WARNING: "yellow", State.ERROR: "red"}
+def _finish(
+    host: "Host", results: "Sequence[Result]", at_ns: int, *, as_json: bool, is_verbose: bool
+) -> None:
+    """Print the results, and exit with 1 if any is an error."""
+    from ..doctor.result import State, count_states, worst_state
+    from ..doctor.text import error_lines, format_results
+    from ..terminal.lines import terminal_width
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One check."""
-
-    state: State
-    name: str
-    text: str
-    """The result, and for a problem what to do."""
-
-
-def doctor(*, as_json: AsJson = False, store: Store = None) -> None:
-    """Check this installation, its store and its spool."""
-    checks = [*run_checks(store_url=store, environment=os.environ)]
+    state = worst_state(results)
     if as_json:
-        typer.echo(json.dumps({"checks": [asdict(check) for check in checks]}))
-    for check in () if as_json else checks:
-        state = emphasize(check.state.ljust(8), COLOUR[check.state])
-        typer.echo(f"{state}{check.name.ljust(13)}{printable(check.text)}")
-    if any(check.state is State.ERROR for check in checks):
+        document = {
+            "schema": 1,
+            "host": host.name,
+            "at_ns": at_ns,
+            "state": state,
+            "num": count_states(results),
+            "checks": [asdict(result) for result in results],
+        }
+        typer.echo(json.dumps(document))
+    elif host.is_before_job:
+        for line in error_lines(host.name, results):
+            typer.echo(line, err=True)
+    else:
+        typer.echo(format_results(host.name, results, width=terminal_width(), is_full=is_verbose))
+    if state is State.ERROR:
         raise typer.Exit(FAILED)
 
 
-def run_checks(*, store_url: str | None, environment: Mapping[str, str]) -> Iterator[Check]:
-    """Yield the result of each check. Nothing is created or changed, except a store that is older.
+def _keep(url: str, results: "Sequence[tuple[str, Result]]", at_ns: int, *, occasion: str) -> None:
+    """Store results with the host of each."""
+    from rankscope.collector.client.served_store import open_for_reading
+    from rankscope.collector.client.served_writer import run_writer
+    from rankscope.collector.read.host_checks import TABLE
 
-    Args:
-        store_url: URL of the store; None: the default.
-        environment: Variables of the process.
-    """
-    yield from _check_packages()
-    yield from _check_extensions(environment)
-    yield from _check_variables(environment)
-    yield from _check_store(store_url)
-    yield from _check_spool(environment.get("RANKSCOPE_TRACE"))
+    from ..doctor.stored import check_rows
 
-
-def _check_packages() -> Iterator[Check]:
-    python = ".".join(map(str, sys.version_info[:3]))
-    yield Check(
-        state=State.OK, name="version", text=f"rankscope {version('rankscope')}, Python {python}"
-    )
-    missing = []
-    for requirement in requires("rankscope") or ():
-        package, _, condition = requirement.partition(";")
-        name = re.split(r"[^\w.-]", package, maxsplit=1)[0]
-        if re.search(r"""extra == ['"]server['"]""", condition):
-            try:
-                version(name)
-            except PackageNotFoundError:
-                missing.append(name)
-    yield Check(
-        state=State.ERROR if missing else State.OK,
-        name="packages",
-        text=f"not installed: {', '.join(missing)}. Run: pip install 'rankscope[server]'"
-        if missing
-        else "all of rankscope[server] are installed",
-    )
-    try:
-        text = f"torch {version('torch')}"
-    except PackageNotFoundError:
-        text = "torch is not installed: needed only where a job trains"
-    yield Check(state=State.OK, name="torch", text=text)
+    by_host: dict[str, list[Result]] = {}
+    for name, result in results:
+        by_host.setdefault(name, []).append(result)
+    rows = [
+        row
+        for name, of_host in by_host.items()
+        for row in check_rows(of_host, host=name, at_ns=at_ns, occasion=occasion)
+    ]
+    with open_for_reading(url) as store:
+        writer = run_writer(store)
+        writer.upsert(TABLE, rows)
+        writer.close()
 
 
-def _check_extensions(environment: Mapping[str, str]) -> Iterator[Check]:
-    for name, module, effect in (
-        ("tracer", "rankscope.tracer.native._hot", "a traced span takes seven times as long"),
-        ("replay", "rankscope.analysis.replay._loop", "the analysis does not start"),
-    ):
-        is_built = find_spec(module) is not None
-        yield Check(
-            state=State.OK if is_built else State.WARNING,
-            name=name,
-            text="the C extension is installed"
-            if is_built
-            else f"the C extension was not built, and {effect}: install a C compiler, then"
-            " rankscope again",
-        )
-    for name, effect in (
-        ("RANKSCOPE_PURE_PYTHON", "the C extension of the tracer is not used"),
-        ("RANKSCOPE_DISABLE", "no job of this environment is traced"),
-    ):
-        if environment.get(name) == "1":
-            yield Check(
-                state=State.WARNING, name="environment", text=f"{name}=1: {effect}. Unset it"
-            )
+def _other_versions(url: str, host: str, at_ns: int) -> "list[Result]":
+    """Return a warning for each version of this host that most hosts of the store do not have."""
+    from rankscope.collector.client.served_store import open_for_reading
+    from rankscope.collector.read.host_checks import read_newest_checks
 
+    from ..doctor.result import Result, State
+    from ..doctor.stored import NEWEST_NS, compare_values
 
-def _check_variables(environment: Mapping[str, str]) -> Iterator[Check]:
-    own = {name for name in environment if name.startswith("RANKSCOPE_")}
-    if unknown := sorted(own - KNOWN_VARIABLES):
-        yield Check(
+    with open_for_reading(url) as store:
+        newest = read_newest_checks(store, since_ns=at_ns - NEWEST_NS)
+    return [
+        Result(
+            section="other hosts",
+            check=check.name,
             state=State.WARNING,
-            name="environment",
-            text=f"nothing reads {', '.join(unknown)}: check the spelling (docs/tracer.md)",
+            reason=check.reason,
+            remedy=check.remedy,
         )
+        for check in compare_values(newest)
+        if check.host == host
+    ]
 
 
-def _check_store(url: str | None) -> Iterator[Check]:
-    from rankscope.collector.client.served_store import ServedStore, open_for_reading
-    from rankscope.collector.store.location import (
-        EmbeddedLocation,
-        default_store_url,
-        parse_store_url,
-        printable_url,
-    )
-    from rankscope.collector.store.store import read_damage
+def _run_active(host: "Host", *, as_json: bool, is_verbose: bool, store_url: str | None) -> None:
+    """Run the static checks and the active tests, here or on all hosts of a torchrun."""
+    from rankscope.collector.read.host_checks import ACTIVE, COMMAND
 
-    from ..sources.store_source import StoreSource
+    from ..doctor.active.launch import run_active
 
+    at_ns = time.time_ns()
+    measured = run_active(host)
+    if measured is None:
+        return  # rank 0 reports
+    static = _examine(host)
+    if store_url is not None:
+        _keep(store_url, [(host.name, result) for result in static], at_ns, occasion=COMMAND)
+        _keep(store_url, measured, at_ns, occasion=ACTIVE)
+    is_shared = any(name != host.name for name, _ in measured)
+    shown = [
+        replace(result, part=" ".join(filter(None, (name, result.part)))) if is_shared else result
+        for name, result in measured
+    ]
+    _finish(host, [*static, *shown], at_ns, as_json=as_json, is_verbose=is_verbose)
+
+
+def _read_log(path: Path | None) -> str | None:
+    if path is None:
+        return None
     try:
-        url = url or default_store_url()
-        location = parse_store_url(url)
-        if isinstance(location, EmbeddedLocation):
-            yield from _check_space("store", location.path)
-            if not location.path.exists():
-                text = f"{printable_url(url)} does not exist yet: serve, import and demo create it"
-                yield Check(state=State.OK, name="store", text=text)
-                return
-        with open_for_reading(url) as store:
-            num = len(StoreSource(store).runs())
-            via = f", through {store.server.url}" if isinstance(store, ServedStore) else ""
-            text = f"{printable_url(url)}: {format_count(num, 'run')}{via}"
-            yield Check(state=State.OK, name="store", text=text)
-            for damage in read_damage(store):
-                yield Check(state=State.ERROR, name="store", text=damage)
-    except Exception as error:
-        if find_exit_code(error) is None:
-            raise
-        yield Check(state=State.ERROR, name="store", text=format_error(error))
-
-
-def _check_spool(spool: str | None) -> Iterator[Check]:
-    if not spool:
-        return
-    path = Path(spool)
-    if path.exists() and not path.is_dir():
-        text = f"RANKSCOPE_TRACE={spool} is no folder, so nothing is traced: give a folder"
-        yield Check(state=State.ERROR, name="spool", text=text)
-        return
-    existing = nearest_folder(path)
-    if not os.access(existing, os.W_OK | os.X_OK):
-        text = f"{existing} can't be written, so nothing is traced: change its owner or mode"
-        yield Check(state=State.ERROR, name="spool", text=text)
-    kind = file_system(existing, MOUNTS)
-    if kind.startswith(NETWORK_FILE_SYSTEMS):
-        text = (
-            f"{spool} is on a network file system ({kind}), which can kill the ranks with SIGBUS:"
-            " use a local disk or /dev/shm"
-        )
-        yield Check(state=State.ERROR, name="spool", text=text)
-    yield from _check_space("spool", path)
-
-
-def _check_space(name: str, path: Path) -> Iterator[Check]:
-    free = shutil.disk_usage(nearest_folder(path)).free
-    is_enough = free >= MIN_FREE_BYTES
-    yield Check(
-        state=State.OK if is_enough else State.WARNING,
-        name=name,
-        text=f"{format_bytes(free)} are free at {path}"
-        + ("" if is_enough else f": less than {format_bytes(MIN_FREE_BYTES)}, so free some"),
-    )
+        with path.open("rb") as file:
+            return file.read(MAX_LOG_BYTES).decode("utf-8", "replace")
+    except OSError as error:
+        raise BadInputError(f"--nccl-log {path} cannot be read ({error.strerror})") from error

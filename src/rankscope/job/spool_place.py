@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from pathlib import Path
 
 from rankscope.collector.store.location import data_folder
 
-NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "beegfs", "gpfs", "ceph", "9p", "fuse.")
-"""Their files can vanish under a memory map, which kills its process with SIGBUS."""
-
-MOUNTS = Path("/proc/self/mounts")
+from ..doctor.places import MOUNTS, NETWORK_FILE_SYSTEMS, file_system, nearest_folder
 
 
 def make_job_folder(name: str) -> Path:
@@ -25,30 +21,3 @@ def make_job_folder(name: str) -> Path:
         return Path(tempfile.mkdtemp(prefix=f"rankscope-{name}-"))
     jobs.mkdir(mode=0o700, parents=True, exist_ok=True)
     return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=jobs))
-
-
-def nearest_folder(path: Path) -> Path:
-    """Return the path, or the nearest folder above it that exists."""
-    absolute = path.absolute()
-    return next(each for each in (absolute, *absolute.parents) if each.exists())
-
-
-def file_system(path: Path, mounts: Path) -> str:
-    """Return the type of the file system of a path; "" if it is unknown.
-
-    Args:
-        path: An existing path.
-        mounts: The list of mounted file systems, as `/proc/self/mounts` has it.
-    """
-    best, kind = -1, ""
-    try:
-        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    resolved = path.resolve()
-    for line in lines:
-        _, point, found, *_ = line.split(" ")
-        folder = Path(re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), point))
-        if resolved.is_relative_to(folder) and len(folder.parts) >= best:
-            best, kind = len(folder.parts), found
-    return kind

@@ -16,13 +16,14 @@ from ..terminal.lines import say
 from .signals import stop_event
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from rankscope.collector.agent.agent import NodeAgent
     from rankscope.collector.agent.clock import AgentClocks, ProbeThread
     from rankscope.collector.agent.journal import Journal
     from rankscope.collector.agent.link import Link
+    from rankscope.collector.host.heartbeat import Heartbeat
 
     from .loops import Loop
 
@@ -185,24 +186,36 @@ def _sample_loops(
     if not options.samples:
         return []
     from rankscope.collector.agent.buffer import RowBuffer
-    from rankscope.collector.agent.outbox import MAX_HEARTBEATS, HeartbeatSender
+    from rankscope.collector.agent.outbox import MAX_HEARTBEATS, RunRowSender
     from rankscope.collector.host.bursts import BurstRequests
     from rankscope.collector.host.heartbeat import heartbeat_sink
     from rankscope.collector.host.sampler import Sampler, buffer_sink, host_sources
+    from rankscope.collector.read.host_checks import TABLE
 
+    from .host_watch import HostWatch
     from .loops import Loop, sampler_loop
 
     host = socket.gethostname()
     buffer, burst_buffer, beats = RowBuffer(), RowBuffer(MAX_BURST_ROWS), RowBuffer(MAX_HEARTBEATS)
     sink = buffer_sink(buffer.add, host=host)
     bursts = BurstRequests(state / BURST_FILE, buffer_sink(burst_buffer.add, host=host), say=say)
-    sources = host_sources(options.spool, on_heartbeats=heartbeat_sink(beats.add))
+    checks = RowBuffer(MAX_HEARTBEATS)
+    watch = HostWatch(checks.add, spool=options.spool, unix_ns=clocks.unix_now, say=say)
+    take_beats = heartbeat_sink(beats.add)
+
+    def take(found: Sequence[Heartbeat]) -> None:
+        take_beats(found)
+        watch.take(found)
+
+    sources = host_sources(options.spool, on_heartbeats=take)
     sampler = Sampler(sources, sink, unix_ns=clocks.unix_now, say=say)
     stack.callback(sampler.close)
     agent.send_rows("samples", buffer)
     agent.send_rows("samples", burst_buffer)
-    agent.send_heartbeats(beats, HeartbeatSender(link, say=say))
-    return [sampler_loop(sampler), Loop("bursts", bursts.poll, pause_s=BURST_PAUSE_S)]
+    agent.send_heartbeats(beats, RunRowSender(link, say=say, on_answer=watch.take_answer))
+    agent.send_with(checks, RunRowSender(link, say=say, table=TABLE))
+    burst_loop = Loop("bursts", bursts.poll, pause_s=BURST_PAUSE_S)
+    return [sampler_loop(sampler), burst_loop, watch.loop()]
 
 
 def _open_journal(state: Path, stack: ExitStack) -> Journal:

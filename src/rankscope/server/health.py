@@ -19,6 +19,8 @@ from rankscope.collector.errors import StoreError
 from rankscope.dashboard.records.page_results import Health, HealthSection
 from rankscope.tracer.span import NS_PER_S
 
+from .host_check_sections import host_check_parts
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from rankscope.collector.http.metrics import Metrics
     from rankscope.collector.identity import Row
     from rankscope.collector.store.store import Store
+
+    from .host_check_sections import Part
 
 MAX_HOSTS = 200
 """Hosts that are listed, the longest silence first."""
@@ -113,16 +117,18 @@ class HealthReader:
                 self._store.rows(SELECT_HOSTS, {"since_ns": now_ns - HOUR_NS, "most": MAX_HOSTS}),
                 self._store.rows(SELECT_LEDGER),
                 self._store.rows(SELECT_BAD),
+                host_check_parts(self._store, now_ns),
             )
         except StoreError as error:
             problem = f"The store does not answer: {error}. See the server's log."
             return Health(problems=(problem,), sections=(_loops(values)[0],))
-        hosts, ledger, bad_rows = found
+        hosts, ledger, bad_rows, host_checks = found
         parts = [
             _loops(values),
             self._intake(values, ledger, now_ns),
             self._disk(),
             _hosts(hosts, now_ns),
+            *host_checks,
             _records(self._read_account()),
             _bad_rows(bad_rows),
             _tables(values),
@@ -178,10 +184,6 @@ class HealthReader:
             rows=(row,),
             bad=frozenset({folder} if is_full else ()),
         ), ((problem,) if is_full else ())
-
-
-Part = tuple[HealthSection, tuple[str, ...]]
-"""A section, and its problems."""
 
 
 def _loops(values: Values) -> Part:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankscope.analysis.trace.tables import RunSummary
+    from rankscope.collector.host.heartbeat import Heartbeat
     from rankscope.collector.ingest.service import IngestService
     from rankscope.collector.notify.receiver import Receiver
     from rankscope.collector.spool.tail import SpoolTail
@@ -468,14 +469,30 @@ def _sampler_loops(
     from rankscope.collector.agent.outbox import MAX_HEARTBEATS
     from rankscope.collector.host.heartbeat import heartbeat_sink
     from rankscope.collector.host.sampler import Sampler, host_sources, store_sink
+    from rankscope.collector.read.host_checks import TABLE, ExaminationRequests
 
-    sink = store_sink(store, host=socket.gethostname())
+    from .host_watch import HostWatch
+
+    host = socket.gethostname()
+    sink = store_sink(store, host=host)
     beats = RowBuffer(MAX_HEARTBEATS)
-    sources = host_sources(spool.folder, on_heartbeats=heartbeat_sink(beats.add))
-    sampler = Sampler(sources, sink, say=say)
+    requests = ExaminationRequests(store)
+    watch = HostWatch(
+        lambda rows: store.insert_rows(TABLE, rows),
+        spool=spool.folder,
+        is_wanted=lambda: bool(requests.wanted([host])),
+        say=say,
+    )
+    take_beats = heartbeat_sink(beats.add)
+
+    def take(found: Sequence[Heartbeat]) -> None:
+        take_beats(found)
+        watch.take(found)
+
+    sampler = Sampler(host_sources(spool.folder, on_heartbeats=take), sink, say=say)
     stack.callback(sampler.close)
     heartbeats = heartbeat_loop(store, beats, deletions, placed=tail.placed_heartbeats)
-    return [sampler_loop(sampler), heartbeats]
+    return [sampler_loop(sampler), heartbeats, watch.loop()]
 
 
 def _alerting(
@@ -538,12 +555,14 @@ def _open_ingest(
     stack: ExitStack,
 ) -> IngestService:
     from rankscope.collector.ingest.service import IngestService
+    from rankscope.collector.read.host_checks import ExaminationRequests
 
     service = IngestService(
         store,
         writer=writer,
         is_deleted=deletions.is_deleted,
         placed=topology.placed,
+        to_examine=ExaminationRequests(store).wanted,
         say=say,
     )
     stack.callback(service.close)

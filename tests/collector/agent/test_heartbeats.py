@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.collector.agent.buffer import RowBuffer
-from rankscope.collector.agent.outbox import HEARTBEAT_PERIOD_S, HeartbeatSender
+from rankscope.collector.agent.outbox import HEARTBEAT_PERIOD_S, RunRowSender
 from tests.support.collector.agent_rig import Rig
 from tests.support.collector.fake_collector import FakeCollector, Reply
 
@@ -28,7 +28,7 @@ class HeartbeatRig(Rig):
     def __init__(self, spool: Path, url: str) -> None:
         super().__init__(spool, url)
         self.heartbeats = RowBuffer()
-        self.sender = HeartbeatSender(self.link, say=self.lines.append)
+        self.sender = RunRowSender(self.link, say=self.lines.append)
         self.agent.send_heartbeats(self.heartbeats, self.sender)
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 RUN_TABLES = (
     "runs", "ranks", "groups", "spans", "steps", "microbatches", "events", "findings", "ledger",
     "bad_rows", "samples", "manifests", "attempts", "owners", "expired", "rollups", "closed_steps",
-    "pictures", "heartbeats", "reports", "kernels", "annotations",
+    "pictures", "heartbeats", "reports", "kernels", "annotations", "host_checks",
 )  # fmt: skip
 """All tables whose rows belong to a run. A new table must be added here."""
 

@@ -1,0 +1,1 @@
+"""Checks of a host: its installation, its devices, its network, its settings."""

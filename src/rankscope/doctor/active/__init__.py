@@ -1,0 +1,1 @@
+"""Active tests: what devices, links and hosts achieve, compared with their peers."""

@@ -1,0 +1,498 @@
+"""Checks of the GPUs: are all there, and does each one work at its full speed."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from rankscope.analysis.report.text import format_count
+from rankscope.collector.host.gpu import plain_uuid
+
+from ..host import is_container
+from ..result import Outcome, error, healthy, not_applicable, summarize, warning
+from .nvidia_smi import Gpu, Links, Report, parse_links, parse_report
+from .nvml import read_nvml_report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from ..host import Host
+
+NVIDIA_VENDOR = "0x10de"
+DISPLAY_CLASSES = ("0x0300", "0x0302")
+"""PCI classes of a GPU: VGA controller and 3D controller. An NVSwitch is a bridge."""
+
+LINK = "pci/pci_gpu_link_info"
+NO_GPU = "this host has no NVIDIA GPU"
+
+LOST_TEXTS = ("GPU is lost", "Unknown Error", "requires reset", "ERR!")
+FAILURES = {
+    "Driver/library version mismatch": "reload the kernel modules, or reboot the host",
+    "Unable to determine the device handle": "reboot the host; if it returns, replace the GPU",
+    "GPU is lost": "reboot the host; if it returns, replace the GPU",
+}
+"""Messages of `nvidia-smi` about a GPU that is there, and what to do.
+Source: issue threads that the tests name."""
+
+NO_DRIVER = ("couldn't communicate with the NVIDIA driver", "Failed to initialize NVML")
+"""Messages of `nvidia-smi` without a driver: an error only where there is a GPU."""
+
+THROTTLES = {
+    "hw_slowdown": "hardware slowdown",
+    "hw_thermal_slowdown": "thermal slowdown by the hardware",
+    "hw_power_brake_slowdown": "power brake: the power supply asks for less",
+    "sw_thermal_slowdown": "thermal slowdown by the driver",
+}
+"""Reasons of a low clock that are faults. A power cap is normal under load.
+Source: NVML, ``nvmlClocksEventReasons``."""
+
+SOFT_THROTTLE = "sw_thermal_slowdown"
+
+
+def read_report(host: Host) -> Report | None:
+    """Return the driver's report, by its tool or else its library; None if there is none."""
+
+    def read() -> Report | None:
+        output = host.tool("nvidia-smi", "-q", "-x")
+        if output is None:
+            return None if host.is_recorded else read_nvml_report()
+        return parse_report(output.text)
+
+    return host.once("nvidia-smi report", read)
+
+
+def bus_gpus(host: Host) -> list[Path]:
+    """Return the NVIDIA GPUs on the PCI bus."""
+    return [
+        device
+        for device in host.glob("/sys/bus/pci/devices/*")
+        if host.read(device / "vendor") == NVIDIA_VENDOR
+        and (host.read(device / "class") or "").startswith(DISPLAY_CLASSES)
+    ]
+
+
+def check_count(host: Host) -> Iterator[Outcome]:
+    """Compare the GPUs that the driver lists with those on the bus and those that the job wants."""
+    output, report = host.tool("nvidia-smi", "-q", "-x"), read_report(host)
+    is_shared = is_container(host)
+    on_bus = 0 if is_shared else len(bus_gpus(host))
+    if output is not None and output.status is None:
+        yield error("nvidia-smi does not answer: the driver hangs", "see dmesg; reboot the host")
+        return
+    text = "" if output is None else output.text
+    num = 0 if report is None else len(report.gpus)
+    failure = next((message for message in FAILURES if message in text), None)
+    if failure is not None and not num:
+        yield error(f"nvidia-smi: {_first_line(text, failure)}", FAILURES[failure])
+        return
+    wanted = host.expected_gpus or on_bus
+    if num < wanted:
+        source = "expected" if host.expected_gpus else "on the PCI bus"
+        remedy = "see dmesg for Xid 79; reboot the host; if it returns, replace the GPU"
+        if output is None:
+            remedy = "install the driver, or give the container its GPUs"
+        elif any(message in text for message in NO_DRIVER):
+            remedy = "install or load the driver: see dmesg"
+        yield error(f"the driver lists {num} of {format_count(wanted, 'GPU')} {source}", remedy)
+        return
+    if report is None or not num:
+        yield not_applicable("this container has no NVIDIA GPU" if is_shared else NO_GPU)
+        return
+    found = [*_missing(report), *_lost(report), *_hidden(host, num)]
+    value = f"{num} x {report.gpus[0].text('product_name') or 'GPU'}"
+    yield from found or [healthy(value, value=value)]
+
+
+def _first_line(text: str, message: str) -> str:
+    return next((line.strip() for line in text.splitlines() if message in line), message)
+
+
+def _missing(report: Report) -> Iterator[Outcome]:
+    if report.num_attached is not None and report.num_attached > len(report.gpus):
+        yield warning(
+            f"{report.num_attached} GPUs are attached, and {len(report.gpus)} are described",
+            "see nvidia-smi -L and dmesg",
+        )
+
+
+def _lost(report: Report) -> Iterator[Outcome]:
+    for gpu in report.gpus:
+        texts = [text for _, text in gpu.leaves(".")]
+        lost = next((text for text in texts if any(word in text for word in LOST_TEXTS)), None)
+        if lost is not None:
+            yield error(
+                f"the driver answers: {lost}", "reset the GPU or reboot the host", part=gpu.part
+            )
+        asked = [
+            f"{name.replace('_', ' ')}"
+            for name in ("reset_required", "drain_and_reset_recommended")
+            if gpu.text(f"gpu_reset_status/{name}") == "Yes"
+        ]
+        asked += [action] if (action := gpu.text("gpu_recovery_action")) else []
+        if asked:
+            yield error(
+                f"the driver asks for recovery: {', '.join(asked)}",
+                "drain the host and reset the GPU, or do as it says",
+                part=gpu.part,
+                device=plain_uuid(gpu.uuid),
+            )
+
+
+def _hidden(host: Host, num: int) -> Iterator[Outcome]:
+    visible = host.environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    if not names or names[0] == "-1":
+        yield warning("CUDA_VISIBLE_DEVICES hides all GPUs", "unset it, or list the job's GPUs")
+    beyond = [name for name in names if name.isdigit() and int(name) >= num]
+    if beyond:
+        yield error(
+            f"CUDA_VISIBLE_DEVICES={visible}: there is no GPU {', '.join(beyond)}, so CUDA hides it"
+            " and all after it",
+            f"list GPUs from 0 to {num - 1}",
+        )
+
+
+def per_gpu(
+    judge: Callable[[Gpu], Iterator[Outcome]], *, healthy_text: str
+) -> Callable[[Host], Iterator[Outcome]]:
+    """Return a check that judges each GPU, and that is not applicable without one."""
+
+    def check(host: Host) -> Iterator[Outcome]:
+        report = read_report(host)
+        if report is None or not report.gpus:
+            yield not_applicable(NO_GPU)
+            return
+        outcomes = [outcome for gpu in report.gpus for outcome in judge(gpu)]
+        text = f"{format_count(len(report.gpus), 'GPU')}: {healthy_text}"
+        yield from summarize(outcomes, num=len(report.gpus), healthy_text=text)
+
+    return check
+
+
+def judge_ecc(gpu: Gpu) -> Iterator[Outcome]:
+    """Yield memory errors of a GPU; corrected ones too, because others follow them."""
+    part, device = gpu.part, plain_uuid(gpu.uuid)
+    if gpu.text("ecc_mode/current_ecc") is None:
+        yield not_applicable("the GPUs have no ECC")
+        return
+    if gpu.text("ecc_mode/current_ecc") == "Disabled":
+        yield warning(
+            "ECC is off, so memory errors spoil results unseen",
+            "nvidia-smi -e 1, then reset the GPU",
+            part=part,
+            device=device,
+        )
+        return
+    now = _ecc_sums(gpu, "ecc_errors/volatile")
+    ever = _ecc_sums(gpu, "ecc_errors/aggregate")
+    flags = dict(gpu.leaves("ecc_errors"))
+    if now["uncorrectable"]:
+        yield error(
+            f"{format_count(now['uncorrectable'], 'uncorrectable memory error')} since the driver"
+            " was loaded",
+            "reset the GPU; if they return, replace it",
+            part=part,
+            device=device,
+        )
+    elif ever["uncorrectable"]:
+        yield warning(
+            f"{format_count(ever['uncorrectable'], 'uncorrectable memory error')} in its life, none"
+            " since the driver was loaded",
+            "replace it if the number grows",
+            part=part,
+            device=device,
+        )
+    if now["correctable"]:
+        yield warning(
+            f"{format_count(now['correctable'], 'corrected memory error')} since the driver was"
+            " loaded",
+            "nothing while the number stays; replace the GPU if it grows",
+            part=part,
+            device=device,
+        )
+    for name, text in flags.items():
+        if name in {"sram_threshold_exceeded", "unrepairable_memory"} and text == "Yes":
+            yield error(f"{name.replace('_', ' ')}", "replace the GPU", part=part, device=device)
+        elif name.endswith("repair_pending") and text == "Yes":
+            yield error(f"{name.replace('_', ' ')}", "reset the GPU", part=part, device=device)
+
+
+def _ecc_sums(gpu: Gpu, path: str) -> dict[str, int]:
+    """Return the numbers of errors by kind, of the reports of old and new drivers."""
+    sums = {"correctable": 0, "uncorrectable": 0}
+    for name, text in gpu.leaves(path):
+        if text.isdigit() and "correctable" in name:
+            sums["uncorrectable" if "uncorrectable" in name else "correctable"] += int(text)
+    for name, kind in (("single_bit", "correctable"), ("double_bit", "uncorrectable")):
+        sums[kind] += int(gpu.number(f"{path}/{name}/total") or 0)
+    return sums
+
+
+def judge_remaps(gpu: Gpu) -> Iterator[Outcome]:
+    """Yield remapped rows that need a reset or a new GPU, and retired pages of older GPUs."""
+    part, device = gpu.part, plain_uuid(gpu.uuid)
+    failed = gpu.text("remapped_rows/remapped_row_failure")
+    pending = gpu.text("remapped_rows/remapped_row_pending")
+    retired = gpu.text("retired_pages/pending_retirement", "retired_pages/pending_blacklist")
+    if failed is None and pending is None and retired is None:
+        yield not_applicable("the GPUs remap no rows")
+        return
+    if failed == "Yes":
+        yield error(
+            "a memory row could not be remapped", "replace the GPU", part=part, device=device
+        )
+    elif pending == "Yes" or retired == "Yes":
+        yield error(
+            "a bad memory row waits to be remapped",
+            "reset the GPU before the next job",
+            part=part,
+            device=device,
+        )
+    elif gpu.number("remapped_rows/row_remapper_histogram/row_remapper_histogram_none"):
+        yield warning(
+            "a memory bank has no spare row left",
+            "plan to replace the GPU",
+            part=part,
+            device=device,
+        )
+
+
+def judge_throttle(gpu: Gpu) -> Iterator[Outcome]:
+    """Yield what keeps the clock of a GPU low."""
+    part, device = gpu.part, plain_uuid(gpu.uuid)
+    reasons = {
+        re.sub(r"^clocks_(?:event|throttle)_reason_", "", name): text
+        for path in ("clocks_event_reasons", "clocks_throttle_reasons")
+        for name, text in gpu.leaves(path)
+    }
+    if not reasons:
+        yield not_applicable("the driver does not say why clocks are low")
+        return
+    active = [name for name in THROTTLES if reasons.get(name) == "Active"]
+    if len(active) > 1 and active[0] == "hw_slowdown":  # the sum of the hardware's reasons
+        active = active[1:]
+    if active:
+        now, most = gpu.number("clocks/sm_clock"), gpu.number("max_clocks/sm_clock")
+        speed = "" if now is None or most is None else f" (now {now:,.0f} of {most:,.0f} MHz)"
+        text = ", ".join(THROTTLES[name] for name in active) + speed
+        make = warning if active == [SOFT_THROTTLE] else error
+        yield make(
+            text,
+            "check cooling, power supplies and power cables of the host",
+            part=part,
+            device=device,
+        )
+    limit = gpu.number(
+        "gpu_power_readings/current_power_limit",
+        "power_readings/power_limit",
+        "gpu_power_readings/power_limit",
+    )
+    usual = gpu.number(
+        "gpu_power_readings/default_power_limit", "power_readings/default_power_limit"
+    )
+    if limit is not None and usual is not None and limit < usual:
+        yield warning(
+            f"the power limit is {limit:,.0f} W, and {usual:,.0f} W by default",
+            f"nvidia-smi -pl {usual:.0f}, unless it is low on purpose",
+            part=part,
+            device=device,
+        )
+
+
+def check_pcie(host: Host) -> Iterator[Outcome]:
+    """Find PCIe links with fewer lanes than they can have, or a lower generation under load.
+
+    An idle GPU lowers the generation of its link, so without load only the lanes are judged. A slot
+    may have fewer lanes than the GPU, as in many clouds: then all GPUs of the host have as few.
+    """
+    report = read_report(host)
+    if report is None or not report.gpus:
+        yield not_applicable(NO_GPU)
+        return
+    widths = {
+        gpu.index: gpu.number(f"{LINK}/link_widths/current_link_width") for gpu in report.gpus
+    }
+    widest = max((width for width in widths.values() if width is not None), default=0.0)
+    outcomes = [outcome for gpu in report.gpus for outcome in judge_pcie(gpu, widest)]
+    text = f"{format_count(len(report.gpus), 'GPU')}: all lanes"
+    yield from summarize(outcomes, num=len(report.gpus), healthy_text=text)
+
+
+def judge_pcie(gpu: Gpu, widest: float) -> Iterator[Outcome]:
+    """Yield the deviations of the PCIe link of a GPU.
+
+    Args:
+        gpu: The GPU.
+        widest: Lanes of the host's widest link.
+    """
+    part, device = gpu.part, plain_uuid(gpu.uuid)
+    width = gpu.number(f"{LINK}/link_widths/current_link_width")
+    most_width = gpu.number(f"{LINK}/link_widths/max_link_width")
+    generation = gpu.number(f"{LINK}/pcie_gen/current_link_gen")
+    most_generation = gpu.number(f"{LINK}/pcie_gen/max_link_gen")
+    if width is None or most_width is None:
+        yield not_applicable("the driver does not report the PCIe link")
+        return
+    remedy = "reseat the GPU or its riser; reboot the host"
+    if width < most_width:
+        text = f"the PCIe link has {width:.0f} of {most_width:.0f} lanes"
+        if width < widest:
+            yield error(text, remedy, part=part, device=device)
+        else:
+            remedy = f"nothing if the slot has {width:.0f}, as in some clouds; else {remedy}"
+            yield warning(text, remedy, part=part, device=device)
+    is_busy = bool(gpu.number("utilization/gpu_util"))
+    if is_busy and generation is not None and generation < (most_generation or 0):
+        yield error(
+            f"the PCIe link runs at generation {generation:.0f} of {most_generation:.0f} in use",
+            remedy,
+            part=part,
+            device=device,
+        )
+
+
+def judge_persistence(gpu: Gpu) -> Iterator[Outcome]:
+    """Yield a driver that unloads the GPU when no process uses it."""
+    mode = gpu.text("persistence_mode")
+    if mode is None:
+        yield not_applicable("the driver does not report persistence")
+    elif mode == "Disabled":
+        yield warning(
+            "persistence is off: each start of a job initialises the GPU anew",
+            "nvidia-smi -pm 1, or start nvidia-persistenced",
+            part=gpu.part,
+        )
+
+
+def judge_mode(gpu: Gpu) -> Iterator[Outcome]:
+    """Yield modes in which a training job cannot use the whole GPU."""
+    if gpu.text("compute_mode") == "Prohibited":
+        yield error("the compute mode prohibits all jobs", "nvidia-smi -c 0", part=gpu.part)
+    if gpu.text("mig_mode/current_mig") == "Enabled":
+        yield warning(
+            "MIG is on: a job gets a part of the GPU, and NCCL no NVLink",
+            "nvidia-smi -mig 0, if the job needs the whole GPU",
+            part=gpu.part,
+        )
+
+
+def judge_fabric(gpu: Gpu) -> Iterator[Outcome]:
+    """Yield a GPU that the fabric manager has not joined to its NVSwitches."""
+    state, status = gpu.text("fabric/state"), gpu.text("fabric/status")
+    if state is None:
+        yield not_applicable("the GPUs have no NVSwitch fabric")
+        return
+    remedy = "restart nvidia-fabricmanager, then see its log"
+    if state != "Completed" or status not in {None, "Success"}:
+        yield error(
+            f"the NVSwitch fabric is not ready: {state}, {status or 'no status'}",
+            remedy,
+            part=gpu.part,
+            device=plain_uuid(gpu.uuid),
+        )
+    bad = [name for name, text in gpu.leaves("fabric/health") if text in {"Degraded", "True"}]
+    if bad:
+        yield error(
+            f"the NVSwitch fabric reports {', '.join(bad).replace('_', ' ')}",
+            remedy,
+            part=gpu.part,
+            device=plain_uuid(gpu.uuid),
+        )
+
+
+def check_processes(host: Host) -> Iterator[Outcome]:
+    """Find processes of an earlier job that hold memory of a GPU."""
+    report = read_report(host)
+    if report is None or not report.gpus:
+        yield not_applicable(NO_GPU)
+        return
+    if not host.is_before_job:
+        yield not_applicable("checked before a job only: a running job has processes")
+        return
+    left = [
+        error(
+            f"pid {processes[0].findtext('pid')} of an earlier job uses it"
+            + (f", and {len(processes) - 1} others" if len(processes) > 1 else ""),
+            "end them, or reset the GPU",
+            part=gpu.part,
+            device=plain_uuid(gpu.uuid),
+        )
+        for gpu in report.gpus
+        if (processes := gpu.element.findall("processes/process_info"))
+    ]
+    yield from summarize(left, num=len(report.gpus), healthy_text="no process is left on a GPU")
+
+
+def check_nvlink(host: Host) -> Iterator[Outcome]:
+    """Compare the NVLink links of each GPU with those of its peers, and count their errors."""
+    report = read_report(host)
+    if report is None or not report.gpus:
+        yield not_applicable(NO_GPU)
+        return
+    outputs = [host.tool("nvidia-smi", "nvlink", flag) for flag in ("-s", "-e")]
+    links = parse_links(*(output.text for output in outputs if output is not None))
+    most = max((len(of_gpu.speeds_gb_per_s) for of_gpu in links.values()), default=0)
+    if not most:
+        yield not_applicable("no GPU has an active NVLink")
+        return
+    fastest = max(max(of_gpu.speeds_gb_per_s.values(), default=0.0) for of_gpu in links.values())
+    uuids = {gpu.index: plain_uuid(gpu.uuid) for gpu in report.gpus}
+    outcomes = [
+        outcome
+        for index, of_gpu in links.items()
+        for outcome in _judge_links(of_gpu, f"GPU {index}", uuids.get(index, ""), most, fastest)
+    ]
+    text = f"{format_count(len(links), 'GPU')} with {most} active links each, no errors"
+    yield from summarize(outcomes, num=len(links) + 1, healthy_text=text)
+
+
+def _judge_links(
+    links: Links, part: str, device: str, most: int, fastest: float
+) -> Iterator[Outcome]:
+    num = len(links.speeds_gb_per_s)
+    if num < most or links.inactive:
+        inactive = ", ".join(map(str, links.inactive)) or "unknown"
+        yield error(
+            f"{num} of {num + len(links.inactive) or most} NVLink links are active (inactive:"
+            f" {inactive})",
+            "reset the GPU, restart nvidia-fabricmanager; if it stays, reseat or replace the GPU",
+            part=part,
+            device=device,
+        )
+    slow = [link for link, speed in links.speeds_gb_per_s.items() if speed < fastest]
+    if slow:
+        yield error(
+            f"NVLink {', '.join(map(str, slow))}: slower than {fastest} GB/s",
+            "reset the GPU; if it stays, replace it",
+            part=part,
+            device=device,
+        )
+    counted = {kind: number for kind, number in links.errors.items() if number}
+    if counted:
+        text = ", ".join(f"{number:,} {kind}" for kind, number in counted.items())
+        yield warning(
+            f"NVLink counts {text}",
+            "compare again later; replace the GPU if it grows",
+            part=part,
+            device=device,
+        )
+
+
+def check_dcgm(host: Host) -> Iterator[Outcome]:
+    """Read the verdict of DCGM's health watches."""
+    output = host.tool("dcgmi", "health", "-c")
+    match = output and re.search(r"Overall Health\s*\|?:?\s*(\w+)", output.text)
+    if not match or output is None:
+        yield not_applicable("dcgmi is not installed, or its watches are off (dcgmi health -s a)")
+        return
+    verdict = match[1]
+    lines = [" ".join(line.replace("|", " ").split()) for line in output.text.splitlines()]
+    detail = "; ".join(line for line in lines if re.search(r"GPU \d|Warning|Failure|Error", line))
+    if verdict.lower() == "healthy":
+        yield healthy("DCGM: healthy")
+    else:
+        make = warning if verdict.lower() == "warning" else error
+        yield make(f"DCGM: {verdict}: {detail[:300]}", "see dcgmi health -c and dcgmi diag -r 3")

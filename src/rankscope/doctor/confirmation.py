@@ -1,0 +1,189 @@
+"""Results of host checks beside the findings of a run: which ones confirm it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from rankscope.analysis.report.text import format_count
+from rankscope.collector.host.gpu import plain_uuid
+from rankscope.collector.read.host_checks import (
+    ACTIVE,
+    HEALTHY,
+    NOT_APPLICABLE,
+    StoredCheck,
+    read_checks_of_hosts,
+    read_rank_places,
+    read_run_times,
+)
+from rankscope.tracer.span import NS_PER_S
+
+from .active.trials import SECTION as ACTIVE_SECTION
+from .checks.table import CHECKS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rankscope.analysis.report.report import Finding
+    from rankscope.collector.read.host_checks import RankPlace
+    from rankscope.collector.store.store import Store
+
+AFTER_NS = 600 * NS_PER_S
+"""Time after the last step in which an examination still belongs to the run."""
+
+MAX_HOSTS = 3
+"""Hosts of one finding that are written out."""
+
+CAUSES = {check.name: check.causes for check in CHECKS}
+ACTIVE_CAUSES = {
+    "slow-compute": frozenset({"matmul", "memory"}),
+    "clock-throttle": frozenset({"matmul", "memory"}),
+    "slow-link": frozenset({"groups", "neighbours", "host-all-reduce", "host-all-to-all"}),
+    "network-degradation": frozenset({"groups"}),
+    "data-stall": frozenset({"to-device"}),
+}
+"""Active tests that confirm a cause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confirmation:
+    """Results of the checks of one host beside one finding."""
+
+    host: str
+    at_ns: int | None
+    """Unix time of the examination; None: the host was not examined since the onset."""
+
+    confirming: tuple[StoredCheck, ...] = ()
+    """Deviations that explain the finding."""
+
+    others: tuple[StoredCheck, ...] = ()
+    """Other deviations of the host."""
+
+    num_healthy: int = 0
+    num_not_applicable: int = 0
+
+    @property
+    def text(self) -> str:
+        """One clause about this host."""
+        if self.at_ns is None:
+            return f"{self.host} was not examined"
+        if self.confirming:
+            return f"confirmed: {self.host}, {_describe(self.confirming)}"
+        counted = f"{self.num_healthy} healthy, {self.num_not_applicable} not applicable"
+        text = f"{self.host}: not confirmed by host checks ({counted})"
+        return f"{text}; it has other problems: {_describe(self.others)}" if self.others else text
+
+
+def confirm_findings(
+    store: Store, run_id: str, findings: Sequence[Finding], *, now_ns: int | None = None
+) -> tuple[tuple[Confirmation, ...], ...]:
+    """Return what the checks of the hosts of each finding say of it, in the order of the findings.
+
+    An examination counts if it was made after the onset of the finding, and at most `AFTER_NS`
+    after the run's last step. The newest one that confirms counts, else the newest.
+
+    Args:
+        store: The store.
+        run_id: The run.
+        findings: Findings of the run.
+        now_ns: Unix time of a run whose end is unknown. None: now.
+    """
+    places = read_rank_places(store, run_id)
+    steps = {finding.steps[0] for finding in findings if finding.steps is not None}
+    times_ns = read_run_times(store, run_id, steps)
+    end_ns = times_ns.get(None, time.time_ns() if now_ns is None else now_ns) + AFTER_NS
+    hosts = {place.host for place in places}
+    checks = read_checks_of_hosts(store, hosts, first_ns=0, last_ns=end_ns) if hosts else ()
+    found = []
+    for finding in findings:
+        onset_ns = times_ns.get(finding.steps[0], 0) if finding.steps is not None else 0
+        since = [check for check in checks if check.at_ns >= onset_ns]
+        found.append(tuple(_confirm(finding, places, since)))
+    return tuple(found)
+
+
+def confirmation_document(confirmations: Iterable[Confirmation]) -> list[dict[str, Any]]:
+    """Return the value of the JSON key ``host_checks`` of a finding."""
+    return [
+        {
+            "host": each.host,
+            "at_ns": each.at_ns,
+            "is_confirmed": bool(each.confirming),
+            "num_healthy": each.num_healthy,
+            "num_not_applicable": each.num_not_applicable,
+            "confirming": [asdict(check) for check in each.confirming],
+            "others": [asdict(check) for check in each.others],
+        }
+        for each in confirmations
+    ]
+
+
+def format_confirmations(confirmations: Sequence[Confirmation]) -> str:
+    """Return a sentence about the hosts of a finding; "" if none of them was examined."""
+    examined = [each for each in confirmations if each.at_ns is not None]
+    if not examined:
+        return ""
+    ordered = sorted(confirmations, key=lambda each: (not each.confirming, each.at_ns is None))
+    more = len(ordered) - MAX_HOSTS
+    text = "; ".join(each.text for each in ordered[:MAX_HOSTS])
+    return f"{text}; and {format_count(more, 'other host')}" if more > 0 else text
+
+
+def _confirm(
+    finding: Finding, places: Iterable[RankPlace], checks: Sequence[StoredCheck]
+) -> Iterable[Confirmation]:
+    own = [place for place in places if place.rank in finding.ranks]
+    if finding.hosts:
+        own = [place for place in own if place.host in finding.hosts]
+    newest_epoch = max((place.epoch for place in own), default=-1)
+    if not finding.hosts:
+        own = [place for place in own if place.epoch == newest_epoch]
+    for host in sorted({place.host for place in own}):
+        devices = {plain_uuid(place.device_uuid) for place in own if place.host == host} - {""}
+        examinations = [
+            [*group]
+            for _, group in groupby(
+                (check for check in checks if check.host == host), key=lambda check: check.at_ns
+            )
+        ]
+        yield _of_host(finding.cause, host, devices, examinations)
+
+
+def _of_host(
+    cause: str, host: str, devices: set[str], examinations: Sequence[Sequence[StoredCheck]]
+) -> Confirmation:
+    best: Confirmation | None = None
+    for checks in reversed(examinations):
+        deviations = [check for check in checks if check.is_deviation]
+        confirming = [check for check in deviations if _confirms(check, cause, devices)]
+        states = [check.state for check in checks]
+        now = Confirmation(
+            host=host,
+            at_ns=checks[0].at_ns,
+            confirming=tuple(confirming),
+            others=tuple(check for check in deviations if check not in confirming),
+            num_healthy=states.count(HEALTHY),
+            num_not_applicable=states.count(NOT_APPLICABLE),
+        )
+        if confirming:
+            return now
+        if best is None or (checks[0].occasion != ACTIVE and best.num_healthy == 0):
+            best = now
+    return best or Confirmation(host=host, at_ns=None)
+
+
+def _confirms(check: StoredCheck, cause: str, devices: set[str]) -> bool:
+    """Return whether a deviation explains a cause, on one of these devices if it is of a device."""
+    if check.section == ACTIVE_SECTION:
+        return check.name in ACTIVE_CAUSES.get(cause, ())
+    if cause not in CAUSES.get(check.name, ()):
+        return False
+    return not check.device or not devices or plain_uuid(check.device) in devices
+
+
+def _describe(checks: Sequence[StoredCheck]) -> str:
+    texts = [f"{check.part or check.name}: {check.reason}" for check in checks[:2]]
+    more = len(checks) - len(texts)
+    return ", ".join(texts) + (f" and {more} more" if more else "")
