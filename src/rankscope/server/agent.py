@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 
     from .loops import Loop
 
-BURST_FILE = "burst.json"
-BURST_PAUSE_S = 0.2
-MAX_BURST_ROWS = 200_000
-"""Samples of a burst that may wait to be sent. Beyond that, the oldest are dropped."""
-
 DRAIN_S = 3.0
 """Time for the current requests after a stop signal."""
 
@@ -52,6 +47,12 @@ class AgentOptions:
     certificate: Path | None = None
     key: Path | None = None
     samples: bool = True
+    kernel_log: Path | None = None
+    """None: the kernel's own."""
+
+    logs: tuple[str, ...] = ()
+    """Patterns of the paths of the ranks' logs."""
+
     max_spool_bytes: int | None = None
 
 
@@ -87,7 +88,7 @@ def run_agent(options: AgentOptions) -> None:
         journal = _open_journal(state, stack)
         clocks, probes = _open_clocks(probe_link, journal)
         agent = _assemble(options, state, link=link, journal=journal, clocks=clocks)
-        sample_loops = _sample_loops(options, state, agent, clocks, stack, link=link)
+        sample_loops = _sample_loops(options, agent, clocks, stack, link=link)
         loops = [memory_loop(), *sample_loops]
         probes.start()
         stack.callback(probes.stop)
@@ -175,7 +176,6 @@ def _open_clocks(link: Link, journal: Journal) -> tuple[AgentClocks, ProbeThread
 
 def _sample_loops(
     options: AgentOptions,
-    state: Path,
     agent: NodeAgent,
     clocks: AgentClocks,
     stack: ExitStack,
@@ -186,23 +186,29 @@ def _sample_loops(
         return []
     from rankscope.collector.agent.buffer import RowBuffer
     from rankscope.collector.agent.outbox import MAX_HEARTBEATS, HeartbeatSender
-    from rankscope.collector.host.bursts import BurstRequests
     from rankscope.collector.host.heartbeat import heartbeat_sink
+    from rankscope.collector.host.host_events import HostEventQueue, HostEventRows
+    from rankscope.collector.host.kernel_log import KERNEL_LOG
     from rankscope.collector.host.sampler import Sampler, buffer_sink, host_sources
 
-    from .loops import Loop, sampler_loop
+    from .loops import sampler_loop
 
     host = socket.gethostname()
-    buffer, burst_buffer, beats = RowBuffer(), RowBuffer(MAX_BURST_ROWS), RowBuffer(MAX_HEARTBEATS)
+    buffer, beats, events = RowBuffer(), RowBuffer(MAX_HEARTBEATS), HostEventQueue()
+    sources = host_sources(
+        options.spool,
+        on_heartbeats=heartbeat_sink(beats.add),
+        on_events=events.add,
+        kernel_log=options.kernel_log or KERNEL_LOG,
+        rank_logs=options.logs,
+    )
     sink = buffer_sink(buffer.add, host=host)
-    bursts = BurstRequests(state / BURST_FILE, buffer_sink(burst_buffer.add, host=host), say=say)
-    sources = host_sources(options.spool, on_heartbeats=heartbeat_sink(beats.add))
     sampler = Sampler(sources, sink, unix_ns=clocks.unix_now, say=say)
     stack.callback(sampler.close)
     agent.send_rows("samples", buffer)
-    agent.send_rows("samples", burst_buffer)
+    agent.send_host_events(events, HostEventRows(host, unix_ns=clocks.unix_now))
     agent.send_heartbeats(beats, HeartbeatSender(link, say=say))
-    return [sampler_loop(sampler), Loop("bursts", bursts.poll, pause_s=BURST_PAUSE_S)]
+    return [sampler_loop(sampler)]
 
 
 def _open_journal(state: Path, stack: ExitStack) -> Journal:
