@@ -193,8 +193,10 @@ class Failure:
     def words(self) -> str:
         """Return its reason in words."""
         code = self.exit_code
-        if self.reason is not ExitClass.LOST or code is None:
+        if self.reason is not ExitClass.LOST:
             return self.reason.value
+        if code is None:
+            return "no exit record" if self.message else self.reason.value
         known = {int(number): number.name for number in signal.Signals}
         if code >= 0:
             return f"ended with status {code} and without an exit record"

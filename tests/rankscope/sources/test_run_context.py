@@ -208,3 +208,25 @@ def test_the_step_of_a_lost_rank_is_that_of_its_open_span(store: Store) -> None:
     (found,) = StoreSource(store).context("lost").exits
 
     assert (found.state, found.at_ns, found.step, found.exception) == ("lost", 7, 4, "")
+
+
+def test_a_line_of_a_log_that_comes_after_the_end_counts_as_new_data(
+    store: Store, source: StoreSource
+) -> None:
+    before = {run.run_id: run.num_rows for run in source.runs()}
+    line = {
+        "run_id": "earlier",
+        "epoch": 0,
+        "rank": -1,
+        "at_ns": OFFSET_NS,
+        "kind": "kernel",
+        "text": "Xid 79",
+        "data": "{}",
+        "process": "",
+        "line": -1_000,
+    }
+    for _ in range(2):  # sent again: replaced
+        store.insert_rows("events", [line])
+
+    after = {run.run_id: run.num_rows for run in source.runs()}
+    assert after == before | {"earlier": before["earlier"] + 1}
