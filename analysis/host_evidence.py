@@ -221,7 +221,7 @@ def _kernel_notes(
     shown = [
         f"{line.text}{f' ({counts[text]} times)' if counts[text] > 1 else ''} on {line.host}"
         + (f", rank {line.rank}" if line.rank != NONE else "")
-        + (f": {line.remedy.replace('`', '')}" if line.remedy else "")
+        + (f" ({line.remedy.replace('`', '')})" if line.remedy else "")
         for text, line in sorted(first.items(), key=lambda item: item[1].at_ns)
     ]
     if shown:

@@ -197,8 +197,7 @@ def host_notes(report: RunReport, finding: Finding, base_path: str) -> list[Comp
         )
         for note in finding.host_notes
     ]
-    title = f"hosts of {finding.cause}"
-    return [html.Ul(lines, className="notices host-notes", **{"aria-label": title})]
+    return [html.Ul(lines, className="notices")]
 
 
 def _advice_card(report: RunReport, finding: Finding) -> list[Component]:

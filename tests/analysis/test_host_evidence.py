@@ -104,7 +104,7 @@ def test_stacks_and_the_log_of_the_kernel_are_beside_the_finding(slow: Source) -
 
     found = notes(report)
     assert found["stacks"] == "ranks 2 and 3 at x/train.py:7 main"
-    assert found["kernel log"] == "Xid 63: remapped on c: watch nvidia-smi"
+    assert found["kernel log"] == "Xid 63: remapped on c (watch nvidia-smi)"
     (finding,) = [each for each in to_document(report)["findings"] if each["ranks"] == (5,)]
     assert {note["source"] for note in finding["host_notes"]} == set(found)
 
