@@ -34,6 +34,7 @@ from .diagnose import (
     grade_findings,
 )
 from .evidence import find_step_begins, tabulate_evidence, with_proofs
+from .host_evidence import with_host_notes
 from .price.operation_sets import compare_culprits
 from .proof.cards import with_cards
 from .quality import assess_quality, left_out_sentence
@@ -268,7 +269,7 @@ def _report_with_replay(
     placements, case, parts = _build_cases(record, reading, replayer)
     links = None if case is None else executor.submit(summarize_links, case.links)
     combined = combine_findings(_diagnose(run, case, parts), findings_of_record(record))
-    findings = tuple(name_hosts(each, placements) for each in combined)
+    findings = with_host_notes((name_hosts(each, placements) for each in combined), record)
     full_ns, full_ideal_ns, waterfall = full_replays.result()
     result = what_if_of_parts.result()
     attribution, starved = waiting.result()
@@ -509,7 +510,9 @@ def _report_without_replay(
         ),
         actual_s_by_step=_seconds_by_step(steps, actual_ns),
         findings=with_cards(
-            combine_findings(() if is_known else (unknown,), findings), record, None
+            with_host_notes(combine_findings(() if is_known else (unknown,), findings), record),
+            record,
+            None,
         ),
         mfu=mfu,
         tokens_by_step={} if mfu else count_tokens(run, record.steps),

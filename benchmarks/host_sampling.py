@@ -1,4 +1,4 @@
-"""CPU time of sampling a host once per second, and in bursts.
+"""CPU time of sampling a host once per second.
 
     python -m benchmarks.host_sampling
 
@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from rankscope.collector.host.bursts import take_burst
-from rankscope.collector.host.rdma import BURST_NAMES, DRIVER_COUNTERS, PORT_COUNTERS, RdmaSource
+from rankscope.collector.host.rdma import DRIVER_COUNTERS, PORT_COUNTERS, RdmaSource
 from rankscope.collector.host.sample import SourceAbsentError
 from rankscope.collector.host.sampler import host_sources
 
@@ -70,20 +69,8 @@ def main() -> None:
             total_ms += median_ms
             print(f"{source.name:12} {median_ms:6.2f} ms  {num_samples} samples")
         print(f"{'together':12} {total_ms:6.2f} ms")
-        trees = {num: write_ports(root / f"ports-{num}", num) for num in (1, NUM_PORTS)}
-        median_ms, num_samples = cost_ms(RdmaSource(trees[NUM_PORTS]))
+        median_ms, num_samples = cost_ms(RdmaSource(write_ports(root / "ports", NUM_PORTS)))
         print(f"rdma, {NUM_PORTS} ports as files: {median_ms:.2f} ms  {num_samples} samples")
-        for num, tree in trees.items():
-            for period_ms in (1, 10):
-                burst = take_burst(
-                    RdmaSource(tree, names=BURST_NAMES),
-                    period_ns=period_ms * MS,
-                    duration_ns=2000 * MS,
-                )
-                print(
-                    f"burst of {num} ports every {period_ms} ms: {burst.num_rounds} readings,"
-                    f" {burst.num_missed} missed, {burst.cpu_ratio:.1%} of a core"
-                )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections import Counter
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -10,9 +11,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.tracer.span import FLIGHT_RECORDER, NS_PER_MS, NS_PER_S, SpanKind
+from rankscope.tracer.span import FLIGHT_RECORDER, NONE, NS_PER_MS, NS_PER_S, SpanKind
 from rankscope.tracer.spool import CAUSED_BY, STALL_NS
 
+from ..hosts.logs import (
+    AFTER_NS,
+    BEFORE_NS,
+    KERNEL,
+    LOG,
+    find_kills,
+    is_log_read,
+    lines_of_exit,
+    read_lines,
+)
 from ..report.report import Finding
 from ..report.text import format_count, format_duration, format_ranks
 from ..statistics.thresholds import THRESHOLDS
@@ -21,7 +32,8 @@ from .detector import Cause, ProofForm
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from ..trace.context import EventRecord, RankExit, RunContext
+    from ..hosts.logs import LogLine
+    from ..trace.context import EventRecord, RankExit, RunContext, SampleTable
     from ..trace.tables import EpochInfo, RunInfo, StepTable
     from .detector import Record
 
@@ -41,9 +53,10 @@ MIN_SILENCE_NS = 3_000_000_000
 """
 
 OWN_EVENTS = frozenset(
-    {"exit", "lost", "stalled", "alert", "alert-delivery", "pace", FLIGHT_RECORDER}
+    {"exit", "lost", "stalled", "alert", "alert-delivery", "pace", FLIGHT_RECORDER, KERNEL, LOG}
 )
-"""Kinds of events that rankscope writes: they say nothing that the exit record does not."""
+"""Kinds of events that say nothing which the exit record does not, and lines of logs, which are
+joined by time (`explain_exit`)."""
 
 OF_THE_JOB = re.compile(
     r"nccl|gloo|c10d|torch\.distributed|dist(backend|network|store)error|tcpstore|process ?group"
@@ -56,6 +69,12 @@ CONNECTION = re.compile(
     r"|caused pair closure"
 )
 STOPPED = re.compile(r"\b(keyboardinterrupt|signalexception|systemexit|sigterm)")
+
+XID = re.compile(r"\bXid \(?(?:PCI:\S+ )?(\d+)")
+AFTER_S = AFTER_NS // NS_PER_S
+WATCHDOG_NS = 3_600 * NS_PER_S
+"""An error of a device may be as much earlier than the timeout in which it ends. Source: choice,
+twice the longest default of torch (30 min)."""
 
 NETWORK_EXCEPTIONS = ("connectionerror", "connectionreseterror", "brokenpipeerror", "timeouterror")
 """Python's own exceptions. A data loader that loses its server raises them too, so they count as a
@@ -85,10 +104,32 @@ class ExitClass(StrEnum):
     TIMEOUT = "communication timeout"
     CONNECTION = "lost connection"
     STOPPED = "stopped by a signal"
+    DOCUMENT = "bad document"
+    """An input that could not be decoded."""
 
 
 FOLLOW_UPS = frozenset({ExitClass.TIMEOUT, ExitClass.CONNECTION, ExitClass.STOPPED})
 """Reasons of ranks that end because another one did."""
+
+DECODERS = re.compile(
+    r"\b(unicodedecodeerror|jsondecodeerror|arrowinvalid|unidentifiedimageerror|zlib\.error"
+    r"|badgzipfile|zstderror|tokenizer\w*error|csv\.error|image file is truncated"
+    r"|truncated file read)\b"
+)
+"""Exceptions of readers of documents, and the messages of those that have no type of their own."""
+
+SIGN_CLASSES = {
+    "oom-killer": ExitClass.HOST_OOM,
+    "host-oom": ExitClass.HOST_OOM,
+    "xid": ExitClass.DEVICE,
+    "sxid": ExitClass.DEVICE,
+    "gpu-reset": ExitClass.DEVICE,
+    "cuda-oom": ExitClass.CUDA_OOM,
+    "ecc": ExitClass.DEVICE,
+    "cuda-error": ExitClass.DEVICE,
+}
+"""Reasons by the class of a line that explains an end. Those of the kernel come first, in this
+order: what killed a process is not in its own log."""
 
 OWN_FAULTS: tuple[tuple[ExitClass, re.Pattern[str]], ...] = (
     (
@@ -128,6 +169,36 @@ class Failure:
     """The exception that is the reason, in one line; "" if there is none."""
 
     host: str
+    sign: LogLine | None = None
+    """The line of a log that says so; None if there is none."""
+
+    exit_code: int | None = None
+    """Of its process, by the kernel or its launcher; negative is a signal; None if unknown."""
+
+    @property
+    def label(self) -> str:
+        """Return its class for a program: "xid-79", "host-oom", "signal-9"."""
+        if self.sign is not None and self.sign.name == "xid":
+            return self.sign.label
+        if self.reason is ExitClass.DEVICE and (xid := XID.search(self.message)):
+            return f"xid-{xid[1]}"
+        if self.reason is ExitClass.LOST and (self.exit_code or 0) < 0:
+            return f"signal-{-(self.exit_code or 0)}"
+        return self.reason.name.lower().replace("_", "-")
+
+    @property
+    def words(self) -> str:
+        """Return its reason in words."""
+        code = self.exit_code
+        if self.reason is not ExitClass.LOST:
+            return self.reason.value
+        if code is None:
+            return "no exit record" if self.message else self.reason.value
+        known = {int(number): number.name for number in signal.Signals}
+        if code >= 0:
+            return f"ended with status {code} and without an exit record"
+        name = f" ({known[-code]})" if -code in known else ""
+        return f"killed by signal {-code}{name}"
 
     @property
     def follows(self) -> bool:
@@ -194,6 +265,7 @@ def find_crashes(
             steps=(min(failed_in), max(failed_in)) if failed_in else None,
             confidence=THRESHOLDS.ended_confidence * doubt,
             evidence=_evidence(epochs, first, failures),
+            end_class=first[0].label,
         )
         findings.append(finding)
     return tuple(findings)
@@ -229,8 +301,15 @@ def find_failures(epoch: EpochInfo, context: RunContext, steps: StepTable) -> tu
     has_hung = any(event.data.get("open") for event in dumps)
     lived = {event.rank for event in dumps if has_hung}
     failures = []
+    lines = read_lines(context.events, epoch.epoch)
     for ended in died:
         reason, message = classify_exit(ended, events[ended.rank]), format_exit(ended)
+        host = hosts.get(ended.rank, "")
+        before_ns = WATCHDOG_NS if reason is ExitClass.TIMEOUT else BEFORE_NS
+        of_exit = lines_of_exit(lines, ended, host, before_ns=before_ns)
+        reason, message, sign = explain_exit(
+            reason, message, of_exit, _what_kernel_says(context.samples, ended, host)
+        )
         if reason is ExitClass.LOST and (was_silent or ended.rank in lived):
             reason = ExitClass.STOPPED
         kind, _, text = ended.origin.partition(":")
@@ -240,9 +319,67 @@ def find_failures(epoch: EpochInfo, context: RunContext, steps: StepTable) -> tu
             if (origin := classify_exit(earlier)) not in FOLLOW_UPS:
                 reason, message = origin, format_exit(earlier)
         failures.append(
-            Failure(ended=ended, reason=reason, message=message, host=hosts.get(ended.rank, ""))
+            Failure(
+                ended=ended,
+                reason=reason,
+                message=message,
+                host=host,
+                sign=sign,
+                exit_code=find_exit_code(of_exit, ended),
+            )
         )
     return tuple(failures)
+
+
+def explain_exit(
+    reason: ExitClass, message: str, lines: Sequence[LogLine], kernel_says: tuple[int | None, str]
+) -> tuple[ExitClass, str, LogLine | None]:
+    """Return reason and message of an end with what the logs say, and the line that says it.
+
+    A kernel's line about the rank itself explains its end whatever its exception was: a device that
+    fails shows as a timeout, and a killed data loader as an exception. Lines of the whole host, and
+    those of its own log, explain only an end that has no exit record.
+
+    Args:
+        reason: What its exception is.
+        message: The exception.
+        lines: Of `lines_of_exit`.
+        kernel_says: How many processes the kernel killed for want of memory, and that in words;
+            None if nothing counted them.
+    """
+    is_lost = reason is ExitClass.LOST
+    for name, of_sign in SIGN_CLASSES.items():
+        for line in lines:
+            is_due = line.ends_process if line.kind == KERNEL else is_lost
+            if line.name == name and is_due and (is_lost or line.rank != NONE):
+                log = f"the kernel's log of {line.host}" if line.kind == KERNEL else "its log"
+                return of_sign, f"{_cut(line.text)}, in {log}", line
+    fault = next((line for line in lines if is_lost and line.name == "fault"), None)
+    if fault is not None:
+        return reason, f"{_cut(fault.text)}, in the kernel's log of {fault.host}", fault
+    kills, text = kernel_says
+    if not is_lost:
+        return reason, message, None
+    return ExitClass.HOST_OOM if kills else reason, text, None
+
+
+def _what_kernel_says(samples: SampleTable, ended: RankExit, host: str) -> tuple[int | None, str]:
+    """Return the kernel's out-of-memory kills at an end, and in words what its log has of it."""
+    kills = find_kills(samples, ended, host)
+    if kills:
+        text = f"the kernel's out-of-memory killer ended {format_count(kills, 'process')} of {host}"
+        return kills, f"{text} within {AFTER_S} s of it"
+    if is_log_read(samples, host):
+        return kills, "no trace of the kernel's out-of-memory killer, or of a fault, in its log"
+    return kills, "" if kills is None else "no trace of the kernel's out-of-memory killer"
+
+
+def find_exit_code(lines: Iterable[LogLine], ended: RankExit) -> int | None:
+    """Return the exit code of a process, by the kernel or else by its launcher's log."""
+    of_launcher = (
+        line.exit_code for line in lines if line.exit_code is not None and line.rank == ended.rank
+    )
+    return ended.exit_code if ended.exit_code is not None else next(of_launcher, None)
 
 
 def find_silence(ends: Iterable[RankExit]) -> int | None:
@@ -336,7 +473,7 @@ def _evidence(epochs: list[int], first: tuple[Failure, ...], failures: tuple[Fai
     step = "" if failure.ended.step is None else f" in step {failure.ended.step}"
     message = failure.message
     verb = "failed first" if len(first) == 1 else "failed"
-    text = f"rank {failure.ended.rank}{host} {verb}{step}: {failure.reason.value}"
+    text = f"rank {failure.ended.rank}{host} {verb}{step}: {failure.words}"
     text += f" ({message})" if message else ""
     together = [other for other in first[1:] if other.host == failure.host]
     if elsewhere := [other for other in first[1:] if other not in together]:
@@ -383,8 +520,8 @@ def classify_exit(ended: RankExit, events: Iterable[EventRecord] = ()) -> ExitCl
                 return reason
     if ended.state == "lost":
         return ExitClass.LOST
-    if STOPPED.search(text):
-        return ExitClass.STOPPED
+    if STOPPED.search(text) or DECODERS.search(text):
+        return ExitClass.STOPPED if STOPPED.search(text) else ExitClass.DOCUMENT
     of_job = OF_THE_JOB.search(text) is not None
     if ended.exception.lower().rpartition(".")[2] in NETWORK_EXCEPTIONS and not of_job:
         return ExitClass.EXCEPTION
@@ -400,5 +537,8 @@ def format_exit(ended: RankExit) -> str:
     """
     text, _, cause = ended.message.strip().rpartition(CAUSED_BY)
     message = (cause if text else f"{ended.exception}: {cause}").split("\n")[0].strip()
-    text = message if ended.message.strip() else ended.exception
+    return _cut(message if ended.message.strip() else ended.exception)
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= MAX_LINE else f"{text[: MAX_LINE - 3]}..."

@@ -54,6 +54,22 @@ class Proof:
     """Its time above its ideal."""
 
 
+NOT_MEASURED = "not measured"
+"""Source of a note that says what there are no readings of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostNote:
+    """A statement of one source about a finding's hosts."""
+
+    source: str
+    """"processes", "readings", "kernel log", "rank logs", "stacks", "hang class", or
+    `NOT_MEASURED`."""
+
+    text: str
+    """Half a sentence with numbers."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One diagnosed cause. Findings come sorted by ``recoverable_ratio``, the largest first."""
@@ -100,6 +116,13 @@ class Finding:
 
     card: ProofCard | None = None
     """Its quantity beside that of peers; None if its cause has no picture, or nothing is known."""
+
+    end_class: str = ""
+    """Of a crash or a hang: "cuda-oom", "host-oom", "xid-79", "signal-9", "data-loader", ...; else
+    empty."""
+
+    host_notes: tuple[HostNote, ...] = ()
+    """What readings, logs and stacks of its hosts say beside the evidence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

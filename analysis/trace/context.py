@@ -140,6 +140,9 @@ class RankExit:
     recorded_ns: int | None = None
     """Unix time of its last record, if its process was lost; None if unknown."""
 
+    exit_code: int | None = None
+    """Of a process that was lost: negative is the signal that ended it; None if unknown."""
+
 
 def empty_microbatches() -> MicrobatchTable:
     """Return a table without rows."""

@@ -356,7 +356,8 @@ class RunSummary:
 
     warnings: tuple[str, ...] = field(default=())
     num_rows: int = 0
-    """Stored rows of spans, steps and micro-batches: it grows with all new data of the run."""
+    """Stored rows of spans, steps, micro-batches and lines of logs: it grows with all new data that
+    the diagnosis reads."""
 
 
 class SpanSource(Protocol):

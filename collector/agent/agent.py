@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from ..host.host_events import HostEventQueue, HostEventRows
     from ..identity import Row
     from .buffer import RowBuffer
     from .clock import AgentClocks
@@ -96,6 +97,7 @@ class NodeAgent:
         self._heartbeats: tuple[RowBuffer, RunRowSender] | None = None
         self._own_senders: list[tuple[RowBuffer, RunRowSender]] = []
         self._heartbeats_at_s = 0.0
+        self._host_events: tuple[HostEventQueue, HostEventRows] | None = None
         self._retry_at_s = 0.0
         self._waits_for_token = False
         self._failed_token: str | None = None
@@ -113,6 +115,10 @@ class NodeAgent:
     def send_heartbeats(self, buffer: RowBuffer, sender: RunRowSender) -> None:
         """Also send the heartbeats of a buffer."""
         self._heartbeats = (buffer, sender)
+
+    def send_host_events(self, queue: HostEventQueue, rows: HostEventRows) -> None:
+        """Also send what the logs of the host say, in the runs that it concerns."""
+        self._host_events = (queue, rows)
 
     def run(self, stopping: threading.Event) -> None:
         """Take turns until ``stopping`` is set, and a last one."""
@@ -202,6 +208,10 @@ class NodeAgent:
             buffer.send(send, rows_per_call=MAX_SAMPLES)
         for buffer, sender in self._own_senders:
             buffer.send(sender.send, rows_per_call=HEARTBEATS_PER_REQUEST)
+        if self._host_events is not None:
+            queue, events = self._host_events
+            events.note_running(files for run in self._runs.values() for files in run.tail.running)
+            events.send(queue.take(), self._outbox.upsert)
         self._send_heartbeats()
 
     def _send_heartbeats(self) -> None:

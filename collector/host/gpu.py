@@ -29,6 +29,12 @@ LINK_FIELDS = {
     "NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL": "gpu-nvlink-replay-errors",
     "NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL": "gpu-nvlink-recovery-errors",
 }
+SLOW_ROUNDS = 10
+"""Readings between two of what seldom changes: a call of the driver takes up to 50 us."""
+
+MAX_NVLINKS = 18
+"""Source: NVML, ``NVML_NVLINK_MAX_LINKS``."""
+
 UNSIGNED_MEMBERS = {1: "uiVal", 2: "ulVal", 3: "ullVal"}
 """Source: NVML, ``nvmlValueType_t``."""
 
@@ -58,6 +64,8 @@ class GpuSource:
         self._load = load
         self._nvml: Any = None
         self._devices: list[tuple[str, Any]] = []
+        self._pci: dict[str, str] = {}
+        self._num_rounds = 0
 
     def read(self, at_ns: int) -> list[Sample]:
         """Return the samples of all devices, without values that a device does not support.
@@ -72,13 +80,25 @@ class GpuSource:
         for index, (uuid, handle) in enumerate(self._devices):
             device = local_ranks.get(uuid) if local_ranks else index
             if device is not None:
-                found += [
-                    Sample(at_ns, name, value, device) for name, value in self._values(handle)
-                ]
+                values = list(self._values(handle))
+                if self._num_rounds % SLOW_ROUNDS == 0:
+                    values += self._slow_values(handle)
+                found += [Sample(at_ns, name, value, device) for name, value in values]
+        self._num_rounds += 1
         if not found and self._devices and not local_ranks:
             self.close()  # a driver that was loaded again needs a new initialisation
             raise SourceAbsentError("the NVIDIA driver returns no values: no GPU samples")
         return found
+
+    def local_rank_of_pci(self) -> dict[str, int]:
+        """Return the local ranks of devices by PCI address, "0000:3b:00"; by index if unknown."""
+        local_ranks = self._local_rank_of()
+        known = {uuid: index for index, (uuid, _) in enumerate(self._devices)}
+        return {
+            pci: rank
+            for uuid, pci in self._pci.items()
+            if (rank := local_ranks.get(uuid) if local_ranks else known[uuid]) is not None
+        }
 
     def close(self) -> None:
         """Release the driver. A later reading initialises it again."""
@@ -107,7 +127,30 @@ class GpuSource:
         if not self._devices:
             _query(nvml, nvml.nvmlShutdown)
             raise SourceAbsentError("the NVIDIA driver finds no device: no GPU samples")
+        infos = ((uuid, _query(nvml, nvml.nvmlDeviceGetPciInfo, h)) for uuid, h in self._devices)
+        self._pci = {uuid: plain_pci(info.busId) for uuid, info in infos if info is not None}
         self._nvml = nvml
+
+    def _slow_values(self, handle: Any) -> Iterator[tuple[str, float]]:  # noqa: ANN401
+        nvml = self._nvml
+        for name, function in (
+            ("gpu-pcie-lanes", nvml.nvmlDeviceGetCurrPcieLinkWidth),
+            ("gpu-pcie-generation", nvml.nvmlDeviceGetCurrPcieLinkGeneration),
+            ("gpu-pcie-replay-events", nvml.nvmlDeviceGetPcieReplayCounter),
+        ):
+            value = _query(nvml, function, handle)
+            if value is not None:
+                yield name, float(value)
+        rows = _query(nvml, nvml.nvmlDeviceGetRemappedRows, handle)
+        if rows is not None:
+            corrected, uncorrected, is_pending, has_failed = rows
+            yield "gpu-remapped-rows", float(corrected + uncorrected)
+            yield "gpu-remapping-is-pending", float(is_pending)
+            yield "gpu-remapping-has-failed", float(has_failed)
+        links = [_query(nvml, nvml.nvmlDeviceGetNvLinkState, handle, n) for n in range(MAX_NVLINKS)]
+        known = [link for link in links if link is not None]
+        if known:
+            yield "gpu-nvlink-active-links", float(sum(map(bool, known)))
 
     def _values(self, handle: Any) -> Iterator[tuple[str, float]]:  # noqa: ANN401
         nvml = self._nvml
@@ -167,6 +210,12 @@ def plain_uuid(text: str | bytes) -> str:
     """Return a device's UUID in the common form: lower case, without ``GPU-``."""
     plain = text.decode("ascii", "replace") if isinstance(text, bytes) else text
     return plain.strip().lower().removeprefix("gpu-")
+
+
+def plain_pci(text: str | bytes) -> str:
+    """Return a PCI address without its function, as the kernel writes it: "0000:3b:00"."""
+    plain = text.decode("ascii", "replace") if isinstance(text, bytes) else text
+    return plain.strip().lower().rpartition(".")[0][-10:]
 
 
 def _query(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401

@@ -54,6 +54,9 @@ COUNTERS = {
 }
 """Source: Linux, ``Documentation/ABI/testing/sysfs-class-net`` and ``-statistics``."""
 
+SNMP = Path("/proc/net/snmp")
+RESENT_NAME = "tcp-resent-segments"
+
 BYTES_PER_S_PER_MEGABIT = 125_000
 LOOPBACK_TYPE = 772
 
@@ -64,6 +67,17 @@ def congestion_counters(statistics: Mapping[str, int]) -> Iterator[tuple[str, st
         for pattern, name in PATTERNS:
             if pattern.fullmatch(text):
                 yield name, text, value
+
+
+def resent_segments(path: Path = SNMP) -> int | None:
+    """Return how many TCP segments the host sent again since its start; None if it is unknown."""
+    lines = [line.split() for line in (read_text(path) or "").splitlines()]
+    tables = [line for line in lines if line[:1] == ["Tcp:"]]
+    for names, values in zip(tables[::2], tables[1::2], strict=False):
+        found = dict(zip(names, values, strict=False)).get("RetransSegs", "")
+        if found.isdigit():
+            return int(found)
+    return None
 
 
 def device_statistics(interface: str) -> dict[str, int]:
@@ -145,6 +159,9 @@ class NicSource:
             for name, text, raw in congestion_counters(self._statistics_of(path.name)):
                 self._totals.add_reading(name, path.name, raw, counter=text)
             gauges += _gauges(path, at_ns)
+        resent = resent_segments()
+        if resent is not None:
+            gauges.append(Sample(at_ns, RESENT_NAME, float(resent)))
         return self._totals.samples(at_ns) + gauges
 
 

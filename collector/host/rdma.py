@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .sample import PART_MARK, CounterTotals, Sample, SourceAbsentError, read_number, read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
 
 ROOT = Path("/sys/class/infiniband")
 
@@ -68,17 +68,6 @@ NARROW = {
 """Largest values of counters that saturate on some devices. From then on the count is unknown.
 Source: as `PORT_COUNTERS`."""
 
-BURST_NAMES = frozenset(
-    {
-        SENT_BYTES,
-        RECEIVED_BYTES,
-        "rdma-ecn-marked-packets",
-        "rdma-cnp-handled-packets",
-        "rdma-out-of-sequence-packets",
-    }
-)
-"""Names that a burst reads. A file costs one to three system calls, and some ask the firmware."""
-
 ACTIVE_STATE = 4
 STATE_NAME = "rdma-port-is-active"
 
@@ -88,14 +77,12 @@ class RdmaSource:
 
     Args:
         root: Folder of the kernel's devices.
-        names: Names to read. None: all.
     """
 
     name = "rdma"
 
-    def __init__(self, root: Path = ROOT, *, names: Collection[str] | None = None) -> None:
+    def __init__(self, root: Path = ROOT) -> None:
         self._root = root
-        self._names = names
         self._totals = CounterTotals()
 
     def read(self, at_ns: int) -> list[Sample]:
@@ -112,8 +99,6 @@ class RdmaSource:
             label = f"{port.parents[1].name}/{port.name}"
             for name, raw, scale in self._counters(port):
                 self._totals.add_reading(name, label, raw, scale=scale)
-            if self._names is not None:
-                continue
             state = (read_text(port / "state") or "").partition(":")[0]  # "4: ACTIVE"
             if state.isascii() and state.isdigit():
                 is_active = float(int(state) == ACTIVE_STATE)
@@ -129,28 +114,13 @@ class RdmaSource:
         """Yield (name, reading, scale) of this port's counters, each name once."""
         seen = set()
         for file, (name, scale) in PORT_COUNTERS.items():
-            if self._names is not None and name not in self._names:
-                continue
             raw = read_number(port / "counters" / file)
             if raw is not None and raw >= 0 and raw != NARROW.get(file):
                 seen.add(name)
                 yield name, raw, scale
         for file, name in DRIVER_COUNTERS.items():
-            if name in seen or (self._names is not None and name not in self._names):
+            if name in seen:
                 continue
             raw = read_number(port / "hw_counters" / file)
             if raw is not None and raw >= 0:
                 yield name, raw, 1
-
-
-def lifespan_ms(root: Path = ROOT) -> dict[str, int]:
-    """Return the time in ms for which each port's driver caches its counters.
-
-    A burst with a shorter period reads the same values repeatedly.
-    """
-    lifespans = {}
-    for path in sorted(root.glob("*/ports/*/hw_counters/lifespan")):
-        number = read_number(path)
-        if number is not None:
-            lifespans[f"{path.parents[3].name}/{path.parents[1].name}"] = number
-    return lifespans

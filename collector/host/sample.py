@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from ..errors import CollectorError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 WHOLE_HOST = -1
 """Device of a sample that belongs to no device."""
@@ -86,6 +83,18 @@ def read_number(path: Path) -> int | None:
         return None
     number = int(text)
     return number if -(1 << 63) <= number < (1 << 64) - 1 else None
+
+
+VMSTAT = Path("/proc/vmstat")
+
+
+def read_vmstat(name: str, path: Path = VMSTAT) -> int | None:
+    """Return one of the kernel's counters of memory; None if it has none of this name."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in path.read_text("ascii").splitlines():
+            if line.startswith(f"{name} "):
+                return int(line.partition(" ")[2])
+    return None
 
 
 @dataclass(slots=True)

@@ -18,17 +18,20 @@ from ..names import storable_name
 from ..read.samples import sample_rows, write_samples
 from .gpu import GpuSource
 from .heartbeat import HeartbeatSource
+from .kernel_log import KERNEL_LOG, KernelLogSource
 from .nic import NicSource
+from .rank_logs import RankLogSource
 from .rdma import RdmaSource
 from .sample import Sample, SourceAbsentError
-from .system import CpuSource, DiskSource, MemorySource, ProcessSource
+from .system import CpuSource, DiskSource, MemorySource, PressureSource, ProcessSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ..identity import Row
     from ..store.store import Store
     from .heartbeat import Heartbeat
+    from .host_events import HostEvent
     from .sample import Source
 
 
@@ -294,23 +297,39 @@ def host_sources(
     spool: Path,
     *,
     on_heartbeats: Callable[[Sequence[Heartbeat]], None] = lambda _beats: None,
+    on_events: Callable[[Iterable[HostEvent]], None] = lambda _events: None,
+    kernel_log: Path = KERNEL_LOG,
+    rank_logs: Sequence[str] = (),
 ) -> list[Source]:
     """Return all sources of this host.
 
     Args:
         spool: Folder into which the ranks write: the source of heartbeats and local ranks.
         on_heartbeats: Takes the heartbeats of each second.
+        on_events: Takes what the kernel's log and the ranks' logs say, from several threads.
+        kernel_log: The kernel's log.
+        rank_logs: Patterns of the paths of the ranks' logs.
     """
     rdma = RdmaSource()
     heartbeat = HeartbeatSource(spool, sink=on_heartbeats, traffic_bytes=rdma.traffic_bytes)
     folders = [Path("/")] + ([spool] if spool.is_dir() else [])
+    processes = ProcessSource(local_rank_of=heartbeat.local_rank_of_process)
+    gpu = GpuSource(local_rank_of=heartbeat.local_rank_of_device)
     return [
         heartbeat,
         CpuSource(),
-        ProcessSource(local_rank_of=heartbeat.local_rank_of_process),
+        processes,
+        PressureSource(),
         MemorySource(),
         DiskSource(folders),
         NicSource(),
         rdma,
-        GpuSource(local_rank_of=heartbeat.local_rank_of_device),
+        gpu,
+        KernelLogSource(
+            on_events,
+            path=kernel_log,
+            local_rank_of_pci=gpu.local_rank_of_pci,
+            local_rank_of_process=processes.local_rank_of_process,
+        ),
+        *([RankLogSource(rank_logs, on_events)] if rank_logs else []),
     ]

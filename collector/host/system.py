@@ -1,11 +1,10 @@
-"""CPU, memory, disks and the busiest processes of a host."""
+"""CPU, memory, disks, pressure and the busiest processes of a host."""
 
 from __future__ import annotations
 
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,7 +13,7 @@ import psutil
 from rankscope.tracer.span import NS_PER_MS
 
 from ..names import storable_name
-from .sample import PART_MARK, WHOLE_HOST, Sample, SourceAbsentError
+from .sample import PART_MARK, WHOLE_HOST, Sample, SourceAbsentError, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +22,21 @@ PROC = Path("/proc")
 NUM_PROCESSES = 10
 HZ_PER_MHZ = 1e6
 STAT_BYTES = 1024
-USER_TICKS, SYSTEM_TICKS, START_TICKS = 11, 12, 19
+PARENT, USER_TICKS, SYSTEM_TICKS, START_TICKS = 1, 11, 12, 19
 """Fields of ``/proc/PID/stat`` after the command. Source: proc_pid_stat(5)."""
 
 PROCESS_NAME = "process-cpu-cores"
+QUEUE_NAME = "run-queue-wait-ratio"
+BUSY_CORES = 0.1
+"""CPUs from which a process is named with its number."""
+
+MAX_PROCESSES = 250
+"""Processes of one round: a host with more is read in every second, third, ... round, so that the
+cost does not grow with their number."""
+
+MAX_ANCESTORS = 16
+PRESSURES = ("cpu", "memory", "io")
+NS_PER_US = 1_000
 KERNEL_WORKER = re.compile(r"^(k\w+|irq|migration|ksoftirqd)/.*")
 BLOCK_ROOT = Path("/sys/block")
 NOT_DISKS = ("loop", "ram", "zram")
@@ -78,18 +88,63 @@ class CpuSource:
         return samples
 
 
-@dataclass(frozen=True, slots=True)
-class _Process:
+class PressureSource:
+    """Shares of the time in which a process waited for a CPU, for memory or for a disk.
+
+    Args:
+        root: Folder of the kernel's pressure stall information.
+    """
+
+    name = "pressure"
+
+    def __init__(self, root: Path = PROC / "pressure") -> None:
+        self._root = root
+        self._last: dict[str, tuple[int, int]] = {}
+
+    def read(self, at_ns: int) -> list[Sample]:
+        """Return the shares since the last reading; the first reading returns none.
+
+        Raises:
+            SourceAbsentError: The kernel does not account for pressure.
+        """
+        samples = []
+        num_read = 0
+        for what in PRESSURES:
+            stalled_us = _stalled_us(read_text(self._root / what))
+            if stalled_us is None:
+                continue
+            num_read += 1
+            last, self._last[what] = self._last.get(what), (at_ns, stalled_us)
+            if last is not None and at_ns > last[0]:
+                ratio = (stalled_us - last[1]) * NS_PER_US / (at_ns - last[0])
+                samples.append(Sample(at_ns, f"{what}-pressure-ratio", min(max(ratio, 0.0), 1.0)))
+        if not num_read:
+            raise SourceAbsentError(f"no file under {self._root}: no samples of pressure")
+        return samples
+
+
+def _stalled_us(text: str | None) -> int | None:
+    """Return the time of "some avg10=0.00 avg60=0.00 avg300=0.00 total=123", in us."""
+    first = (text or "").split("\n")[0]
+    total = first.rpartition("total=")[2]
+    return int(total) if first.startswith("some ") and total.isdigit() else None
+
+
+class _Process(NamedTuple):
     command: str
     ticks: int
     start_ticks: int
+    parent: int
 
 
 class ProcessSource:
     """The ten commands that used most CPU time since the last reading.
 
-    Processes of one command are summed, except ranks: each rank has its own sample, with its
-    local rank as device.
+    Processes of one command are summed, with two exceptions. Each rank has its own sample, of
+    itself and the processes that it started, with its local rank as device. A process that used at
+    least `BUSY_CORES` and belongs to no rank is named with its number: "gcc[4242]".
+
+    Ranks also have the share of the time in which their main thread was ready and waited for a CPU.
 
     Args:
         root: Folder of the kernel's processes.
@@ -111,6 +166,14 @@ class ProcessSource:
         self._ticks_per_s = ticks_per_s or os.sysconf("SC_CLK_TCK")
         self._last: dict[int, _Process] = {}
         self._last_ns = 0
+        self._queued: dict[int, tuple[int, int]] = {}
+        self._rank_of: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        self._rounds_to_skip = 0
+
+    def local_rank_of_process(self) -> dict[int, int]:
+        """Return the local ranks of ranks and of what they started, at the last two readings."""
+        before, now = self._rank_of
+        return before | now
 
     def read(self, at_ns: int) -> list[Sample]:
         """Return the CPUs used since the last reading; the first reading returns none.
@@ -118,16 +181,24 @@ class ProcessSource:
         Raises:
             SourceAbsentError: No process is visible.
         """
+        queued = self._queue_waits(at_ns)
+        if self._rounds_to_skip:
+            self._rounds_to_skip -= 1
+            return queued
         now = _processes(self._root)
+        self._rounds_to_skip = len(now) // MAX_PROCESSES
         if not now:
             raise SourceAbsentError(f"no visible process under {self._root}: no process samples")
         last, self._last = self._last, now
         elapsed_s, self._last_ns = (at_ns - self._last_ns) / 1e9, at_ns
+        rank_of = _ranks_of_processes(now, self._local_rank_of())
+        self._rank_of = self._rank_of[1], rank_of
         if not last or elapsed_s <= 0:
-            return []
-        used = _used_ticks(last, now, self._local_rank_of())
+            return queued
+        least_ticks = BUSY_CORES * elapsed_s * self._ticks_per_s
+        used = _used_ticks(last, now, rank_of, least_ticks)
         top = sorted(used.items(), key=lambda item: (-item[1], item[0]))[:NUM_PROCESSES]
-        return [
+        return queued + [
             Sample(
                 at_ns,
                 f"{PROCESS_NAME}{PART_MARK}{command}",
@@ -138,9 +209,28 @@ class ProcessSource:
             if ticks
         ]
 
+    def _queue_waits(self, at_ns: int) -> list[Sample]:
+        """Return for which share of the time each rank's main thread waited for a CPU.
 
-def parse_stat(line: bytes) -> tuple[str, int, int] | None:
-    """Return (command, CPU time, start time) of a ``/proc/PID/stat``, times in ticks.
+        Source: Linux, ``Documentation/scheduler/sched-stats.rst``: "time spent on the cpu, time
+        spent waiting on a runqueue, timeslices".
+        """
+        samples, last, self._queued = [], self._queued, {}
+        for pid, local_rank in self._local_rank_of().items():
+            fields = (read_text(self._root / str(pid) / "schedstat") or "").split()
+            if len(fields) < 2 or not fields[1].isdigit() or fields[0] == "0":  # noqa: PLR2004
+                continue
+            self._queued[pid] = at_ns, int(fields[1])
+            before_ns, before = last.get(pid, (at_ns, 0))
+            if at_ns > before_ns:
+                ratio = (int(fields[1]) - before) / (at_ns - before_ns)
+                ratio = min(max(ratio, 0.0), 1.0)
+                samples.append(Sample(at_ns, QUEUE_NAME, ratio, local_rank))
+        return samples
+
+
+def parse_stat(line: bytes) -> _Process | None:
+    """Return command, CPU time, start time and parent of a ``/proc/PID/stat``, times in ticks.
 
     None if the line is invalid. A command may contain spaces and parentheses. The numbers of the
     kernel's worker threads are cut from their names.
@@ -152,10 +242,11 @@ def parse_stat(line: bytes) -> tuple[str, int, int] | None:
         return None
     try:
         ticks = int(fields[USER_TICKS]) + int(fields[SYSTEM_TICKS])
-        start = int(fields[START_TICKS])
+        start, parent = int(fields[START_TICKS]), int(fields[PARENT])
     except ValueError:
         return None
-    return storable_name(KERNEL_WORKER.sub(r"\1", command)), ticks, start
+    name = storable_name(KERNEL_WORKER.sub(r"\1", command))
+    return _Process(command=name, ticks=ticks, start_ticks=start, parent=parent)
 
 
 def _processes(root: Path) -> dict[int, _Process]:
@@ -176,12 +267,33 @@ def _processes(root: Path) -> dict[int, _Process]:
         finally:
             os.close(descriptor)
         if parsed is not None:
-            found[pid] = _Process(*parsed)
+            found[pid] = parsed
+    return found
+
+
+def _ranks_of_processes(
+    processes: Mapping[int, _Process], local_rank_of: Mapping[int, int]
+) -> dict[int, int]:
+    """Return the local rank of each rank, and of the processes below it."""
+    found = {}
+    for start in processes if local_rank_of else ():
+        pid = start
+        for _ in range(MAX_ANCESTORS):
+            if pid in local_rank_of:
+                found[start] = local_rank_of[pid]
+                break
+            process = processes.get(pid)
+            if process is None or process.parent <= 1:
+                break
+            pid = process.parent
     return found
 
 
 def _used_ticks(
-    last: Mapping[int, _Process], now: Mapping[int, _Process], local_rank_of: Mapping[int, int]
+    last: Mapping[int, _Process],
+    now: Mapping[int, _Process],
+    rank_of: Mapping[int, int],
+    least_ticks: float,
 ) -> dict[tuple[str, int], int]:
     """Return the ticks used by each (command, device). All ticks of a new process count."""
     used: dict[tuple[str, int], int] = {}
@@ -189,7 +301,9 @@ def _used_ticks(
         before = last.get(pid)
         is_same = before is not None and before.start_ticks == process.start_ticks
         ticks = process.ticks - (before.ticks if before is not None and is_same else 0)
-        key = (process.command, local_rank_of.get(pid, WHOLE_HOST))
+        device = rank_of.get(pid, WHOLE_HOST)
+        is_busy = device == WHOLE_HOST and ticks >= least_ticks
+        key = (f"{process.command}[{pid}]" if is_busy else process.command, device)
         used[key] = used.get(key, 0) + max(ticks, 0)
     return used
 

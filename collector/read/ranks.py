@@ -64,7 +64,10 @@ SELECT_EVENTS = """
 SELECT at_ns, kind, text, substring(data, 1, {most_bytes:UInt32}) AS data,
     count() OVER (PARTITION BY kind) AS num_alike
 FROM events FINAL
-WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND rank = {rank:Int32}
+WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND (
+    rank = {rank:Int32}
+    OR (rank = -1 AND kind IN ('kernel', 'log') AND JSONExtractString(data, 'host') = {host:String})
+)
 ORDER BY at_ns DESC, line DESC LIMIT {most_alike:UInt32} BY kind LIMIT {most:UInt32}
 """
 
@@ -173,15 +176,24 @@ def read_rank_samples(
 
 
 def read_rank_events(  # noqa: PLR0913  # three limits
-    store: Store, run_id: str, rank: int, *, epoch: int, most: int, most_alike: int, most_bytes: int
+    store: Store,
+    run_id: str,
+    rank: int,
+    *,
+    epoch: int,
+    host: str,
+    most: int,
+    most_alike: int,
+    most_bytes: int,
 ) -> list[Row]:
-    """Return a rank's newest events of each kind, the newest first.
+    """Return the newest events of each kind of a rank and of its host's logs, the newest first.
 
     Args:
         store: The store.
         run_id: The run.
         rank: The rank.
         epoch: The epoch.
+        host: Its host; "" if it is unknown.
         most: Largest number of events.
         most_alike: Largest number of one kind.
         most_bytes: Bytes of an event's data that are read.
@@ -189,7 +201,7 @@ def read_rank_events(  # noqa: PLR0913  # three limits
     Returns:
         Rows of ``at_ns, kind, text, data, num_alike``, the number of events of the kind.
     """
-    bound = {"run_id": run_id, "rank": rank, "epoch": epoch}
+    bound = {"run_id": run_id, "rank": rank, "epoch": epoch, "host": host}
     limits = {"most": most, "most_alike": most_alike, "most_bytes": most_bytes}
     return store.rows(SELECT_EVENTS, bound | limits)
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 SELECT_RUNS = """
 SELECT
-    run_id, source_format, state, world_size, layout, started_ns, num_spans, num_steps, num_rows,
+    run_id, source_format, state, world_size, layout, started_ns, num_spans, num_steps,
+    num_records + num_lines AS num_rows,
     greatest(created_ns, wrote_ns) AS reported_ns
 FROM (
     SELECT
@@ -38,17 +39,22 @@ LEFT JOIN (
     SELECT
         run_id,
         sumIf(ledger.num_spans, state != 'sent') AS num_spans,
-        sumIf(ledger.num_spans + num_steps + num_microbatches, state != 'sent') AS num_rows,
+        sumIf(ledger.num_spans + num_steps + num_microbatches, state != 'sent') AS num_records,
         max(at_ns) AS wrote_ns
     FROM ledger FINAL GROUP BY run_id
 ) AS counted USING run_id
 LEFT JOIN (
     SELECT run_id, uniqExact(epoch, step) AS num_steps FROM steps WHERE step >= 0 GROUP BY run_id
 ) AS stepped USING run_id
+LEFT JOIN (
+    SELECT run_id, uniqExact(epoch, rank, at_ns, line) AS num_lines FROM events
+    WHERE kind IN ('kernel', 'log') GROUP BY run_id
+) AS logged USING run_id
 ORDER BY created_ns DESC, run_id
 """
 """Cuts that are only ``sent`` are not counted: their spans may appear later without any other
-change, and a reader that has processed all counted spans looks again only if the count grows."""
+change, and a reader that has processed all counted spans looks again only if the count grows. Lines
+of logs count as rows: they may come after the end of the process that they explain."""
 
 SELECT_RUN_NAMES = """
 SELECT run_id FROM runs WHERE run_id NOT IN (SELECT run_id FROM deletions)

@@ -1,4 +1,4 @@
-"""Times at which processes of this host end, to the millisecond.
+"""Times at which processes of this host end, to the millisecond, and their exit status.
 
 A process that is killed leaves no record, and its launcher ends the others within a tenth of a
 second: a poll finds all of them gone at once, and which of them was the first is lost.
@@ -6,8 +6,10 @@ second: a poll finds all of them gone at once, and which of them was the first i
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
+import struct
 import threading
 import time
 from contextlib import suppress
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
     from rankscope.tracer.spool import SpoolIdentity
 
 JOIN_S = 5.0
+
+PIDFD_INFO = struct.Struct("=QQ11Ii")
+PIDFD_GET_INFO = 3 << 30 | PIDFD_INFO.size << 16 | 0xFF << 8 | 11
+PIDFD_INFO_EXIT = 1 << 3
+"""Source: Linux 6.15, ``include/uapi/linux/pidfd.h``: the exit status is there from the moment at
+which the process's parent has read it."""
 
 
 class DeathWatch:
@@ -59,6 +67,21 @@ class DeathWatch:
         if pidfd not in self._died_ns and _has_ended(pidfd):
             return self._died_ns.setdefault(pidfd, time.monotonic_ns())
         return self._died_ns.get(pidfd)
+
+    @staticmethod
+    def exit_status(pidfd: int) -> int | None:
+        """Return the status of a process as ``waitpid`` gives it; None if the kernel does not say.
+
+        Kernels before 6.15 do not, nor does any while the parent has not read it.
+        """
+        info = bytearray(PIDFD_INFO.size)
+        info[:8] = PIDFD_INFO_EXIT.to_bytes(8, "little")
+        try:
+            fcntl.ioctl(pidfd, PIDFD_GET_INFO, info)
+        except OSError:
+            return None
+        mask, *_, status = PIDFD_INFO.unpack(info)
+        return status if mask & PIDFD_INFO_EXIT else None
 
     def leave(self, pidfd: int) -> None:
         """Stop waiting for a process."""

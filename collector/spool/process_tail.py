@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from bisect import bisect
 from collections import deque
 from contextlib import suppress
@@ -402,6 +403,8 @@ class ProcessTail:
         if at_ns is None and self._counts is not None:
             at_ns = self._counts.at_ns
         ran_ns = self._clock.unix_at(at_ns) if at_ns else 0
+        status = None if self._pidfd is None else self._deaths.exit_status(self._pidfd)
+        ended = {} if status is None else {"exit_code": os.waitstatus_to_exitcode(status)}
         return self._open_event(
             "lost",
             LOST_LINE,
@@ -409,6 +412,7 @@ class ProcessTail:
             at_ns=max(ran_ns, recorded_ns) or self.files.identity.anchor_unix_ns,
             at_error_ns=error_ns,
             recorded_ns=recorded_ns,
+            **ended,
         )
 
     def _recorded_ns(self, open_spans: list[dict[str, Any]]) -> int:

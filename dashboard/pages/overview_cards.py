@@ -11,7 +11,7 @@ from dash import dcc, html
 from rankscope.analysis.diagnose import MATTERS, ends_run
 from rankscope.analysis.report.advice import advise
 from rankscope.analysis.report.liveness import RECENT_NS, SILENT_NS
-from rankscope.analysis.report.report import Severity
+from rankscope.analysis.report.report import NOT_MEASURED, Severity
 from rankscope.analysis.report.text import (
     FINDING_COLUMNS,
     MAX_NAMED,
@@ -207,6 +207,7 @@ def _proof_row(
         graph(f"overview-proof-{number}", figure, min_px=MIN_PX)
         if figure is not None
         else html.P("No quantity shows it.", className="quiet"),
+        *host_notes(report, finding, base_path),
         label=f"proof of {finding.cause}",
     )
     return html.Div([picture, *_advice_card(report, finding)], className="proof-row")
@@ -221,6 +222,23 @@ def _drain_line(report: RunReport) -> list[Component]:
     (question, answer), *_ = advice.parts
     text = [html.B(f"{escape(question)} "), *with_code(answer)]
     return [html.P(text, className="verdict-drain")]
+
+
+def host_notes(report: RunReport, finding: Finding, base_path: str) -> list[Component]:
+    """Return what the readings, logs and stacks of a finding's hosts say."""
+    if not finding.host_notes:
+        return []
+    lines = [
+        html.Li(
+            [
+                html.B(f"{note.source}: "),
+                *link_ranks(escape_sentence(note.text), report.run, base_path),
+            ],
+            className="quiet" if note.source == NOT_MEASURED else "",
+        )
+        for note in finding.host_notes
+    ]
+    return [html.Ul(lines, className="notices")]
 
 
 def _advice_card(report: RunReport, finding: Finding) -> list[Component]:

@@ -40,7 +40,7 @@ from .components import (
     table,
 )
 from .device_time import device_time_card, kernels_card
-from .overview_cards import escape_sentence
+from .overview_cards import escape_sentence, host_notes
 from .placeholders import no_data
 from .refresh import Shown
 from .report_page import choices, page_head, report_page
@@ -518,6 +518,7 @@ def _findings(report: RunReport, rank: int, base_path: str) -> Component:
                 html.Span(one.cause, className="cause"),
                 f"{f' in {format_steps(one.steps)}' if one.steps else ''}: ",
                 *link_ranks(escape_sentence(one.evidence), report.run, base_path),
+                *host_notes(report, one, base_path),
             ]
         )
         for one in mine

@@ -50,6 +50,24 @@ def agent(  # noqa: PLR0913  # one parameter a flag
             "--samples/--no-samples", help="Also read the counters of this host and its devices."
         ),
     ] = True,
+    logs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--logs",
+            metavar="GLOB",
+            help="Logs of this host's ranks, such as '/logs/*/attempt_*/*/stderr.log' of torchrun"
+            " or 'slurm-*.out': errors in them are sent. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    kernel_log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Log of the kernel: a file of syslog where /dev/kmsg is not permitted.",
+            show_default=False,
+        ),
+    ] = None,
     max_spool_bytes: Annotated[
         int | None,
         typer.Option(
@@ -75,6 +93,8 @@ def agent(  # noqa: PLR0913  # one parameter a flag
             certificate=cert,
             key=key,
             samples=samples,
+            kernel_log=kernel_log,
+            logs=tuple(logs or ()),
             max_spool_bytes=max_spool_bytes,
         )
     )

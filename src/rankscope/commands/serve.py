@@ -128,6 +128,15 @@ def serve(  # noqa: PLR0913  # one parameter a flag
             "--samples", help="With --spool: also read the counters of this host and its devices."
         ),
     ] = False,
+    logs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--logs",
+            metavar="GLOB",
+            help="With --samples: logs of the ranks, whose errors are stored. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     only: Annotated[
         str | None,
         typer.Option(
@@ -182,7 +191,9 @@ def serve(  # noqa: PLR0913  # one parameter a flag
             proxy=parse_proxy(proxy_user_header, proxy_address or ()),
             spool=None
             if spool is None
-            else SpoolOptions(folder=spool, owner=spool_owner, samples=samples),
+            else SpoolOptions(
+                folder=spool, owner=spool_owner, samples=samples, logs=tuple(logs or ())
+            ),
             alerts=AlertOptions(
                 config=config, webhook=alert_webhook, webhook_file=alert_webhook_file
             ),

@@ -27,11 +27,6 @@ if TYPE_CHECKING:
 
     from .loops import Loop
 
-BURST_FILE = "burst.json"
-BURST_PAUSE_S = 0.2
-MAX_BURST_ROWS = 200_000
-"""Samples of a burst that may wait to be sent. Beyond that, the oldest are dropped."""
-
 DRAIN_S = 3.0
 """Time for the current requests after a stop signal."""
 
@@ -53,6 +48,12 @@ class AgentOptions:
     certificate: Path | None = None
     key: Path | None = None
     samples: bool = True
+    kernel_log: Path | None = None
+    """None: the kernel's own."""
+
+    logs: tuple[str, ...] = ()
+    """Patterns of the paths of the ranks' logs."""
+
     max_spool_bytes: int | None = None
 
 
@@ -88,7 +89,7 @@ def run_agent(options: AgentOptions) -> None:
         journal = _open_journal(state, stack)
         clocks, probes = _open_clocks(probe_link, journal)
         agent = _assemble(options, state, link=link, journal=journal, clocks=clocks)
-        sample_loops = _sample_loops(options, state, agent, clocks, stack, link=link)
+        sample_loops = _sample_loops(options, agent, clocks, stack, link=link)
         loops = [memory_loop(), *sample_loops]
         probes.start()
         stack.callback(probes.stop)
@@ -176,7 +177,6 @@ def _open_clocks(link: Link, journal: Journal) -> tuple[AgentClocks, ProbeThread
 
 def _sample_loops(
     options: AgentOptions,
-    state: Path,
     agent: NodeAgent,
     clocks: AgentClocks,
     stack: ExitStack,
@@ -187,18 +187,18 @@ def _sample_loops(
         return []
     from rankscope.collector.agent.buffer import RowBuffer
     from rankscope.collector.agent.outbox import MAX_HEARTBEATS, RunRowSender
-    from rankscope.collector.host.bursts import BurstRequests
     from rankscope.collector.host.heartbeat import heartbeat_sink
+    from rankscope.collector.host.host_events import HostEventQueue, HostEventRows
+    from rankscope.collector.host.kernel_log import KERNEL_LOG
     from rankscope.collector.host.sampler import Sampler, buffer_sink, host_sources
     from rankscope.collector.read.host_checks import TABLE
 
     from .host_watch import HostWatch
-    from .loops import Loop, sampler_loop
+    from .loops import sampler_loop
 
     host = socket.gethostname()
-    buffer, burst_buffer, beats = RowBuffer(), RowBuffer(MAX_BURST_ROWS), RowBuffer(MAX_HEARTBEATS)
+    buffer, beats, events = RowBuffer(), RowBuffer(MAX_HEARTBEATS), HostEventQueue()
     sink = buffer_sink(buffer.add, host=host)
-    bursts = BurstRequests(state / BURST_FILE, buffer_sink(burst_buffer.add, host=host), say=say)
     checks = RowBuffer(MAX_HEARTBEATS)
     watch = HostWatch(checks.add, spool=options.spool, unix_ns=clocks.unix_now, say=say)
     take_beats = heartbeat_sink(beats.add)
@@ -207,15 +207,20 @@ def _sample_loops(
         take_beats(found)
         watch.take(found)
 
-    sources = host_sources(options.spool, on_heartbeats=take)
+    sources = host_sources(
+        options.spool,
+        on_heartbeats=take,
+        on_events=events.add,
+        kernel_log=options.kernel_log or KERNEL_LOG,
+        rank_logs=options.logs,
+    )
     sampler = Sampler(sources, sink, unix_ns=clocks.unix_now, say=say)
     stack.callback(sampler.close)
     agent.send_rows("samples", buffer)
-    agent.send_rows("samples", burst_buffer)
+    agent.send_host_events(events, HostEventRows(host, unix_ns=clocks.unix_now))
     agent.send_heartbeats(beats, RunRowSender(link, say=say, on_answer=watch.take_answer))
     agent.send_with(checks, RunRowSender(link, say=say, table=TABLE))
-    burst_loop = Loop("bursts", bursts.poll, pause_s=BURST_PAUSE_S)
-    return [sampler_loop(sampler), burst_loop, watch.loop()]
+    return [sampler_loop(sampler), watch.loop()]
 
 
 def _open_journal(state: Path, stack: ExitStack) -> Journal:

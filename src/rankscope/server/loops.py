@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections import Counter, deque
@@ -11,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rankscope.collector.errors import StoreClosedError, StoreError
+from rankscope.collector.host.host_events import HostEventRows
 from rankscope.collector.spool.descriptions import RUNNING
 
 from ..errors import find_exit_code
@@ -23,9 +25,11 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.trace.tables import RunSummary, SpanSource
     from rankscope.collector.agent.buffer import RowBuffer
+    from rankscope.collector.host.host_events import HostEventQueue
     from rankscope.collector.host.sampler import Sampler
     from rankscope.collector.identity import Row
     from rankscope.collector.retention.deletion import Deletions
+    from rankscope.collector.spool.cut import Sink
     from rankscope.collector.spool.tail import SpoolTail
     from rankscope.collector.store.store import Store
 
@@ -299,11 +303,23 @@ def _size(run: RunSummary) -> tuple[str, int, int]:
     return run.state, run.num_steps, 0 if run.state == RUNNING else run.num_rows
 
 
-def tail_loop(tail: SpoolTail) -> Loop:
-    """Return the loop that stores the records of the spool."""
+def tail_loop(
+    tail: SpoolTail, *, host_events: HostEventQueue | None = None, sink: Sink | None = None
+) -> Loop:
+    """Return the loop that stores the records of the spool.
+
+    Args:
+        tail: The cursor over the spool.
+        host_events: What the logs of this host say, to be stored with the runs that it concerns.
+        sink: Takes the rows of these events.
+    """
+    rows = HostEventRows(socket.gethostname(), unix_ns=time.time_ns)
 
     def turn() -> None:
         progress = tail.poll()
+        if host_events is not None and sink is not None:
+            rows.note_running(tail.running)
+            rows.send(host_events.take(), sink.upsert)
         loop.counts.update(
             spans=progress.num_spans,
             steps=progress.num_steps,

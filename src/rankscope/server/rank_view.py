@@ -222,6 +222,7 @@ def read_rank_details(
         run_id,
         rank,
         epoch=epoch,
+        host=host,
         most=MAX_EVENTS,
         most_alike=MAX_ALIKE,
         most_bytes=MAX_EVENT_BYTES,

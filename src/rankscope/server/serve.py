@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.trace.tables import RunSummary
     from rankscope.collector.host.heartbeat import Heartbeat
+    from rankscope.collector.host.host_events import HostEventQueue
     from rankscope.collector.ingest.service import IngestService
     from rankscope.collector.notify.receiver import Receiver
     from rankscope.collector.spool.tail import SpoolTail
@@ -83,7 +84,10 @@ class SpoolOptions:
     """Owner of the runs in the spool. None: the server."""
 
     samples: bool = False
-    """Whether to read the counters of this host once a second, beside the spool."""
+    """Whether to read the counters and the kernel's log of this host, beside the spool."""
+
+    logs: tuple[str, ...] = ()
+    """With samples: patterns of the paths of the ranks' logs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +229,7 @@ def serve_store(options: ServeOptions) -> None:
         ReceiverUrlError: The URL of another receiver is not known.
         StoreError: The store could not be opened.
     """
+    from rankscope.collector.host.host_events import HostEventQueue
     from rankscope.collector.http.tokens import owner_name
     from rankscope.collector.store.owners import SERVER
     from rankscope.collector.store.writer import StoreWriter
@@ -255,10 +260,11 @@ def serve_store(options: ServeOptions) -> None:
         failures = RunFailures(store)
         loops: list[Loop] = []
         if spool is not None:
-            tail = _open_spool(spool.folder, writer, deletions, topology, stack)
-            loops.append(tail_loop(tail))
+            tail, sink = _open_spool(spool.folder, writer, deletions, topology, stack)
+            events = HostEventQueue()
+            loops.append(tail_loop(tail, host_events=events, sink=sink))
             if spool.samples:
-                loops += _sampler_loops(spool, store, deletions, tail, stack)
+                loops += _sampler_loops(spool, store, deletions, tail, events, stack)
         loops += [open_upkeep(store, deletions, options.keep, failures), memory_loop(store)]
         has_ingest = options.only is not Part.DASHBOARD
         analysis = AnalysisParts(
@@ -437,8 +443,8 @@ def _describe_server(folder: Path, *, url: str, token: str) -> None:
 
 def _open_spool(
     folder: Path, writer: StoreWriter, deletions: Deletions, topology: Topology, stack: ExitStack
-) -> SpoolTail:
-    """Return a tail that has polled the spool once, so that an unreadable spool fails the start.
+) -> tuple[SpoolTail, PlacedSink]:
+    """Return a tail that has polled the spool once, and its sink; an unreadable spool fails.
 
     Raises:
         BadInputError: The spool is not empty, and nothing of it can be read.
@@ -457,11 +463,16 @@ def _open_spool(
         raise BadInputError(progress.problems[0])
     for problem in progress.problems:
         say(problem)
-    return tail
+    return tail, sink
 
 
 def _sampler_loops(
-    spool: SpoolOptions, store: Store, deletions: Deletions, tail: SpoolTail, stack: ExitStack
+    spool: SpoolOptions,
+    store: Store,
+    deletions: Deletions,
+    tail: SpoolTail,
+    events: HostEventQueue,
+    stack: ExitStack,
 ) -> list[Loop]:
     import socket
 
@@ -489,7 +500,10 @@ def _sampler_loops(
         take_beats(found)
         watch.take(found)
 
-    sampler = Sampler(host_sources(spool.folder, on_heartbeats=take), sink, say=say)
+    sources = host_sources(
+        spool.folder, on_heartbeats=take, on_events=events.add, rank_logs=spool.logs
+    )
+    sampler = Sampler(sources, sink, say=say)
     stack.callback(sampler.close)
     heartbeats = heartbeat_loop(store, beats, deletions, placed=tail.placed_heartbeats)
     return [sampler_loop(sampler), heartbeats, watch.loop()]

@@ -49,7 +49,7 @@ from .arrow_tables import microbatch_table, sample_table, span_table, step_table
 from .frames import find_own_frame, read_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from rankscope.analysis.trace.tables import SpanTable, StepTable
     from rankscope.collector.identity import Row
@@ -61,6 +61,9 @@ CONTEXT_LINE = "\nDuring handling of the above exception, another exception occu
 
 KEPT = frozenset(map(drop_name, KEPT_REASONS))
 DIED = frozenset({"failed", "lost"})
+AROUND_NS = 10_000_000_000
+"""Samples and lines of logs come up to some seconds after the end of a process."""
+
 MAX_EPOCHS = 16
 """Newest crashed epochs whose last steps are read: each takes a query."""
 
@@ -340,13 +343,14 @@ def _clock_error_ns(source_format: str, rows: RunRows) -> int | None:
 def read_context(store: Store, run_id: str, *, first: int | None, last: int | None) -> RunContext:
     """Return the context of steps ``first`` to ``last`` of a run."""
     previous = read_previous_run(store, run_id)
+    exits = _exits(store, run_id)
     return RunContext(
         microbatches=microbatch_table(read_microbatches(store, run_id, first=first, last=last)),
-        samples=_samples(store, run_id, first=first, last=last),
+        samples=_samples(store, run_id, first=first, last=last, exits=exits),
         events=tuple(to_event(row) for row in read_events(store, run_id)),
         kernels=kernel_records(store, run_id, first=first, last=last),
         manifests=_manifests(store, run_id),
-        exits=_exits(store, run_id),
+        exits=exits,
         previous_manifests=() if previous is None else _manifests(store, previous),
         previous_mfu=None if previous is None else read_comparable_mfu(store, run_id, previous),
     )
@@ -360,11 +364,16 @@ def kernel_records(
     return tuple(KernelRecord(**row) for row in rows)
 
 
-def _samples(store: Store, run_id: str, *, first: int | None, last: int | None) -> SampleTable:
+def _samples(
+    store: Store, run_id: str, *, first: int | None, last: int | None, exits: Sequence[RankExit]
+) -> SampleTable:
+    """Return the samples of these steps; with the last ones, those until its processes died."""
     bounds = read_step_bounds(store, run_id, first=first, last=last)
     if bounds is None:
         return empty_samples()
-    table = read_samples(store, run_id, first_ns=bounds[0], last_ns=bounds[1])
+    died = (ended.at_ns for ended in exits if ended.state in DIED and last is None)
+    until_ns = max([bounds[1], *(at_ns + AROUND_NS for at_ns in died if at_ns is not None)])
+    table = read_samples(store, run_id, first_ns=bounds[0], last_ns=until_ns)
     return sample_table(table)
 
 
@@ -419,6 +428,7 @@ def to_exit(row: Row, last_step: int | None) -> RankExit:
         origin=_origin(exception),
         step=step if isinstance(step, int) and step >= 0 else None,
         recorded_ns=_whole(data.get("recorded_ns")) or None,
+        exit_code=code if isinstance(code := data.get("exit_code"), int) else None,
     )
 
 

@@ -340,6 +340,8 @@ def _format_findings(
     for line, finding, followed in zip(lines, findings, follows, strict=False):
         body.extend(line.split("\n"))
         body.extend(_paragraph(finding.evidence, width))
+        for note in finding.host_notes:
+            body.extend(_paragraph(f"{note.source}: {printable(note.text)}", width, mark="- "))
         body.extend(_paragraph(followed, width))
     return [*body, *_count_rest(len(findings), view.top)]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from rankscope.analysis.causes.crash import ExitClass, classify_exit, find_crash
 from rankscope.analysis.trace.context import RankExit, RunContext
 from tests.support.analysis.exit_builders import (
     NO_STEPS,
+    SECOND,
     context_of,
     cut_off,
     event,
@@ -18,6 +20,13 @@ from tests.support.analysis.exit_builders import (
     run_of,
     timed_out,
 )
+from tests.support.analysis.sample_builders import join, samples
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rankscope.analysis.report.report import Finding
+    from rankscope.analysis.trace.context import EventRecord, SampleTable
 
 CUDA_OOM = (
     "torch.OutOfMemoryError",
@@ -230,3 +239,148 @@ def test_the_named_rank_depends_neither_on_the_order_of_exits_nor_on_the_date(
     assert find_crashes(run_of(), RunContext(exits=tuple(moved)), NO_STEPS) == find_crashes(
         run_of(), context_of(*exits), NO_STEPS
     )
+
+
+def line(rank: int, at_s: float, name: str, text: str, **data: object) -> EventRecord:
+    """Return a line of a log of host h1, which has the ranks 4 to 7."""
+    kind = "log" if "file" in data else "kernel"
+    held = {"class": name, "host": "h1", "ends_process": kind == "kernel", **data}
+    return replace(event(rank, kind, text, **held), at_ns=int(at_s * SECOND))
+
+
+OOM_LINE = "out of memory: killed process 77 (python)"
+XID_LINE = "Xid 79: GPU has fallen off the bus"
+
+
+def crash(*ends: RankExit, events: Iterable[EventRecord] = (), **context: object) -> Finding:
+    held = replace(context_of(*ends, events=events), **context)  # type: ignore[arg-type]
+    (finding,) = find_crashes(run_of(), held, NO_STEPS)
+    return finding
+
+
+def test_a_lost_rank_that_the_kernel_killed_says_so() -> None:
+    finding = crash(
+        lost(5, 10.0),
+        *(cut_off(rank, 10.5) for rank in range(5)),
+        events=[line(5, 10.8, "oom-killer", OOM_LINE)],
+    )
+
+    assert (finding.ranks, finding.end_class) == ((5,), "host-oom")
+    assert f"host out of memory ({OOM_LINE}, in the kernel's log of h1)" in finding.evidence
+    assert finding.confidence == pytest.approx(0.95)
+
+
+@pytest.mark.parametrize(
+    ("rank", "at_s", "end_class"),
+    [
+        (5, 10.8, "xid-79"),
+        (-1, 9.0, "xid-79"),  # of the host as a whole: its device is of no known rank
+        (-1, -60.0, "lost"),  # long before
+        (5, 17.0, "lost"),  # long after
+        (4, 10.8, "lost"),  # of another rank's device
+    ],
+)
+def test_a_line_explains_the_end_of_its_own_process(rank: int, at_s: float, end_class: str) -> None:
+    xid = line(rank, at_s, "xid", XID_LINE, code=79)
+
+    assert crash(lost(5, 10.0), events=[xid]).end_class == end_class
+
+
+def test_a_failed_device_is_the_reason_of_its_own_timeout() -> None:
+    finding = crash(
+        timed_out(5, 600.0),
+        *(timed_out(rank, 600.0) for rank in range(5)),
+        events=[line(5, 12.0, "xid", XID_LINE, code=79)],
+    )
+
+    assert (finding.ranks, finding.end_class) == ((5,), "xid-79")
+
+
+def test_an_xid_long_before_an_exception_is_not_its_reason() -> None:
+    nvlink = line(5, 12.0, "xid", "Xid 74: NVLink error", code=74)
+
+    assert crash(failed(5, 600.0, "ValueError", "x"), events=[nvlink]).end_class == "exception"
+
+
+def test_a_killed_data_loader_is_the_reason_of_the_exception_of_its_rank() -> None:
+    message = "DataLoader worker (pid(s) 91) exited unexpectedly"
+    finding = crash(
+        failed(5, 10.0, "RuntimeError", message), events=[line(5, 9.5, "oom-killer", OOM_LINE)]
+    )
+
+    assert finding.end_class == "host-oom"
+
+
+def test_a_message_that_follows_from_a_kill_explains_nothing() -> None:
+    cleanup = line(5, 10.2, "xid", "Xid 45: cleanup", code=45, ends_process=False)
+
+    assert crash(lost(5, 10.0), events=[cleanup]).end_class == "lost"
+
+
+def kernel_samples(kills: list[float], *, has_log: bool) -> SampleTable:
+    counted = samples("oom-killed-processes", {("h1", -1): kills})
+    read = samples("kernel-log-lines", {("h1", -1): [5.0] * len(kills)})
+    return join(read, counted) if has_log else counted
+
+
+def test_a_rank_killed_by_a_signal_names_it_and_the_kernel_log_has_no_trace() -> None:
+    killed = replace(lost(5, 10.0), exit_code=-9)
+
+    finding = crash(killed, samples=kernel_samples([2.0] * 20, has_log=True))
+
+    assert finding.end_class == "signal-9"
+    assert (
+        "killed by signal 9 (SIGKILL) (no trace of the kernel's out-of-memory killer, or of a"
+        " fault, in its log)"
+    ) in finding.evidence
+
+
+def test_where_the_log_is_not_permitted_the_count_of_kills_is_evidence() -> None:
+    counts = [2.0] * 11 + [3.0] * 9
+
+    finding = crash(lost(5, 10.0), samples=kernel_samples(counts, has_log=False))
+    before = crash(lost(5, 18.0), samples=kernel_samples(counts, has_log=False))
+
+    assert finding.end_class == "host-oom"
+    assert "out-of-memory killer ended 1 process of h1 within 5 s" in finding.evidence
+    assert before.end_class == "lost"
+    assert "no trace of the kernel's out-of-memory killer" in before.evidence
+
+
+def test_without_readings_nothing_is_said_of_the_kernel() -> None:
+    finding = crash(lost(5, 10.0))
+
+    assert "trace" not in finding.evidence
+    assert "no exit record" in finding.evidence
+
+
+def test_the_launcher_says_how_a_process_ended() -> None:
+    text = "failed (exitcode: -11) local_rank: 1 (pid: 77) of binary: python"
+
+    finding = crash(
+        lost(5, 10.0), events=[line(5, 10.4, "exit", text, exit_code=-11, file="slurm-1.out")]
+    )
+
+    assert finding.end_class == "signal-11"
+    assert "killed by signal 11 (SIGSEGV)" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("exception", "message"),
+    [
+        ("UnicodeDecodeError", "'utf-8' codec can't decode byte 0xff in position 0"),
+        ("json.decoder.JSONDecodeError", "Expecting value: line 1 column 1 (char 0)"),
+        ("pyarrow.lib.ArrowInvalid", "Could not open Parquet input source: magic bytes not found"),
+        (
+            "UnicodeDecodeError",
+            "Caught UnicodeDecodeError in DataLoader worker process 0.\nOriginal Traceback",
+        ),
+    ],
+)
+def test_a_document_that_cannot_be_decoded_is_a_class_of_its_own(
+    exception: str, message: str
+) -> None:
+    finding = crash(failed(5, 10.0, exception, message))
+
+    assert finding.end_class == "document"
+    assert "bad document" in finding.evidence

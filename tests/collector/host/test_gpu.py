@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.collector.host.gpu import GpuSource, plain_uuid
+from rankscope.collector.host.gpu import SLOW_ROUNDS, GpuSource, plain_uuid
 from rankscope.collector.host.sample import Sample, SourceAbsentError
 
 if TYPE_CHECKING:
@@ -49,6 +49,14 @@ class FakeNvml:
             "nvmlDeviceGetCurrentClocksEventReasons": lambda _: self.reasons,
             "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: self.reasons,
             "nvmlDeviceGetFieldValues": self._fields,
+            "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(
+                busId=f"00000000:{0x3B + handle:02X}:00.0"
+            ),
+            "nvmlDeviceGetCurrPcieLinkWidth": lambda handle: 16 - 8 * handle,
+            "nvmlDeviceGetCurrPcieLinkGeneration": lambda _: 5,
+            "nvmlDeviceGetPcieReplayCounter": lambda _: 7,
+            "nvmlDeviceGetRemappedRows": lambda handle: (2, handle, False, False),
+            "nvmlDeviceGetNvLinkState": lambda _, link: {True: 1}[link < 4],
         }
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -59,7 +67,10 @@ class FakeNvml:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
             if name in self.unsupported:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-            return answer(*arguments)
+            try:
+                return answer(*arguments)
+            except KeyError:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED) from None
 
         return call
 
@@ -104,7 +115,30 @@ def test_every_value_of_a_device_has_its_unit() -> None:
         "gpu-nvlink-crc-flit-errors": 38 + 2.0**33,
         "gpu-nvlink-crc-data-errors": 45 + 2.0**33,
         "gpu-nvlink-recovery-errors": 59 + 2.0**33,
+        "gpu-pcie-lanes": 16.0,
+        "gpu-pcie-generation": 5.0,
+        "gpu-pcie-replay-events": 7.0,
+        "gpu-remapped-rows": 2.0,
+        "gpu-remapping-is-pending": 0.0,
+        "gpu-remapping-has-failed": 0.0,
+        "gpu-nvlink-active-links": 4.0,
     }
+
+
+def test_what_seldom_changes_is_read_seldom() -> None:
+    source = GpuSource(load=FakeNvml)
+
+    rounds = [{sample.name for sample in source.read(at_ns)} for at_ns in range(SLOW_ROUNDS + 1)]
+
+    read = [number for number, names in enumerate(rounds) if "gpu-pcie-lanes" in names]
+    assert read == [0, SLOW_ROUNDS]
+
+
+def test_devices_are_known_by_their_pci_address() -> None:
+    source = GpuSource(load=FakeNvml, local_rank_of=lambda: {plain_uuid(UUIDS[1]): 6})
+    source.read(9)
+
+    assert source.local_rank_of_pci() == {"0000:3c:00": 6}
 
 
 def test_a_device_without_work_is_not_throttled() -> None:
@@ -119,7 +153,12 @@ def test_a_device_without_work_is_not_throttled() -> None:
 
 def test_unsupported_values_are_left_out() -> None:
     unsupported = frozenset(
-        {"nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetFieldValues", "nvmlDeviceGetPowerUsage"}
+        {
+            "nvmlDeviceGetTotalEccErrors",
+            "nvmlDeviceGetFieldValues",
+            "nvmlDeviceGetNvLinkState",
+            "nvmlDeviceGetPowerUsage",
+        }
     )
 
     found = GpuSource(load=lambda: FakeNvml(unsupported=unsupported)).read(9)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.host.rdma import BURST_NAMES, RdmaSource, lifespan_ms
+from rankscope.collector.host.rdma import RdmaSource
 from rankscope.collector.host.sample import SourceAbsentError
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ ROCE_COUNTERS = {
     "link_downed": 1,
 }
 ROCE_DRIVER = {
-    "lifespan": 10,
     "np_ecn_marked_roce_packets": 400,
     "np_cnp_sent": 390,
     "rp_cnp_handled": 12,
@@ -187,19 +186,6 @@ def test_sums_keep_the_growth_of_a_device_that_disappears(tmp_path: Path) -> Non
     (tmp_path / "mlx5_0").rename(tmp_path.parent / "gone")
 
     assert read(source)["rdma-cnp-sent-packets"] == 10
-
-
-def test_a_burst_reads_few_names(tmp_path: Path) -> None:
-    roce(tmp_path)
-
-    found = read(RdmaSource(tmp_path, names=BURST_NAMES))
-
-    assert {name.partition(":")[0] for name in found} == BURST_NAMES
-
-
-def test_the_drivers_cache_time_is_returned(tmp_path: Path) -> None:
-    roce(tmp_path)
-    assert lifespan_ms(tmp_path) == {"mlx5_0/1": 10}
 
 
 def test_a_host_without_rdma_has_no_samples_and_one_reason(tmp_path: Path) -> None:

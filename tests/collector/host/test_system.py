@@ -9,10 +9,12 @@ import pytest
 
 from rankscope.collector.host.sample import Sample, SourceAbsentError
 from rankscope.collector.host.system import (
+    MAX_PROCESSES,
     CpuSource,
     DiskCounts,
     DiskSource,
     MemorySource,
+    PressureSource,
     ProcessSource,
     parse_stat,
 )
@@ -20,12 +22,34 @@ from rankscope.collector.host.system import (
 SECOND = 10**9
 
 
-def process(root: Path, pid: int, command: str, ticks: int, *, start: int = 500) -> None:
+def process(
+    root: Path, pid: int, command: str, ticks: int, *, start: int = 500, parent: int = 1
+) -> None:
     """Write a ``/proc/PID/stat``, with half of the time as user and half as system time."""
     folder = root / str(pid)
     folder.mkdir(parents=True, exist_ok=True)
     user = ticks // 2
-    fields = ["S", 1, pid, pid, 0, -1, 4194560, 100, 0, 0, 0, user, ticks - user, 0, 0, 20, 0, 1, 0]
+    fields = [
+        "S",
+        parent,
+        pid,
+        pid,
+        0,
+        -1,
+        4194560,
+        100,
+        0,
+        0,
+        0,
+        user,
+        ticks - user,
+        0,
+        0,
+        20,
+        0,
+        1,
+        0,
+    ]
     line = " ".join(map(str, [pid, f"({command})", *fields, start, 10_000_000, 500]))
     (folder / "stat").write_text(f"{line}\n")
 
@@ -39,7 +63,7 @@ def source(root: Path, local_ranks: dict[int, int] | None = None) -> ProcessSour
 )
 def test_a_command_may_have_blanks_and_kernel_workers_are_one(shown: str, command: str) -> None:
     line = f"7 ({shown}) S 1 7 7 0 -1 0 0 0 0 0 30 12 0 0 20 0 1 0 900 0 0"
-    assert parse_stat(line.encode()) == (command, 42, 900)
+    assert parse_stat(line.encode()) == (command, 42, 900, 1)
 
 
 @pytest.mark.parametrize("line", [b"", b"7 (x", b"7 (x) S 1 2", b"7 (x) " + b"? " * 30])
@@ -63,7 +87,7 @@ def test_the_ten_busiest_commands_are_returned_with_their_processes_summed(tmp_p
     found = top.read(2 * SECOND)
 
     # THEN
-    assert found[0] == Sample(2 * SECOND, "process-cpu-cores:job0", 0.75)
+    assert found[0] == Sample(2 * SECOND, "process-cpu-cores:job0[200]", 0.75)
     assert found[1] == Sample(2 * SECOND, "process-cpu-cores:job11", 0.055)
     assert len(found) == 10
 
@@ -77,11 +101,79 @@ def test_a_rank_has_its_local_rank_as_device(tmp_path: Path) -> None:
     for pid, ticks in ((1, 100), (2, 90), (3, 80)):
         process(tmp_path, pid, "python", ticks)
 
-    assert [(sample.value, sample.device) for sample in top.read(SECOND)] == [
-        (1.0, 0),
-        (0.9, 1),
-        (0.8, -1),
+    assert [(sample.name, sample.value, sample.device) for sample in top.read(SECOND)] == [
+        ("process-cpu-cores:python", 1.0, 0),
+        ("process-cpu-cores:python", 0.9, 1),
+        ("process-cpu-cores:python[3]", 0.8, -1),
     ]
+
+
+def test_what_a_rank_started_counts_as_its_own(tmp_path: Path) -> None:
+    for pid, parent in ((10, 1), (11, 10), (12, 11), (20, 1)):
+        process(tmp_path, pid, f"job{pid}", 0, parent=parent)
+    top = source(tmp_path, {10: 4})
+    top.read(0)
+
+    for pid, parent in ((10, 1), (11, 10), (12, 11), (20, 1)):
+        process(tmp_path, pid, f"job{pid}", 50, parent=parent)
+
+    assert {(sample.name[-2:], sample.device) for sample in top.read(SECOND)} == {
+        ("10", 4),
+        ("11", 4),
+        ("12", 4),
+        ("0]", -1),
+    }
+    assert top.local_rank_of_process() == {10: 4, 11: 4, 12: 4}
+
+    shutil.rmtree(tmp_path / "12")
+    top.read(2 * SECOND)
+    assert top.local_rank_of_process()[12] == 4  # it ended, and its message may still come
+
+
+def test_a_rank_that_waits_for_a_cpu_says_so(tmp_path: Path) -> None:
+    process(tmp_path, 10, "python", 0)
+    top = source(tmp_path, {10: 2, 99: 3})
+    (tmp_path / "10" / "schedstat").write_text("5000000 100000000 7\n")
+    top.read(0)
+
+    (tmp_path / "10" / "schedstat").write_text("6000000 500000000 9\n")
+
+    assert Sample(SECOND, "run-queue-wait-ratio", 0.4, 2) in top.read(SECOND)
+
+
+@pytest.mark.parametrize("text", ["", "0 0 0", "x y", "5"])
+def test_a_kernel_without_statistics_of_its_scheduler_gives_none(tmp_path: Path, text: str) -> None:
+    process(tmp_path, 10, "python", 0)
+    (tmp_path / "10" / "schedstat").write_text(text)
+    top = source(tmp_path, {10: 2})
+    top.read(0)
+
+    assert [sample for sample in top.read(SECOND) if sample.name.startswith("run-queue")] == []
+
+
+def test_a_host_of_thousands_of_processes_is_read_less_often(tmp_path: Path) -> None:
+    for pid in range(100, 100 + 2 * MAX_PROCESSES):
+        process(tmp_path, pid, "job", 0)
+    top = source(tmp_path)
+
+    top.read(0)
+    process(tmp_path, 100, "job", 300)
+
+    assert [len(top.read(second * SECOND)) for second in (1, 2, 3)] == [0, 0, 1]
+
+
+def test_pressure_is_the_share_of_the_time_since_the_last_reading(tmp_path: Path) -> None:
+    line = "some avg10=0.00 avg60=0.00 avg300=0.00 total={}\nfull avg10=0.00 total=1\n"
+    (tmp_path / "cpu").write_text(line.format(1_000_000))
+    (tmp_path / "io").write_text("no pressure here\n")
+    pressure = PressureSource(tmp_path)
+    assert pressure.read(0) == []
+
+    (tmp_path / "cpu").write_text(line.format(1_250_000))
+
+    assert pressure.read(SECOND) == [Sample(SECOND, "cpu-pressure-ratio", 0.25)]
+    with pytest.raises(SourceAbsentError, match="no samples of pressure"):
+        PressureSource(tmp_path / "missing").read(0)
 
 
 def test_a_reused_process_id_is_a_new_process(tmp_path: Path) -> None:
@@ -91,7 +183,7 @@ def test_a_reused_process_id_is_a_new_process(tmp_path: Path) -> None:
 
     process(tmp_path, 1, "new", 25, start=900)
 
-    assert top.read(SECOND) == [Sample(SECOND, "process-cpu-cores:new", 0.25)]
+    assert top.read(SECOND) == [Sample(SECOND, "process-cpu-cores:new[1]", 0.25)]
 
 
 def test_a_tree_without_processes_has_no_samples(tmp_path: Path) -> None:
@@ -108,7 +200,8 @@ def test_this_process_has_the_cpu_time_that_psutil_reports() -> None:
     after_s = sum(me.cpu_times()[:2])
 
     assert parsed is not None
-    command, ticks, start_ticks = parsed
+    command, ticks, start_ticks, parent = parsed
+    assert parent == os.getppid()
     ticks_per_s = os.sysconf("SC_CLK_TCK")
     assert command == me.name()[:15]
     assert before_s - 0.011 <= ticks / ticks_per_s <= after_s + 0.011

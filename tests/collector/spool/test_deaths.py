@@ -77,3 +77,31 @@ def test_what_is_gone_is_not_watched_and_no_thread_runs(tmp_path: Path) -> None:
     watch.close()
     assert watch.follow(identity(tmp_path, os.getpid(), rank=1)) is not None
     watch.close()
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize(("code", "status"), [("input()", -9), ("import os; os._exit(3)", 3)])
+def test_how_a_process_ended_is_known_if_the_kernel_says_so(
+    tmp_path: Path, code: str, status: int
+) -> None:
+    watch = DeathWatch()
+    with subprocess.Popen(
+        [sys.executable, "-c", f"input(); {code}"], stdin=subprocess.PIPE, text=True
+    ) as process:
+        pidfd = watch.follow(identity(tmp_path, process.pid))
+        assert pidfd is not None
+        assert watch.exit_status(pidfd) is None
+        if status < 0:
+            process.kill()
+        else:
+            process.communicate("\n")
+    found = watch.exit_status(pidfd)
+    watch.leave(pidfd)
+    watch.close()
+
+    major, minor = map(int, os.uname().release.split(".")[:2])
+    if (major, minor) < (6, 15):
+        assert found is None
+    else:
+        assert found is not None
+        assert os.waitstatus_to_exitcode(found) == status

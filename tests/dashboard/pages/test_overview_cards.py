@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rankscope.analysis.report.liveness import RankLiveness, SilentRank, StepSilence, find_silence
-from rankscope.analysis.report.report import Severity
+from rankscope.analysis.report.report import NOT_MEASURED, HostNote, Severity
 from rankscope.analysis.report.text import format_age
 from rankscope.dashboard.address import View
 from rankscope.dashboard.pages import overview
@@ -211,3 +211,22 @@ def test_further_findings_can_be_opened() -> None:
 
     assert "data-stall" not in words(top)
     assert "data-stall" in words(more)
+
+
+def test_what_its_hosts_say_is_below_the_picture_of_a_finding() -> None:
+    found = report(slow_rank=5)
+    notes = (
+        HostNote(source="processes", text="<b>burn</b> (pid 77) took 0.97 CPUs of c"),
+        HostNote(source=NOT_MEASURED, text="GPU of c"),
+    )
+    plain = replace(found.findings[0], severity=Severity.CRITICAL)
+    top = replace(plain, host_notes=notes)
+
+    cards = proof_cards(replace(found, findings=(top,)), base_path="/")
+    without = proof_cards(replace(found, findings=(plain,)), base_path="/")
+
+    text = " / ".join(map(words, cards))
+    assert "processes:" in text
+    assert "(pid 77) took 0.97 CPUs of c" in text
+    assert "not measured:" in text
+    assert "processes:" not in " / ".join(map(words, without))

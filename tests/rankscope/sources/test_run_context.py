@@ -155,7 +155,7 @@ def test_events_keep_their_document(context: RunContext) -> None:
     assert (pause.text, pause.data) == ("hello", {"ms": 4})
 
 
-def test_samples_are_those_of_the_run_and_its_hosts_during_the_steps(
+def test_samples_are_those_of_the_run_and_its_hosts_during_the_steps_and_until_it_failed(
     store: Store, source: StoreSource
 ) -> None:
     at_ns = OFFSET_NS + np.array([0, 1_500, 2_000, 2_001])
@@ -185,8 +185,9 @@ def test_samples_are_those_of_the_run_and_its_hosts_during_the_steps(
         ("gpu-clock-hz", 1.9e9),
         ("gpu-clock-hz", 1.8e9),
         ("gpu-clock-hz", 1.7e9),
+        ("gpu-clock-hz", 1.6e9),
     ]
-    assert (found.device.tolist(), found.hosts) == ([-1, 1, 1, 1], ("another-host",))
+    assert (found.device.tolist(), found.hosts) == ([-1, 1, 1, 1, 1], ("another-host",))
     assert source.context("r", first=0, last=0).samples.value.tolist() == [0.5, 1.9e9]
     assert len(source.context("r", first=50).samples) == 0
 
@@ -207,3 +208,25 @@ def test_the_step_of_a_lost_rank_is_that_of_its_open_span(store: Store) -> None:
     (found,) = StoreSource(store).context("lost").exits
 
     assert (found.state, found.at_ns, found.step, found.exception) == ("lost", 7, 4, "")
+
+
+def test_a_line_of_a_log_that_comes_after_the_end_counts_as_new_data(
+    store: Store, source: StoreSource
+) -> None:
+    before = {run.run_id: run.num_rows for run in source.runs()}
+    line = {
+        "run_id": "earlier",
+        "epoch": 0,
+        "rank": -1,
+        "at_ns": OFFSET_NS,
+        "kind": "kernel",
+        "text": "Xid 79",
+        "data": "{}",
+        "process": "",
+        "line": -1_000,
+    }
+    for _ in range(2):  # sent again: replaced
+        store.insert_rows("events", [line])
+
+    after = {run.run_id: run.num_rows for run in source.runs()}
+    assert after == before | {"earlier": before["earlier"] + 1}

@@ -8,6 +8,7 @@ import pytest
 from rankscope.analysis.report.report import (
     CulpritComparison,
     Finding,
+    HostNote,
     PipelineBubble,
     Severity,
     StepTimes,
@@ -208,3 +209,17 @@ def test_the_worst_worker_is_shown_with_the_steps_in_which_the_estimate_differs(
     ) in text
     assert "worst worker dp 0, stage 1; the estimate differs in 0 of 1,200 steps" in same
     assert "worst worker" not in none
+
+
+def test_what_its_hosts_say_is_below_the_evidence_of_a_finding() -> None:
+    found = report(slow_rank=5)
+    notes = (HostNote(source="stacks", text="47 ranks at train.py:70 main; rank\x1b[2J 3 there"),)
+    top = replace(found.findings[0], host_notes=notes)
+
+    lines = report_text(
+        replace(found, findings=(top, *found.findings[1:])), verdict=VERDICT, width=80
+    ).splitlines()
+
+    (number,) = [k for k, line in enumerate(lines) if line.startswith("  - stacks: 47 ranks at")]
+    assert lines[number - 1].startswith("  ")
+    assert "\x1b" not in lines[number]

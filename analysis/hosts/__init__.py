@@ -1,0 +1,1 @@
+"""Readings, logs and stacks of hosts, for findings."""

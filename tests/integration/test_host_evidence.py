@@ -1,0 +1,191 @@
+"""Real processes that hold up, kill and are killed: class and notes of their findings."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.hosts.deviations import HostReadings
+from rankscope.collector.store.store import open_store
+from rankscope.sources.store_source import StoreSource
+from tests.integration.watched_job import (
+    TURN_S,
+    Watch,
+    drain,
+    reach_step,
+    spool_of,
+    start_ranks,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rankscope.analysis.report.report import Finding, RunReport
+    from rankscope.collector.store.store import Store
+
+MEMORY_LIMIT_BYTES = 640 << 20
+"""More than a rank with torch takes, and soon used up by 32 MiB a step."""
+
+HOG = """
+import contextlib, os
+os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+with contextlib.suppress(PermissionError):
+    os.nice(-10)
+while True: pass
+"""
+
+HOG_NS = 6_000_000_000
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(f"chdb://{tmp_path / 'store'}") as opened:
+        yield opened
+
+
+def analyzed(store: Store) -> RunReport:
+    return analyze_run(StoreSource(store), "watched")
+
+
+def notes(finding: Finding) -> dict[str, str]:
+    return {note.source: note.text for note in finding.host_notes}
+
+
+@contextmanager
+def memory_group() -> Iterator[Path]:
+    """Make a memory cgroup with a limit; skip if that is not permitted."""
+    root = Path("/sys/fs/cgroup/memory")
+    limit = "memory.limit_in_bytes"
+    if not root.is_dir():
+        root, limit = Path("/sys/fs/cgroup"), "memory.max"
+    group = root / f"rankscope-test-{uuid.uuid4().hex[:8]}"
+    try:
+        group.mkdir()
+        (group / limit).write_text(str(MEMORY_LIMIT_BYTES))
+    except OSError as error:
+        pytest.skip(f"no memory cgroup of its own: {error.strerror}")
+    try:
+        yield group
+    finally:
+        for _ in range(50):
+            try:
+                group.rmdir()
+                break
+            except OSError:  # its last process is not gone yet
+                time.sleep(0.1)
+
+
+def test_a_process_that_takes_the_cpu_of_a_rank_is_named(tmp_path: Path, store: Store) -> None:
+    with start_ranks(tmp_path, 3, 10_000, pinned=1) as ranks:
+        watch = Watch(store, spool_of(tmp_path))
+        reach_step(watch, ranks, tmp_path, 5)
+        begin_ns = time.time_ns()
+        with subprocess.Popen([sys.executable, "-c", HOG]) as hog:
+            try:
+                while time.time_ns() < begin_ns + HOG_NS:
+                    watch.turn()
+                    time.sleep(TURN_S)
+            finally:
+                hog.kill()
+        end_ns = time.time_ns()
+        for process in ranks:
+            process.kill()
+        drain(watch, ranks)
+        watch.close()
+
+    source = StoreSource(store)
+    infos = source.run_info("watched").ranks.values()
+    readings = HostReadings(
+        samples=source.context("watched").samples,
+        begin_ns=begin_ns,
+        end_ns=end_ns,
+        places={info.rank: (info.host, info.local_rank) for info in infos},
+    )
+    # How much of a processor it gets depends on what else the machine does.
+    named = {name for name in readings.samples.names if name.endswith(f"[{hog.pid}]")}
+    assert named
+    own, others = readings.queue_wait([1])
+    assert own is not None
+    assert others is not None
+    assert own > max(others, 0.1)
+
+
+def test_a_rank_that_the_kernel_kills_for_want_of_memory_says_so(
+    tmp_path: Path, store: Store
+) -> None:
+    with memory_group() as group, start_ranks(tmp_path, 2, 10_000) as ranks:
+        (group / "cgroup.procs").write_text(str(ranks[1].pid))
+        watch = Watch(store, spool_of(tmp_path))
+        reach_step(watch, ranks, tmp_path, 5)
+        (tmp_path / "grow").touch()
+        ranks[1].wait()
+        drain(watch, ranks)
+        watch.close()
+
+    assert ranks[1].returncode == -signal.SIGKILL
+    (finding,) = [each for each in analyzed(store).findings if each.cause == "crash"]
+    assert (finding.ranks, finding.end_class) == ((1,), "host-oom")
+    if os.access("/dev/kmsg", os.R_OK):
+        assert f"killed process {ranks[1].pid}" in finding.evidence
+    else:
+        assert "out-of-memory killer ended" in finding.evidence
+
+
+def test_a_rank_that_a_user_kills_has_no_trace_of_the_kernel(tmp_path: Path, store: Store) -> None:
+    kernel_log = tmp_path / "kern.log"
+    kernel_log.write_text("")
+    with start_ranks(tmp_path, 3, 10_000) as ranks:
+        watch = Watch(
+            store,
+            spool_of(tmp_path),
+            kernel_log=kernel_log,
+            logs=[str(tmp_path / "logs" / "*.log")],
+        )
+        reach_step(watch, ranks, tmp_path, 5)
+        ranks[1].kill()
+        ranks[1].wait()
+        drain(watch, ranks)
+        watch.close()
+
+    (finding,) = [each for each in analyzed(store).findings if each.cause == "crash"]
+    assert finding.ranks == (1,)
+    assert "no trace of the kernel's out-of-memory killer" in finding.evidence
+    major, minor = map(int, os.uname().release.split(".")[:2])
+    if (major, minor) >= (6, 15):
+        assert finding.end_class == "signal-9"
+        assert "killed by signal 9 (SIGKILL)" in finding.evidence
+    assert "onnection" in notes(finding)["rank logs"]
+
+
+def test_a_line_of_a_given_kernel_log_classes_the_end_of_its_process(
+    tmp_path: Path, store: Store
+) -> None:
+    kernel_log = tmp_path / "kern.log"
+    kernel_log.write_text("")
+    with start_ranks(tmp_path, 2, 10_000) as ranks:
+        watch = Watch(store, spool_of(tmp_path), kernel_log=kernel_log)
+        reach_step(watch, ranks, tmp_path, 5)
+        line = f"NVRM: Xid (PCI:0000:3b:00): 79, pid={ranks[1].pid}, name=python3, GPU has fallen"
+        with kernel_log.open("a") as file:
+            file.write(f"Nov 28 12:00:00 node-1 kernel: [ 77.1] {line} off the bus.\n")
+        ranks[1].kill()
+        ranks[1].wait()
+        drain(watch, ranks)
+        watch.close()
+
+    (finding,) = [each for each in analyzed(store).findings if each.cause == "crash"]
+    assert (finding.ranks, finding.end_class) == ((1,), "xid-79")
+    assert "GPU has fallen off the bus" in finding.evidence
+    assert "drain the host" in notes(finding)["kernel log"]
