@@ -1,10 +1,8 @@
 """`rankscope alerts`: list, test, silence, acknowledge and resolve alerts."""
 
-import getpass
 import json
 import re
 import time
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +13,7 @@ from rankscope.analysis.report.text import EMPTY, format_range, format_time
 
 from ..errors import BadInputError, FailedError
 from ..terminal.lines import format_table, table_width
-from .flags import AsJson, Store, check_exists, open_existing_store
+from .flags import AsJson, Store, check_exists, open_existing_store, user_name
 
 if TYPE_CHECKING:
     from rankscope.collector.read.alerts import Silence, StoredAlert
@@ -42,6 +40,17 @@ Config = Annotated[
     ),
 ]
 
+AlertWebhook = Annotated[
+    str | None,
+    typer.Option(
+        "--alert-webhook",
+        metavar="URL",
+        envvar="RANKSCOPE_ALERT_WEBHOOK",
+        help="URL that gets a message as JSON.",
+        show_default=False,
+    ),
+]
+
 
 @alerts.callback(invoke_without_command=True)
 def list_all(context: typer.Context, *, as_json: AsJson = False, store: Store = None) -> None:
@@ -54,10 +63,7 @@ def list_all(context: typer.Context, *, as_json: AsJson = False, store: Store = 
 def send_test(
     *,
     config: Config = None,
-    alert_webhook: Annotated[
-        str | None,
-        typer.Option("--alert-webhook", metavar="URL", envvar="RANKSCOPE_ALERT_WEBHOOK"),
-    ] = None,
+    alert_webhook: AlertWebhook = None,
     as_json: AsJson = False,
 ) -> None:
     """Send a marked test alert to each receiver and print each answer."""
@@ -111,17 +117,14 @@ def silence(  # noqa: PLR0913  # one parameter a flag
     """Send no alerts for a time; what is still active then is sent."""
     from ..server.alert_changes import AlertChange
 
-    match = DURATION.fullmatch(duration)
-    if match is None:
-        raise BadInputError(f"--for {duration!r}: give minutes, hours or days: 30m, 2h, 1d")
     change = AlertChange(
         what="silence" if end is None else "unsilence",
         name=end or "",
         run_id=run,
         rule=rule,
         rank=rank,
-        for_s=float(int(match[1]) * UNITS_S[match[2]]),
-        by=_user(),
+        for_s=parse_duration_s(duration),
+        by=user_name(),
         reason=reason,
     )
     typer.echo(_change(change, store))
@@ -136,7 +139,7 @@ def acknowledge(
     """Say that you take care of an alert: it is not sent again while it is active."""
     from ..server.alert_changes import AlertChange
 
-    typer.echo(_change(AlertChange(what="acknowledge", name=name, by=_user()), store))
+    typer.echo(_change(AlertChange(what="acknowledge", name=name, by=user_name()), store))
 
 
 @alerts.command("resolve")
@@ -148,7 +151,19 @@ def resolve(
     """Say that an alert is over, such as the crash of a job that was started again."""
     from ..server.alert_changes import AlertChange
 
-    typer.echo(_change(AlertChange(what="resolve", name=name, by=_user()), store))
+    typer.echo(_change(AlertChange(what="resolve", name=name, by=user_name()), store))
+
+
+def parse_duration_s(text: str) -> float:
+    """Return the seconds of a duration such as ``2h``.
+
+    Raises:
+        BadInputError: It is none.
+    """
+    match = DURATION.fullmatch(text)
+    if match is None:
+        raise BadInputError(f"--for {text!r}: give minutes, hours or days: 30m, 2h, 1d")
+    return float(int(match[1]) * UNITS_S[match[2]])
 
 
 def list_alerts(*, as_json: bool, store_url: str | None) -> str:
@@ -225,9 +240,3 @@ def _change(change: "AlertChange", store_url: str | None) -> str:
 
     check_exists(store_url)
     return change_alerts(store_url or default_store_url(), change)
-
-
-def _user() -> str:
-    with suppress(KeyError, OSError):  # a container's user may have no name
-        return getpass.getuser()
-    return ""

@@ -9,6 +9,7 @@ from .alerts import alerts
 from .analyze import analyze
 from .check_spool import check_spool
 from .compare import compare
+from .control import control
 from .demo import demo
 from .doctor import doctor
 from .export import export
@@ -61,6 +62,7 @@ app.command()(runs)
 app.command()(findings)
 app.command()(serve)
 app.command()(agent)
+app.command()(control)
 app.command()(demo)
 app.command()(notebooks)
 app.command()(doctor)

@@ -1,5 +1,7 @@
 """Flags of several subcommands."""
 
+import getpass
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,6 +39,13 @@ Port = Annotated[
         show_default=False,
     ),
 ]
+
+
+def user_name() -> str:
+    """Return the user who runs the command; "" if the system has no name."""
+    with suppress(KeyError, OSError):  # a container's user may have none
+        return getpass.getuser()[:100]
+    return ""
 
 
 def open_store(url: str | None) -> "OpenStore":

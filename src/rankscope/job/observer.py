@@ -40,6 +40,7 @@ HELD_S = 10.0
 MAX_LAST_POLLS = 40
 SERVER_LOG = "serve.log"
 SPOOL = "spool"
+PROFILE_GLOB = "profile-*.json"
 SERVE = (sys.executable, "-P", "-m", "rankscope", "serve")
 
 
@@ -132,8 +133,13 @@ def observe(settings: Settings, job: Job) -> None:
     else:
         _send(Message.VERDICT, f"rankscope: {NOT_TRACED}")
         is_stored = True
-    if is_stored:
+    if is_stored and not has_profiles(spool):
         shutil.rmtree(settings.folder, ignore_errors=True)
+
+
+def has_profiles(spool: Path) -> bool:
+    """Return whether the ranks of a spool have written profiles, which no store has."""
+    return next(spool.glob(f"*/*/{PROFILE_GLOB}"), None) is not None
 
 
 def _follow(spool: Path, settings: Settings, job: Job) -> bool:
@@ -224,6 +230,7 @@ class Diagnosis:
             else "",
             "proof": format_proof(report, self._server),
             "report": f"rankscope analyze {report.run}",
+            "profiles": settings.folder if has_profiles(Path(settings.folder) / SPOOL) else "",
         }
         for label, text in rows.items():
             if text:

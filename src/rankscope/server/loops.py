@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rankscope.collector.errors import StoreClosedError, StoreError
+from rankscope.collector.spool.control import ControlWriter
 from rankscope.collector.spool.descriptions import RUNNING
 
 from ..errors import find_exit_code
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from rankscope.collector.agent.buffer import RowBuffer
     from rankscope.collector.host.sampler import Sampler
     from rankscope.collector.identity import Row
+    from rankscope.collector.read.control import ControlRequests
     from rankscope.collector.retention.deletion import Deletions
     from rankscope.collector.spool.tail import SpoolTail
     from rankscope.collector.store.store import Store
@@ -299,8 +301,9 @@ def _size(run: RunSummary) -> tuple[str, int, int]:
     return run.state, run.num_steps, 0 if run.state == RUNNING else run.num_rows
 
 
-def tail_loop(tail: SpoolTail) -> Loop:
-    """Return the loop that stores the records of the spool."""
+def tail_loop(tail: SpoolTail, requests: ControlRequests | None = None) -> Loop:
+    """Return the loop that stores the records of the spool, and passes requests to its ranks."""
+    control = ControlWriter(say=terminal.say)
 
     def turn() -> None:
         progress = tail.poll()
@@ -313,6 +316,10 @@ def tail_loop(tail: SpoolTail) -> Loop:
         loop.counts["refused_files"] = progress.num_unreadable
         for problem in progress.problems:
             terminal.say(problem)
+        if requests is not None:
+            running = tail.running
+            for run_id in {files.run_id for files in running}:
+                control.write(running, requests.of_run(run_id))
 
     loop = Loop("tail", turn, pause_s=TAIL_PAUSE_S)
     return loop

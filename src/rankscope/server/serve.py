@@ -12,6 +12,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from rankscope.collector.http.access import TrustedProxy
+from rankscope.collector.read.control import ControlRequests
 from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.retention.retention import RetentionPolicy
 from rankscope.collector.store.location import (
@@ -255,7 +256,7 @@ def serve_store(options: ServeOptions) -> None:
         loops: list[Loop] = []
         if spool is not None:
             tail = _open_spool(spool.folder, writer, deletions, topology, stack)
-            loops.append(tail_loop(tail))
+            loops.append(tail_loop(tail, ControlRequests(store)))
             if spool.samples:
                 loops += _sampler_loops(spool, store, deletions, tail, stack)
         loops += [open_upkeep(store, deletions, options.keep, failures), memory_loop(store)]

@@ -173,6 +173,9 @@ class FakeProvider:
     def silence_alert(self, name: str, *, for_s: float) -> str:
         return f"silenced {name} for {for_s:.0f} s"
 
+    def request_of_rank(self, run_id: str, rank: int, level: str) -> str:
+        return f"{level} requested of rank {rank} of {run_id}"
+
     def silence(self, run_id: str) -> StepSilence | None:
         self._check(run_id)
         return self.silent
