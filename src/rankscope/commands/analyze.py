@@ -157,6 +157,7 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
     from rankscope.analysis.report.document import to_document
     from rankscope.collector.client.served_store import ServedStore
 
+    from ..sources.excluded_hosts import format_excluded_host, read_excluded_hosts
     from ..sources.finding_history import FindingHistory, format_recurrence, recurrence_document
     from ..sources.rank_states import read_rank_states
     from ..sources.store_source import StoreSource
@@ -176,6 +177,7 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
     report = find_or_analyze(store, run, steps=steps, is_fresh=options.is_fresh, show=show)
     show("comparing with earlier runs")
     recurrences = FindingHistory(store).follow_report(report, run)
+    excluded = read_excluded_hosts(store, report)
     has_ended = ends_run(report.top_finding)
     states = read_rank_states(store, run, report, rank=options.rank) if has_ended else ()
     if options.as_json:
@@ -183,6 +185,7 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
         for finding, recurrence in zip(document["findings"], recurrences, strict=True):
             finding["follows"] = recurrence_document(recurrence)
         document["rank_states"] = [asdict(state) for state in states]
+        document["excluded_hosts"] = [asdict(each) for each in excluded]
         return json.dumps(document, allow_nan=False)
     view = View(
         top=options.top,
@@ -190,6 +193,7 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
         has_details=options.has_details,
         table_width=table_width(),
         states=states,
+        notes=tuple(map(format_excluded_host, excluded)),
     )
     proof = format_proof(report, store.server if isinstance(store, ServedStore) else None)
     return _format_report(report, tuple(map(format_recurrence, recurrences)), view, proof)

@@ -13,6 +13,7 @@ from .control import control
 from .demo import demo
 from .doctor import doctor
 from .export import export
+from .hosts import hosts
 from .import_trace import import_
 from .notebooks import notebooks
 from .run import run
@@ -67,4 +68,5 @@ app.command()(demo)
 app.command()(notebooks)
 app.command()(doctor)
 app.add_typer(alerts)
+app.add_typer(hosts)
 app.add_typer(token)

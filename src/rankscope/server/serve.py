@@ -294,6 +294,7 @@ def serve_opened(parts: ServerParts) -> None:
     from ..sources.stored_reports import StoredReports
     from .alert_changes import change_router
     from .alert_watch import alert_loop
+    from .host_changes import host_router
     from .http_server import Monitoring, open_application, open_metrics, open_routers, run_server
     from .provider import StoreProvider
     from .reports import Reports
@@ -328,6 +329,8 @@ def serve_opened(parts: ServerParts) -> None:
             metrics=open_metrics(store, loops, parts.ingest, reports, part_checks, watch),
         )
         routers = open_routers(store, parts.deletions, parts.ingest, stack)
+        receivers = () if parts.analysis is None else parts.analysis.receivers
+        routers.append(host_router(store, receivers, url=endpoint.url))
         provider = None
         if watch is not None:
             routers += [report_router(reports, source), change_router(watch.alerting)]
