@@ -40,9 +40,9 @@ MAX_FLOPS = 1e24
 MAX_SUM = 1 << 62
 """Of the counts, times, FLOPs and bytes of the kernels of one step."""
 
-OWN_KINDS = "alert"
-"""Prefix of the kinds of events that the server alone writes: one that a job could write would
-reach the receivers of alerts, or silence them."""
+OWN_KINDS = ("alert", "control-request")
+"""Prefixes of the kinds of events that the server alone writes: one that a job could write would
+reach the receivers of alerts, silence them, or request something of the ranks."""
 
 MAX_SHOWN_CHARS = 40
 
@@ -209,7 +209,7 @@ MEMBERS = Bound(
 KIND = Bound(
     _find_kind_problem,
     is_needed=True,
-    schema={"type": "string", "pattern": f"^(?!{OWN_KINDS})"},
+    schema={"type": "string", "pattern": f"^(?!{'|'.join(OWN_KINDS)})"},
 )
 DOCUMENT = Bound(find_document_problem, "")
 MANIFEST = Bound(_find_manifest_problem, "")

@@ -184,6 +184,16 @@ class ReportProvider(Protocol):
         """Add a tag or a note, or remove it; return what was done, or why not."""
         ...
 
+    def request_of_rank(self, run_id: str, rank: int, level: str) -> str:
+        """Request more of a running rank for some steps; return what was done, or why not.
+
+        Args:
+            run_id: The run.
+            rank: The rank.
+            level: ``full``, ``profile`` or ``stacks``.
+        """
+        ...
+
     def run_lines(self) -> tuple[RunLine, ...]:
         """Return every run with what stored results say of it, the newest first."""
         ...

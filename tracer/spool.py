@@ -36,6 +36,14 @@ EVENTS_FILE = "events.jsonl"
 KERNELS_FILE = "kernels.jsonl"
 DEVICE_CLOCK_FILE = "device_clock.jsonl"
 EXIT_FILE = "exit.json"
+CONTROL_FILE = "control.json"
+MAX_CONTROL_BYTES = 65_536
+"""A longer control file is rejected, because every rank reads it."""
+
+FULL, PROFILE, STACKS = REQUEST_KEYS = ("full", "profile", "stacks")
+"""Keys of a control file that request something of some steps of some ranks."""
+
+MAX_REQUESTED_STEPS = 100
 CAUSED_BY = "\ncaused by "
 """In the message of an exit record, before each exception that the one above was raised from."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from rankscope.tracer.span import NONE
@@ -100,13 +100,21 @@ def to_document(report: RunReport) -> dict[str, Any]:
     }
 
 
+def finding_fields(finding: Finding) -> dict[str, Any]:
+    """Return a finding without its proof."""
+    document = asdict(replace(finding, proof=None, card=None))
+    del document["proof"], document["card"]
+    return document
+
+
 def _finding(report: RunReport, finding: Finding) -> dict[str, Any]:
     """Return a finding; its proof has the place in the timeline, the card and the counterfactual.
 
     What of these is unknown is null or empty; without any, the proof is null.
     """
-    document = asdict(finding)
-    place, card = document.pop("proof"), document.pop("card")
+    document = finding_fields(finding)
+    place = finding.proof and asdict(finding.proof)
+    card = finding.card and asdict(finding.card)
     price = report.price(finding)
     unknown = dict.fromkeys((each.name for each in fields(Proof)), None)
     document["proof"] = (

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..errors import CollectorError
+from ..spool.control import ControlWriter
 from ..spool.descriptions import CLOCK_LINE, event_row
 from ..spool.folder import all_process_folders, run_folders
 from ..spool.process import ProcessFiles
@@ -103,6 +104,7 @@ class NodeAgent:
         self._failed_token: str | None = None
         self._backoff = Backoff()
         self._troubles = TroubleLog(say, monotonic_s=monotonic_s)
+        self._control = ControlWriter(say=say)
 
     def send_rows(self, table: str, buffer: RowBuffer) -> None:
         """Also send the rows of a buffer, as rows of ``table``."""
@@ -224,7 +226,8 @@ class NodeAgent:
         def send(rows: Sequence[Row]) -> None:
             for run in self._runs.values():
                 rows = run.tail.placed_heartbeats(rows)
-            sender.send(rows)
+            running = [files for run in self._runs.values() for files in run.tail.running]
+            self._control.write(running, sender.send(rows))
 
         buffer.send(send, rows_per_call=HEARTBEATS_PER_REQUEST)
         self._heartbeats_at_s = self._monotonic_s() + HEARTBEAT_PERIOD_S

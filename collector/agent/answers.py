@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from ..errors import RunNameError
+from ..errors import CollectorError, RunNameError
 from ..identity import MAX_INT32, check_run_name
 from ..names import storable_name
+from ..spool.control import read_control_request
 from ..spool.cut import CutKey, Placement
 from .errors import RejectedError, RetryLaterError, RunGoneError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..errors import CollectorError
     from ..http_client import Answer
+    from ..spool.control import ControlRequest
     from ..spool.cut import Cut
 
 REJECTIONS = frozenset({400, 409, 413, 415, 422})
@@ -108,6 +110,18 @@ def check_stored_rows(document: object, num_rows: int) -> None:
     """
     if not isinstance(document, dict) or document.get("num_rows") != num_rows:
         raise RetryLaterError("the collector's answer does not have the number of rows sent")
+
+
+def read_requests(document: object, run_id: str) -> list[ControlRequest]:
+    """Return the requests to the ranks of a run; those that this version does not know are left
+    out.
+    """
+    found = document.get("requests") if isinstance(document, dict) else None
+    requests = []
+    for entry in found if isinstance(found, list) else ():
+        with suppress(CollectorError):
+            requests.append(read_control_request(entry))
+    return [request for request in requests if request.run_id == run_id]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from .answers import (
     read_accepted,
     read_cut_states,
     read_placements,
+    read_requests,
     read_resume_page,
 )
 from .errors import JournalError, LinkError, RejectedError, RetryLaterError, RunGoneError
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..identity import Row
+    from ..spool.control import ControlRequest
     from ..spool.cut import Cut, CutKey, ProcessFacts
     from .answers import ResumePage
     from .journal import Journal
@@ -369,8 +371,8 @@ class RunRowSender:
         self.num_rejected = 0
         """Rows that the collector rejected."""
 
-    def send(self, rows: Sequence[Row]) -> None:
-        """Send rows; return when they are stored or rejected.
+    def send(self, rows: Sequence[Row]) -> list[ControlRequest]:
+        """Send rows; return when they are stored or rejected, with the requests to these ranks.
 
         Raises:
             RetryLaterError: The collector is not available; the same rows may be passed again.
@@ -378,19 +380,24 @@ class RunRowSender:
         by_run: dict[str, list[Row]] = {}
         for row in rows:
             by_run.setdefault(row.get("run_id", ""), []).append(row)
-        for run_id, run_rows in by_run.items():
-            self._send_run(run_id, run_rows)
+        return [
+            request
+            for run_id, run_rows in by_run.items()
+            for request in self._send_run(run_id, run_rows)
+        ]
 
-    def _send_run(self, run_id: str, rows: list[Row]) -> None:
+    def _send_run(self, run_id: str, rows: list[Row]) -> list[ControlRequest]:
         body = json.dumps({"schema": SCHEMA_VERSION, "rows": rows}).encode()
         answer = self._link.post(f"/v1/rows/{self._table}", body, content_type=JSON)
         name = self._table.replace("_", " ")
         if answer.status == HTTPStatus.NOT_FOUND:
             self._drop(rows, f"the collector is older than this agent and takes no {name}")
-            return
+            return []
         try:
             document = read_accepted(answer)
             check_stored_rows(document, len(rows))
+            self._on_answer(document)
+            return read_requests(document, run_id)
         except RunGoneError:
             self.num_rejected += len(rows)  # the outbox reports that the run was deleted
         except RejectedError as error:
@@ -399,8 +406,7 @@ class RunRowSender:
             if not error.is_run_only:
                 raise
             self._drop(rows, f"{name} of run {run_id} are rejected: {error.reason}")
-        else:
-            self._on_answer(document)
+        return []
 
     def _drop(self, rows: list[Row], reason: str) -> None:
         self.num_rejected += len(rows)

@@ -16,6 +16,7 @@ import pyarrow as pa
 from ..bounds import MAX_WORLD_SIZE
 from ..errors import StoreError, WireError
 from ..http.tokens import Role, owner_name
+from ..read.control import ControlRequests
 from ..read.runs import read_world_sizes
 from ..spool.cut import ProcessFacts
 from ..store.ledger import CutState
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 MAX_ROWS_BODY_BYTES = 8 * MIB
 NUM_THREADS = 4
-SPANS = "spans"
+SPANS, HEARTBEATS = "spans", "heartbeats"
 CONFLICT_KIND = "conflict"
 MAX_LOGGED_CONFLICTS = 10_000
 DELETED = "deleted"
@@ -144,6 +145,7 @@ class IngestService:
             self._limits.max_inflated_bytes_in_progress, what="bytes of decoded rows"
         )
         self._owners = self._writer.owners
+        self._requests = ControlRequests(store)
         self._decoding = ByteBudget(1, what="bodies to decode")
         self.commit: GroupCommit[Any, Any] = GroupCommit(
             self._write, backoff=self.backoff, min_interval_s=self._limits.insert_interval_s
@@ -204,11 +206,19 @@ class IngestService:
             done = self.commit.submit(table, checked, num_rows=len(checked))
             num_stored = await asyncio.shield(asyncio.wrap_future(done))
         answer: dict[str, Any] = {"schema": 1, "num_rows": num_stored}
-        if table == "heartbeats":
+        if table == HEARTBEATS:
+            answer["requests"] = await self._in_thread(self._requests_for, checked)
             hosts = {row["host"] for row in rows}
             if wanted := await self._in_thread(self._to_examine, hosts):
                 answer["to_examine"] = list(wanted)
         return answer
+
+    def _requests_for(self, heartbeats: Sequence[Row]) -> list[dict[str, object]]:
+        """Return the requests to the ranks of some heartbeats."""
+        ranks_by_run: dict[str, set[int]] = {}
+        for row in heartbeats:
+            ranks_by_run.setdefault(row["run_id"], set()).add(row["rank"])
+        return self._requests.documents(ranks_by_run)
 
     @asynccontextmanager
     async def _admitted(self, request: Request, *, max_bytes: int) -> AsyncIterator[bytes]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
 import stat
 from contextlib import contextmanager, suppress
@@ -129,6 +130,29 @@ def remove_spool_file(path: Path, *, inode: int) -> None:
     with suppress(FileNotFoundError), _opened(path.parent, PROCESS) as folder:
         if os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_ino == inode:
             os.unlink(path.name, dir_fd=folder)
+
+
+def replace_spool_file(path: Path, content: bytes) -> None:
+    """Write a file of a process, which appears whole and belongs to the owner of its folder.
+
+    Raises:
+        OSError: It can't be written, or one of its folders is missing or a link.
+    """
+    scratch = f".{path.name}.{secrets.token_hex(8)}.new"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with _opened(path.parent, PROCESS) as folder:
+        descriptor = os.open(scratch, flags, 0o640, dir_fd=folder)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                owner = os.fstat(folder)
+                if owner.st_uid != os.geteuid():
+                    os.fchown(descriptor, owner.st_uid, owner.st_gid)
+                file.write(content)
+            os.replace(scratch, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(scratch, dir_fd=folder)
+            raise
 
 
 def remove_process_folder(process: Path) -> int:

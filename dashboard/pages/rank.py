@@ -25,14 +25,16 @@ from rankscope.dashboard.figures.host_boxes import arrange_hosts
 from rankscope.dashboard.records.rank_details import RankQuantity
 
 from ..address import GRAPH, INCIDENT, RANK, TIMELINE, View, read_steps, write_address
-from ..callback_checks import Click, Posted, checked
+from ..callback_checks import Click, Number, Posted, checked
 from ..figures.rank import heat_map_figure, place_figure, rank_over_steps_figure
 from ..text import escape
 from .components import (
     LOST,
     RUNNING,
+    announced,
     card,
     graph,
+    labelled,
     link_ranks,
     local_time,
     rank_link,
@@ -42,7 +44,7 @@ from .components import (
 from .device_time import device_time_card, kernels_card
 from .overview_cards import escape_sentence, host_notes
 from .placeholders import no_data
-from .refresh import Shown
+from .refresh import Shown, read_view
 from .report_page import choices, page_head, report_page
 
 if TYPE_CHECKING:
@@ -73,6 +75,9 @@ AXES = {
     "cp": "context parallel: shares each sequence",
     "ep": "expert parallel: exchanges tokens",
 }
+REQUESTS = {"profile": "Profile", "stacks": "Python stacks", "full": "All spans"}
+"""What a running rank can be asked for, as `rankscope control --level` names it."""
+
 QUANTITIES = {
     RankQuantity.COMPUTE: "compute above the median rank",
     RankQuantity.WAIT: "waiting in communication",
@@ -114,12 +119,13 @@ def show_rank(
         _over_steps(report, details),
         *_on_device(report, details),
         _findings(report, rank, base_path),
+        *_requests(details),
         _events(details),
         _host(details, base_path),
     ]
 
 
-def _register(app: Dash, _provider: ReportProvider, *, base_path: str) -> None:
+def _register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
     def open_view(shown: Shown | None, **parts: Any) -> str:  # noqa: ANN401  # fields of a view
         if shown is None:
             raise PreventUpdate
@@ -167,6 +173,29 @@ def _register(app: Dash, _provider: ReportProvider, *, base_path: str) -> None:
         if steps is None or text == drawn.steps:  # the input has just been drawn
             raise PreventUpdate
         return open_view(shown, steps=steps, show=drawn.quantity)
+
+    for level in REQUESTS:
+
+        @app.callback(
+            Output("rank-requested", "children", allow_duplicate=True),
+            Input(f"rank-request-{level}", "n_clicks"),
+            State("url", "pathname"),
+            State("url", "search"),
+            State("page-shown", "data"),
+            prevent_initial_call=True,
+        )
+        @checked
+        def request_more(
+            num_clicks: Number | None,
+            path: str | None,
+            search: str | None,
+            shown: Shown | None,
+            level: str = level,
+        ) -> str:
+            ranks = read_view(app, path, search).ranks
+            if not num_clicks or shown is None or shown.run is None or not ranks:
+                raise PreventUpdate
+            return escape(provider.request_of_rank(shown.run, ranks[0], level))
 
 
 PAGE = report_page(RANK, "Rank", show_rank, is_live=True, register=_register)
@@ -525,6 +554,28 @@ def _findings(report: RunReport, rank: int, base_path: str) -> Component:
     ]
     body = html.Ul(lines, className="notices") if lines else html.P("None.", className="quiet")
     return card(html.H2("Findings that name it"), body)
+
+
+def _requests(details: RankDetails) -> list[Component]:
+    """Return the buttons that request more of a running rank; nothing for another."""
+    if details.exit_state != RUNNING:
+        return []
+    buttons = [
+        dmc.Button(text, id=f"rank-request-{level}", size="sm", variant="light")
+        for level, text in REQUESTS.items()
+    ]
+    return [
+        card(
+            html.H2("Record more of it"),
+            html.P(
+                "For the next steps, without a restart. A profile delays the rank by some tens of"
+                " milliseconds as it begins and ends.",
+                className="about",
+            ),
+            html.Div(buttons, className="controls", role="group", **labelled("record more")),
+            html.Div(id="rank-requested", className="about", **announced()),
+        )
+    ]
 
 
 def _events(details: RankDetails) -> Component:

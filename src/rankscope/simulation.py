@@ -22,7 +22,7 @@ from rankscope.tracer.span import NONE
 from .errors import BadInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import pyarrow as pa
 
@@ -139,9 +139,19 @@ def _with_num_ranks(scenario: Scenario, options: SimulateOptions) -> Scenario:
 
 
 def store_simulation(
-    store: Store, simulation: Simulation, steps: Iterable[StepTables]
+    store: Store,
+    simulation: Simulation,
+    steps: Iterable[StepTables],
+    *,
+    on_stored: Callable[[int], None] = lambda _: None,
 ) -> SimulationSize:
     """Store a run. Its row in ``runs`` is written last, so the run appears whole or not at all.
+
+    Args:
+        store: The store.
+        simulation: The run.
+        steps: Its tables.
+        on_stored: Called with the number of spans of the step that are stored, as it grows.
 
     Raises:
         RunExistsError: The store holds a run of this name.
@@ -164,7 +174,7 @@ def store_simulation(
         for name in RUN_TABLES:  # rows of an interrupted simulation
             store.command(DELETE_LEFTOVERS, {"table": name, "run_id": run_id})
     try:
-        return _write_run(store, simulation, steps)
+        return _write_run(store, simulation, steps, on_stored)
     except StoreError as error:
         if not store.read_only:
             raise
@@ -173,12 +183,20 @@ def store_simulation(
         ) from error
 
 
-def _write_run(store: Store, simulation: Simulation, steps: Iterable[StepTables]) -> SimulationSize:
+def _write_run(
+    store: Store,
+    simulation: Simulation,
+    steps: Iterable[StepTables],
+    on_stored: Callable[[int], None],
+) -> SimulationSize:
     with closing(run_writer(store)) as writer:
         num_spans, num_steps = 0, 0
         for tables in steps:
+            num_of_step = 0
             for cut in _cuts(simulation, tables, cut_rows=writer.cut_rows):
                 writer.ingest([cut])
+                num_of_step += cut.rows.spans.num_rows
+                on_stored(num_of_step)
             writer.insert("samples", tables.samples)
             writer.insert("events", tables.events)
             num_spans += tables.spans.num_rows

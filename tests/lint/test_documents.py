@@ -118,7 +118,12 @@ def test_the_index_of_decisions_lists_each_of_them_in_order() -> None:
     assert re.findall(r"^\| \[\d+\]\((.*?)\)", index, re.MULTILINE) == pages
 
 
-COMMAND = re.compile(r"\brankscope (?P<name>(?:token|alerts) [a-z]+|[a-z]+)\b(?P<rest>[^\n#]*)")
+GROUPS = ("token", "alerts", "hosts")
+"""Subcommands that have subcommands."""
+
+COMMAND = re.compile(
+    rf"\brankscope (?P<name>(?:{'|'.join(GROUPS)}) [a-z]+|[a-z]+)\b(?P<rest>[^\n#]*)"
+)
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 JOB = re.compile(r"\b(?:torchrun|accelerate|python|srun)\b.*")
 """Command of a job, which has flags of its own."""
@@ -129,7 +134,7 @@ def known_flags() -> dict[str, set[str]]:
     group = get_command(app)
     assert isinstance(group, TyperGroup)
     subcommands = dict(group.commands)
-    for group_name in ("token", "alerts"):
+    for group_name in GROUPS:
         inner = subcommands[group_name]
         assert isinstance(inner, TyperGroup)
         subcommands |= {f"{group_name} {name}": each for name, each in inner.commands.items()}

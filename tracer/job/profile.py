@@ -6,69 +6,28 @@ import functools
 import os
 import sys
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import is_tracer_error
 from ..patches import Patches
-from ..record.plain_values import plain_copy, plain_int
-from ..spool import DropReason
+from ..record.control import Requests
+from ..spool import PROFILE, DropReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from ..record.control import Request
     from ..record.recorder import Recorder
 
-CONTROL_KEY = "profile"
-
-DEFAULT_STEPS = 3
-MAX_STEPS = 100
 MAX_PROFILES = 20
 """In the life of a process: each takes tens of megabytes."""
 
 MAX_PROFILE_BYTES = 1 << 30
 
-MAX_RANK = 2**32 - 1
-
 
 class ProfileError(Exception):
     """A profile that cannot be made; the message has the reason."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """A request under `CONTROL_KEY` of the control file."""
-
-    num_steps: int = DEFAULT_STEPS
-    first_step: int | None = None
-    """If None, the next step that begins."""
-
-    ranks: tuple[int, ...] | None = None
-    """Global ranks; if None, all."""
-
-    label: str = ""
-    """Any text. It distinguishes a request from an earlier equal one."""
-
-
-def read_request(document: Mapping[str, object]) -> Request | None:
-    """Return the request of a control file; None if it has none.
-
-    Raises:
-        ProfileError: The request is not valid; the message names its key.
-    """
-    asked = document.get(CONTROL_KEY)
-    if asked is None:
-        return None
-    if type(asked) is not dict:
-        raise ProfileError(f"{CONTROL_KEY} must be an object")
-    first_step, ranks = asked.get("first_step"), asked.get("ranks")
-    return Request(
-        num_steps=_number(asked.get("steps", DEFAULT_STEPS), "steps", 1, MAX_STEPS),
-        first_step=None if first_step is None else _number(first_step, "first_step", 0, MAX_RANK),
-        ranks=None if ranks is None else _ranks(ranks),
-        label=str(plain_copy(asked.get("request", "")))[:200],
-    )
 
 
 class Profiles:
@@ -80,25 +39,15 @@ class Profiles:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        self._requests = Requests(PROFILE, rank=recorder.identity.rank, report=self._report)
         self._asked: Request | None = None
-        self._seen: Request | None = None
         self._running: _Running | None = None
         self._finished: list[_Running] = []
         self._num_left = MAX_PROFILES
 
     def take_control(self, document: Mapping[str, object]) -> None:
         """Take the request of a control file. Background thread."""
-        try:
-            request = read_request(document)
-        except ProfileError as problem:
-            self._report(f"refused: {problem}", {})
-            return
-        if request is None or request == self._seen:
-            return
-        self._seen = request
-        if request.ranks is None or self._recorder.identity.rank in request.ranks:
-            self._report(f"asked for {request.num_steps} steps", _describe(request))
-            self._asked = request
+        self._asked = self._requests.take(document) or self._asked
 
     def step_begins(self) -> bool:
         """Begin or end a profile if it is due, on the training thread; return False, to be called
@@ -110,7 +59,7 @@ class Profiles:
                 self.finish()
         elif asked is not None and self._recorder.step_number >= (asked.first_step or 0):
             self._asked = None
-            self._attempt(functools.partial(self._begin, asked))
+            self._attempt(functools.partial(self._begin, asked), asked)
         return False
 
     def finish(self, reason: str = "") -> None:
@@ -122,12 +71,13 @@ class Profiles:
         self._running = None
         running.reason = reason
         running.end_step = min(running.end_step, self._recorder.step_number)
-        self._attempt(functools.partial(self._end, running))
+        self._attempt(functools.partial(self._end, running), running.request)
 
     def write(self) -> None:
         """Write profiles that have ended. Background thread."""
         while self._finished:
-            self._attempt(functools.partial(self._write, self._finished.pop(0)))
+            running = self._finished.pop(0)
+            self._attempt(functools.partial(self._write, running), running.request)
 
     def _begin(self, request: Request) -> None:
         torch = sys.modules.get("torch")
@@ -175,18 +125,18 @@ class Profiles:
             f"steps {running.first_step} to {last_step} profiled"
             + (f"; cut short: {running.reason}" if running.reason else ""),
             {
-                **_describe(running.request),
+                **running.request.describe("done"),
                 "path": f"{folder.parent.name}/{folder.name}/{name}",
                 "steps": [running.first_step, last_step],
                 "num_bytes": num_bytes,
             },
         )
 
-    def _attempt(self, work: Callable[[], None]) -> None:
+    def _attempt(self, work: Callable[[], None], request: Request) -> None:
         try:
             work()
         except ProfileError as problem:
-            self._report(str(problem), {})
+            self._report(str(problem), request.describe("refused"))
         except Exception as problem:
             # Signal handlers of the job run in the main thread only.
             if threading.current_thread() is threading.main_thread() and not is_tracer_error(
@@ -194,7 +144,8 @@ class Profiles:
             ):
                 raise
             self._recorder.drop(DropReason.INTERNAL_ERROR)
-            self._report("failed", {"error": repr(problem)[:500]})
+            data = {**request.describe("refused"), "error": repr(problem)[:500]}
+            self._report("failed", data)
 
     def _report(self, text: str, data: dict[str, object]) -> None:
         self._recorder.event("profile", text, data)
@@ -235,21 +186,3 @@ def _export(profiler: Any, path: Path) -> int:  # noqa: ANN401
         fresh.unlink(missing_ok=True)
         raise
     return path.stat().st_size
-
-
-def _describe(request: Request) -> dict[str, object]:
-    ranks = None if request.ranks is None else list(request.ranks)
-    return {"ranks": ranks, "request": request.label}
-
-
-def _number(value: object, key: str, least: int, most: int) -> int:
-    number = None if type(value) is bool else plain_int(value, limit=most)
-    if number is None or number < least:
-        raise ProfileError(f"{CONTROL_KEY}.{key} must be a whole number from {least} to {most}")
-    return number
-
-
-def _ranks(value: object) -> tuple[int, ...]:
-    if type(value) is not list:
-        raise ProfileError(f"{CONTROL_KEY}.ranks must be a list of ranks")
-    return tuple(_number(rank, "ranks", 0, MAX_RANK) for rank in value)

@@ -1,4 +1,4 @@
-"""Python stacks of all threads while a step is slow, as an event."""
+"""Python stacks of all threads as an event: of slow steps, and of those requested."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from typing import TYPE_CHECKING
 
 from ..errors import PACKAGE_FOLDER
 from ..native.choice import frames_of_threads
-from ..span import NS_PER_S
+from ..record.control import Requests
+from ..span import NONE, NS_PER_S
+from ..spool import STACKS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from ..native.choice import FrameLine
+    from ..record.control import Request
     from ..record.recorder import Recorder
 
+MAX_REQUESTED_DUMPS = 400
+"""In the life of a process."""
 
 REMEMBERED_STEPS = 64
 MIN_STEPS = 8
@@ -136,6 +141,62 @@ class SlowStepWatch:
         return True
 
 
+class RequestedStacks:
+    """Records the stacks of requested steps, once a step, on the background thread.
+
+    The first dump does not wait for a step to begin: the process may hang.
+    """
+
+    def __init__(self, recorder: Recorder, *, now_ns: Callable[[], int] = monotonic_ns) -> None:
+        self._recorder = recorder
+        self._now_ns = now_ns
+        self._requests = Requests(
+            STACKS,
+            rank=recorder.identity.rank,
+            report=lambda text, data: recorder.event("control", text, data),
+        )
+        self._request: Request | None = None
+        self._num_dumped = 0
+        self._step: int | None = None
+        """Step of the last dump."""
+
+        self._dumps_left = MAX_REQUESTED_DUMPS
+
+    def take_control(self, document: Mapping[str, object]) -> None:
+        """Take the request of a control file."""
+        request = self._requests.take(document)
+        if request is not None:
+            self._request, self._num_dumped, self._step = request, 0, None
+
+    def check(self) -> None:
+        """Record the stacks if they are requested and were not recorded in this step."""
+        request, step = self._request, self._recorder.step_number
+        if request is None or step == self._step or step < (request.first_step or NONE):
+            return
+        if not self._dumps_left:
+            self._request = None
+            text = f"refused: the limit of {MAX_REQUESTED_DUMPS} requested stacks is reached"
+            self._recorder.event("control", text, request.describe("refused"))
+            return
+        self._dumps_left -= 1
+        self._num_dumped += 1
+        self._step = step
+        if self._num_dumped == request.num_steps:
+            self._request = None
+        start_ns = self._recorder.step_start_ns
+        where = "outside any step" if step == NONE else f"in step {step}"
+        self._recorder.event(
+            "stack",
+            f"stacks {where}, requested",
+            {
+                **request.describe("done"),
+                "step": step,
+                "elapsed_ns": None if start_ns is None else self._now_ns() - start_ns,
+                "threads": stacks(),
+            },
+        )
+
+
 def median(numbers: Iterable[float]) -> float:
     """Return the middle of ``numbers``; of an even count, the mean of the middle two."""
     # Not from `statistics`, whose import takes longer than that of the whole tracer.
@@ -161,10 +222,12 @@ def stacks() -> list[dict[str, object]]:
 
 
 def watch_slow_steps(recorder: Recorder) -> None:
-    """Record the stacks of slow steps as events from now on."""
-    watch = SlowStepWatch(recorder)
+    """Record the stacks of slow steps, and requested ones, as events from now on."""
+    watch, requested = SlowStepWatch(recorder), RequestedStacks(recorder)
     recorder.on_step_begin(watch.step_begins)
     recorder.on_tick(watch.check)
+    recorder.on_control(requested.take_control)
+    recorder.on_tick(requested.check)
 
 
 def _texts(lines: Iterable[FrameLine]) -> list[str]:

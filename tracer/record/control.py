@@ -1,4 +1,7 @@
-"""The control files, by which an operator changes a run's recording without a restart."""
+"""The control files, by which an operator changes a run's recording without a restart.
+
+They also hold requests: something to record in some steps of some ranks.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..spool import open_regular_file
-from .plain_values import type_name
+from ..spool import CONTROL_FILE, MAX_CONTROL_BYTES, MAX_REQUESTED_STEPS, open_regular_file
+from .plain_values import plain_copy, plain_int, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,14 +22,104 @@ if TYPE_CHECKING:
 
 Handler = Callable[[Mapping[str, object]], None]
 
-CONTROL_FILE = "control.json"
 
-MAX_CONTROL_BYTES = 65_536
-"""A longer file is rejected, because every rank reads it."""
+DEFAULT_STEPS = 3
+MAX_RANK = 2**32 - 1
 
 
 class ControlError(Exception):
     """A control file cannot be used."""
+
+
+class RequestError(Exception):
+    """A request of a control file that is not valid; the message names its key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request under a key of the control files."""
+
+    num_steps: int = DEFAULT_STEPS
+    first_step: int | None = None
+    """If None, the next step that begins."""
+
+    ranks: tuple[int, ...] | None = None
+    """Global ranks; if None, all."""
+
+    label: str = ""
+    """Any text. It distinguishes a request from an earlier equal one."""
+
+    def describe(self, state: str) -> dict[str, object]:
+        """Return the data of an event about it.
+
+        Args:
+            state: ``accepted``, ``done`` or ``refused``.
+        """
+        ranks = None if self.ranks is None else list(self.ranks)
+        return {"ranks": ranks, "request": self.label, "state": state}
+
+
+def read_request(document: Mapping[str, object], key: str) -> Request | None:
+    """Return the request under a key of a control file; None if it has none.
+
+    Raises:
+        RequestError: The request is not valid.
+    """
+    asked = document.get(key)
+    if asked is None:
+        return None
+    if type(asked) is not dict:
+        raise RequestError(f"{key} must be an object")
+    first_step, ranks = asked.get("first_step"), asked.get("ranks")
+    if ranks is not None and type(ranks) is not list:
+        raise RequestError(f"{key}.ranks must be a list of ranks")
+    return Request(
+        num_steps=_number(
+            asked.get("steps", DEFAULT_STEPS), f"{key}.steps", 1, MAX_REQUESTED_STEPS
+        ),
+        first_step=None
+        if first_step is None
+        else _number(first_step, f"{key}.first_step", 0, MAX_RANK),
+        ranks=None
+        if ranks is None
+        else tuple(_number(rank, f"{key}.ranks", 0, MAX_RANK) for rank in ranks),
+        label=str(plain_copy(asked.get("request", "")))[:200],
+    )
+
+
+class Requests:
+    """The requests under one key that concern this rank.
+
+    Args:
+        key: The key.
+        rank: The global rank of this process.
+        report: Records an event: its text and data.
+    """
+
+    def __init__(
+        self, key: str, *, rank: int, report: Callable[[str, dict[str, object]], None]
+    ) -> None:
+        self._key = key
+        self._rank = rank
+        self._report = report
+        self._seen: Request | None = None
+
+    def take(self, document: Mapping[str, object]) -> Request | None:
+        """Return a new request for this rank, once, and report that it is accepted."""
+        try:
+            request = read_request(document, self._key)
+        except RequestError as problem:
+            self._report(f"refused: {problem}", {})
+            return None
+        if request is None or request == self._seen:
+            return None
+        self._seen = request
+        if request.ranks is not None and self._rank not in request.ranks:
+            return None
+        self._report(
+            f"{self._key} requested for {request.num_steps} steps", request.describe("accepted")
+        )
+        return request
 
 
 class Control:
@@ -123,3 +217,10 @@ def _stamp(path: str) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _number(value: object, key: str, least: int, most: int) -> int:
+    number = None if type(value) is bool else plain_int(value, limit=most)
+    if number is None or number < least:
+        raise RequestError(f"{key} must be a whole number from {least} to {most}")
+    return number

@@ -87,6 +87,7 @@ class Recorder:
         self.sampling_control = SamplingControl(
             folder,
             settings or Settings(),
+            rank=identity.rank,
             report=lambda text, data: self.event("control", text, data),
             on_invalid=lambda: self.drop(DropReason.BAD_ARGUMENT),
         )

@@ -7,12 +7,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..span import COMM_KINDS, KIND_CODES, NONE, SpanKind, pack_kinds
-from .control import Control
+from ..spool import FULL
+from .control import Control, Requests
 from .plain_values import INT32_MAX, plain_int, plain_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
+
+    from .control import Request
 
 ALL_KINDS = (1 << len(KIND_CODES)) - 1
 """All kinds as a bit mask: only steps, micro-batches and events are recorded."""
@@ -74,6 +77,9 @@ class Settings:
         return LEVELS[self.level]
 
 
+EVERYTHING = Settings()
+
+
 def update_settings(settings: Settings, document: Mapping[str, object]) -> Settings:
     """Return ``settings`` with the values of ``document``; unknown keys are ignored.
 
@@ -107,7 +113,10 @@ def read_first_step(document: Mapping[str, object]) -> int | None:
 class Sampling:
     """The settings in force, and those of the last steps. They change at step boundaries only."""
 
-    __slots__ = ("_by_step", "_next", "active", "left_out", "settings")
+    __slots__ = (
+        "_by_step", "_next", "active", "full_request", "full_steps", "left_out", "requested",
+        "settings",
+    )  # fmt: skip
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -116,6 +125,15 @@ class Sampling:
 
         self.active = bool(self.left_out)
         """Whether any kind was left out in one of the remembered steps."""
+
+        self.requested: Request | None = None
+        """Request of `EVERYTHING`, until its first step begins."""
+
+        self.full_request: Request | None = None
+        """The last request whose first step has begun."""
+
+        self.full_steps = range(0)
+        """Its steps."""
 
         self._by_step: dict[int, int] = {NONE: self.left_out}
         self._next: tuple[int | None, Settings] | None = None
@@ -136,7 +154,14 @@ class Sampling:
             self.settings = scheduled[1]
             if self._next is scheduled:  # the background thread may have scheduled newer ones
                 self._next = None
-        before, self.left_out = self.left_out, self.settings.left_out(step)
+        request = self.requested
+        if request is not None and step >= (request.first_step or 0):
+            if self.requested is request:  # as above
+                self.requested = None
+            self.full_request = request
+            self.full_steps = range(step, step + request.num_steps)
+        settings = EVERYTHING if step in self.full_steps else self.settings
+        before, self.left_out = self.left_out, settings.left_out(step)
         self._by_step.pop(step, None)
         self._by_step[step] = self.left_out
         if len(self._by_step) > REMEMBERED_STEPS:
@@ -164,6 +189,7 @@ class SamplingControl:
         process_folder: Path,
         first: Settings,
         *,
+        rank: int,
         report: Callable[[str, dict[str, object]], None],
         on_invalid: Callable[[], None],
     ) -> None:
@@ -175,18 +201,26 @@ class SamplingControl:
         self._first = first
         self._step = NONE
         self._report = report
+        self._requests = Requests(FULL, rank=rank, report=report)
         self._on_invalid = on_invalid
         self.control.subscribe(self._schedule)
 
     def begin_step(self, step: int) -> None:
         """Apply the settings of ``step``, and report a change."""
         self._step = step
-        before = self.sampling.settings
+        before, request = self.sampling.settings, self.sampling.full_request
         if self.sampling.begin_step(step):
             self.on_kinds_changed()
         now = self.sampling.settings
         if now is not before and now != before:
             self._report(f"settings changed at step {step}", {**asdict(now), "step": step})
+        done = self.sampling.full_request
+        if done is not None and done is not request:
+            last = self.sampling.full_steps[-1]
+            self._report(
+                f"everything is recorded in steps {step} to {last}",
+                {**done.describe("done"), "steps": [step, last]},
+            )
 
     def _schedule(self, document: Mapping[str, object]) -> None:
         try:
@@ -195,6 +229,7 @@ class SamplingControl:
             )
         except SettingError as problem:
             self._report_problem(str(problem))
+        self.sampling.requested = self._requests.take(document) or self.sampling.requested
         if self._step == NONE:  # a step may begin much later, or never
             self.begin_step(NONE)
 

@@ -40,6 +40,17 @@ Config = Annotated[
     ),
 ]
 
+AlertWebhook = Annotated[
+    str | None,
+    typer.Option(
+        "--alert-webhook",
+        metavar="URL",
+        envvar="RANKSCOPE_ALERT_WEBHOOK",
+        help="URL that gets a message as JSON.",
+        show_default=False,
+    ),
+]
+
 
 @alerts.callback(invoke_without_command=True)
 def list_all(context: typer.Context, *, as_json: AsJson = False, store: Store = None) -> None:
@@ -52,10 +63,7 @@ def list_all(context: typer.Context, *, as_json: AsJson = False, store: Store = 
 def send_test(
     *,
     config: Config = None,
-    alert_webhook: Annotated[
-        str | None,
-        typer.Option("--alert-webhook", metavar="URL", envvar="RANKSCOPE_ALERT_WEBHOOK"),
-    ] = None,
+    alert_webhook: AlertWebhook = None,
     as_json: AsJson = False,
 ) -> None:
     """Send a marked test alert to each receiver and print each answer."""
@@ -109,16 +117,13 @@ def silence(  # noqa: PLR0913  # one parameter a flag
     """Send no alerts for a time; what is still active then is sent."""
     from ..server.alert_changes import AlertChange
 
-    match = DURATION.fullmatch(duration)
-    if match is None:
-        raise BadInputError(f"--for {duration!r}: give minutes, hours or days: 30m, 2h, 1d")
     change = AlertChange(
         what="silence" if end is None else "unsilence",
         name=end or "",
         run_id=run,
         rule=rule,
         rank=rank,
-        for_s=float(int(match[1]) * UNITS_S[match[2]]),
+        for_s=parse_duration_s(duration),
         by=user_name(),
         reason=reason,
     )
@@ -167,6 +172,18 @@ def resolve(
     from ..server.alert_changes import AlertChange
 
     typer.echo(_change(AlertChange(what="resolve", name=name, by=user_name()), store))
+
+
+def parse_duration_s(text: str) -> float:
+    """Return the seconds of a duration such as ``2h``.
+
+    Raises:
+        BadInputError: It is none.
+    """
+    match = DURATION.fullmatch(text)
+    if match is None:
+        raise BadInputError(f"--for {text!r}: give minutes, hours or days: 30m, 2h, 1d")
+    return float(int(match[1]) * UNITS_S[match[2]])
 
 
 def list_alerts(*, as_json: bool, store_url: str | None) -> str:

@@ -162,6 +162,7 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
         confirmation_document,
         format_confirmations,
     )
+    from ..sources.excluded_hosts import format_excluded_host, read_excluded_hosts
     from ..sources.finding_history import FindingHistory, format_recurrence, recurrence_document
     from ..sources.incidents import number_findings
     from ..sources.rank_states import read_rank_states
@@ -184,6 +185,7 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
     recurrences = FindingHistory(store).follow_report(report, run)
     numbers = number_findings(store, report)
     confirmed = confirm_findings(store, run.run_id, report.findings)
+    excluded = read_excluded_hosts(store, report)
     has_ended = ends_run(report.top_finding)
     states = read_rank_states(store, run, report, rank=options.rank) if has_ended else ()
     if options.as_json:
@@ -195,6 +197,7 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
             finding["incident"] = number
             finding["host_checks"] = confirmation_document(checks)
         document["rank_states"] = [asdict(state) for state in states]
+        document["excluded_hosts"] = [asdict(each) for each in excluded]
         return json.dumps(document, allow_nan=False)
     view = View(
         top=options.top,
@@ -202,6 +205,7 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
         has_details=options.has_details,
         table_width=table_width(),
         states=states,
+        notes=tuple(map(format_excluded_host, excluded)),
     )
     server = store.server if isinstance(store, ServedStore) else None
     top = numbers[report.findings.index(report.top_finding)]

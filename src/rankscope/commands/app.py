@@ -9,9 +9,11 @@ from .alerts import alerts
 from .analyze import analyze
 from .check_spool import check_spool
 from .compare import compare
+from .control import control
 from .demo import demo
 from .doctor import doctor
 from .export import export
+from .hosts import hosts
 from .import_trace import import_
 from .notebooks import notebooks
 from .run import run
@@ -60,9 +62,11 @@ app.command()(export)
 app.command()(findings)
 app.command()(serve)
 app.command()(agent)
+app.command()(control)
 app.command()(demo)
 app.command()(notebooks)
 app.command()(doctor)
 app.add_typer(runs)
 app.add_typer(alerts)
+app.add_typer(hosts)
 app.add_typer(token)

@@ -149,6 +149,8 @@ def check_regression(found: "RunComparison", limit: float) -> None:
 
 
 def _document(found: "RunComparison") -> dict[str, object]:
+    from rankscope.analysis.report.document import finding_fields
+
     return {
         "first": {"run": found.first.run, "steps": list(found.first.steps)},
         "second": {"run": found.second.run, "steps": list(found.second.steps)},
@@ -158,9 +160,9 @@ def _document(found: "RunComparison") -> dict[str, object]:
             for name, first, second in found.settings
         ],
         "numbers": [asdict(each) for each in (*found.numbers, *found.parts_s)],
-        "appeared": [asdict(each) for each in found.appeared],
-        "disappeared": [asdict(each) for each in found.disappeared],
-        "remained": [asdict(each) for each in found.remained],
+        "appeared": [finding_fields(each) for each in found.appeared],
+        "disappeared": [finding_fields(each) for each in found.disappeared],
+        "remained": [finding_fields(each) for each in found.remained],
         "kernels": [asdict(each) for each in found.kernels],
     }
 

@@ -41,6 +41,13 @@ Port = Annotated[
 ]
 
 
+def user_name() -> str:
+    """Return the user who runs the command; "" if the system has no name."""
+    with suppress(KeyError, OSError):  # a container's user may have none
+        return getpass.getuser()[:100]
+    return ""
+
+
 def open_store(url: str | None) -> "OpenStore":
     """Open the store of the flag ``--store``, through the server that holds it if there is one."""
     from rankscope.collector.client.served_store import open_for_reading
@@ -76,10 +83,3 @@ def check_exists(url: str | None) -> None:
             f"there is no store at {location.path}: check --store or RANKSCOPE_STORE"
             " (serve, import, simulate and demo create one)"
         )
-
-
-def user_name() -> str:
-    """Return the name of the user that runs the command; "" if it has none."""
-    with suppress(KeyError, OSError):  # a container's user may have no name
-        return getpass.getuser()
-    return ""

@@ -1,20 +1,24 @@
 """`rankscope simulate`: simulate a training run and store what it would have recorded."""
 
 import json
-from collections.abc import Iterator
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rankscope.analysis.report.text import format_count, format_percent, format_seconds
 from rankscope.tracer.span import NS_PER_MS
 
 from ..terminal.lines import Progress
 from .flags import AsJson, RunName, Store, open_store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     from rankscope.trainer.simulator.labels import Label
+    from rankscope.trainer.simulator.scenario import Scenario
     from rankscope.trainer.simulator.simulation import Simulation
     from rankscope.trainer.simulator.tables import StepTables
 
@@ -24,6 +28,7 @@ MAX_NAMED_RANKS = 8
 """More ranks are counted instead of listed."""
 
 PROGRESS_EVERY = 10
+MILLION = 1_000_000
 
 
 def simulate(  # noqa: PLR0913  # one parameter a flag
@@ -101,14 +106,16 @@ def simulate_run(options: "SimulateOptions") -> str:
 
     check_run_name(options.run_id)
     simulation = simulate(build_scenario(options), run_id=options.run_id)
-    steps = _with_progress(simulation)
-    if options.out is not None:
-        done = write_files(simulation, steps, folder=options.out)
-        last_line = f"written to {options.out}"
-    else:
-        with open_store(options.store_url) as store:
-            done = store_simulation(store, simulation, steps)
-        last_line = f"Next: rankscope analyze {options.run_id}"
+    with Progress(every=PROGRESS_EVERY) as progress:
+        line = StepProgress(simulation.scenario, progress)
+        steps = line.follow(simulation.tables())
+        if options.out is not None:
+            done = write_files(simulation, steps, folder=options.out)
+            last_line = f"written to {options.out}"
+        else:
+            with open_store(options.store_url) as store:
+                done = store_simulation(store, simulation, steps, on_stored=line.stored)
+            last_line = f"Next: rankscope analyze {options.run_id}"
     if options.as_json:
         return json.dumps(simulation_document(simulation, done))
     lines = [
@@ -153,19 +160,61 @@ def simulation_document(simulation: "Simulation", done: "SimulationSize") -> dic
     }
 
 
-def _with_progress(simulation: "Simulation") -> Iterator["StepTables"]:
-    """Yield the tables of each step and show on stderr what is done with it."""
-    num_steps = simulation.scenario.num_steps
-    of_ranks = f"of {num_steps}, {simulation.scenario.world_size:,} ranks"
-    with Progress(every=PROGRESS_EVERY) as progress:
-        progress.show(f"simulating step 1 {of_ranks}")
-        for tables in simulation.tables():
-            number = tables.step + 1
-            progress.replace(f"storing step {number} {of_ranks}: {tables.spans.num_rows:,} spans")
+class StepProgress:
+    """The line about a simulation: step, spans so far, and the time that is left.
+
+    Args:
+        scenario: What is simulated.
+        progress: Where the line is shown.
+        monotonic_s: Clock.
+    """
+
+    def __init__(
+        self,
+        scenario: "Scenario",
+        progress: Progress,
+        *,
+        monotonic_s: "Callable[[], float]" = time.monotonic,
+    ) -> None:
+        self._num_steps = scenario.num_steps
+        self._ranks = format_count(scenario.world_size, "rank")
+        self._progress = progress
+        self._monotonic_s = monotonic_s
+        self._begun_s = monotonic_s()
+        self._num_done = 0
+        self._num_spans = 0
+        self._num_of_step = 0
+
+    def follow(self, steps: "Iterable[StepTables]") -> "Iterator[StepTables]":
+        """Yield the tables of each step and show what is done with it."""
+        self._progress.show(self._line("simulating"))
+        for tables in steps:
+            self._num_of_step = tables.spans.num_rows
+            self._progress.replace(self._line("storing"))
             yield tables
-            if number < num_steps:
-                progress.show(f"simulating step {number + 1} {of_ranks}")
-        progress.replace("storing the description of the run")
+            self._num_done += 1
+            self._num_spans += self._num_of_step
+            self._num_of_step = 0
+            if self._num_done < self._num_steps:
+                self._progress.show(self._line("simulating"))
+        self._progress.replace(f"storing the description of {self._ranks}")
+
+    def stored(self, num_spans: int) -> None:
+        """Show how many spans of the step are stored."""
+        share = num_spans / max(self._num_of_step, 1)
+        self._progress.replace(self._line(f"storing {format_percent(share, digits=0)}"))
+
+    def _line(self, doing: str) -> str:
+        parts = [f"step {self._num_done + 1} of {self._num_steps}, {self._ranks}: {doing}"]
+        if self._num_spans:
+            parts.append(f"{_format_spans(self._num_spans)} stored")
+            left_s = (self._monotonic_s() - self._begun_s) / self._num_done
+            parts.append(f"{format_seconds(left_s * (self._num_steps - self._num_done))} left")
+        return ", ".join(parts)
+
+
+def _format_spans(num: int) -> str:
+    return f"{num / MILLION:.1f} M spans" if num >= MILLION else format_count(num, "span")
 
 
 def _ranks_text(ranks: tuple[int, ...]) -> str:

@@ -40,6 +40,7 @@ HELD_S = 10.0
 MAX_LAST_POLLS = 40
 SERVER_LOG = "serve.log"
 SPOOL = "spool"
+PROFILE_GLOB = "profile-*.json"
 SERVE = (sys.executable, "-P", "-m", "rankscope", "serve")
 
 
@@ -132,8 +133,13 @@ def observe(settings: Settings, job: Job) -> None:
     else:
         _send(Message.VERDICT, f"rankscope: {NOT_TRACED}")
         is_stored = True
-    if is_stored:
+    if is_stored and not has_profiles(spool):
         shutil.rmtree(settings.folder, ignore_errors=True)
+
+
+def has_profiles(spool: Path) -> bool:
+    """Return whether the ranks of a spool have written profiles, which no store has."""
+    return next(spool.glob(f"*/*/{PROFILE_GLOB}"), None) is not None
 
 
 def _follow(spool: Path, settings: Settings, job: Job) -> bool:
@@ -191,7 +197,7 @@ class Diagnosis:
     def status(self, runs: tuple[str, ...]) -> str:
         """Return step, time and verdict of the newest run so far."""
         from rankscope.analysis.report.text import format_seconds
-        from rankscope.analysis.verdict import verdict_sentence
+        from rankscope.analysis.verdict import verdict_line
 
         if not runs:
             return "starting"
@@ -199,12 +205,14 @@ class Diagnosis:
         if report is None or not report.steps:
             return f"{runs[-1]}: no whole step yet"
         time_s = format_seconds(report.step_time_s.actual)
-        return f"step {report.steps[-1]} | {time_s} | {verdict_sentence(report)}"
+        return f"step {report.steps[-1]:,} | {time_s} | {verdict_line(report)}"
 
     def verdict(
         self, runs: tuple[str, ...], settings: Settings, problems: list[str]
     ) -> Iterator[str]:
         """Yield the lines of the diagnosis of the run that has most steps."""
+        from rankscope.analysis.diagnose import MATTERS
+        from rankscope.analysis.report.advice import advise
         from rankscope.analysis.verdict import verdict_sentence
 
         yield from (f"rankscope: {problem}" for problem in problems)
@@ -213,10 +221,16 @@ class Diagnosis:
             yield "rankscope: the job ended before a step that can be analysed"
             return
         report = max(reports, key=lambda report: len(report.steps))
+        top = report.top_finding
+        advice = advise(top.cause, run=report.run, ranks=top.ranks, hosts=top.hosts)
         rows = {
-            "rankscope": verdict_sentence(report),
+            "rankscope": verdict_sentence(report, others="in the report"),
+            "do": advice.do.replace("`", "")
+            if advice is not None and top.severity in MATTERS
+            else "",
             "proof": format_proof(report, self._server),
             "report": f"rankscope analyze {report.run}",
+            "profiles": settings.folder if has_profiles(Path(settings.folder) / SPOOL) else "",
         }
         for label, text in rows.items():
             if text:

@@ -75,7 +75,9 @@ def open_routers(
     if ingest is not None:
         from rankscope.collector.ingest.router import ingest_router
 
-        routers.append(ingest_router(ingest))
+        from .control import control_router
+
+        routers += [ingest_router(ingest), control_router(store)]
     return routers
 
 

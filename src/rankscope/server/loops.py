@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.collector.errors import StoreClosedError, StoreError
 from rankscope.collector.host.host_events import HostEventRows
+from rankscope.collector.spool.control import ControlWriter
 from rankscope.collector.spool.descriptions import RUNNING
 
 from ..errors import find_exit_code
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from rankscope.collector.host.host_events import HostEventQueue
     from rankscope.collector.host.sampler import Sampler
     from rankscope.collector.identity import Row
+    from rankscope.collector.read.control import ControlRequests
     from rankscope.collector.retention.deletion import Deletions
     from rankscope.collector.spool.cut import Sink
     from rankscope.collector.spool.tail import SpoolTail
@@ -304,15 +306,21 @@ def _size(run: RunSummary) -> tuple[str, int, int]:
 
 
 def tail_loop(
-    tail: SpoolTail, *, host_events: HostEventQueue | None = None, sink: Sink | None = None
+    tail: SpoolTail,
+    requests: ControlRequests | None = None,
+    *,
+    host_events: HostEventQueue | None = None,
+    sink: Sink | None = None,
 ) -> Loop:
-    """Return the loop that stores the records of the spool.
+    """Return the loop that stores the records of the spool, and passes requests to its ranks.
 
     Args:
         tail: The cursor over the spool.
+        requests: Requests to the ranks.
         host_events: What the logs of this host say, to be stored with the runs that it concerns.
         sink: Takes the rows of these events.
     """
+    control = ControlWriter(say=terminal.say)
     rows = HostEventRows(socket.gethostname(), unix_ns=time.time_ns)
 
     def turn() -> None:
@@ -329,6 +337,10 @@ def tail_loop(
         loop.counts["refused_files"] = progress.num_unreadable
         for problem in progress.problems:
             terminal.say(problem)
+        if requests is not None:
+            running = tail.running
+            for run_id in {files.run_id for files in running}:
+                control.write(running, requests.of_run(run_id))
 
     loop = Loop("tail", turn, pause_s=TAIL_PAUSE_S)
     return loop

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.verdict import verdict_sentence
 
 from .annotations import PageAnnotations
+from .control import request_of_rank
 from .health import HealthReader
 from .incidents import PageIncidents
 from .page_alerts import PageAlerts
@@ -95,6 +97,8 @@ class StoreProvider:
         self.liveness = ranks.liveness
         self.rank_details = ranks.rank_details
         self.rank_values = ranks.rank_values
+
+        self.request_of_rank = partial(request_of_rank, store)
 
         self.alerts = alerts.alerts
         self.acknowledge_alert = alerts.acknowledge_alert

@@ -12,6 +12,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from rankscope.collector.http.access import TrustedProxy
+from rankscope.collector.read.control import ControlRequests
 from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.retention.retention import RetentionPolicy
 from rankscope.collector.store.location import (
@@ -262,7 +263,7 @@ def serve_store(options: ServeOptions) -> None:
         if spool is not None:
             tail, sink = _open_spool(spool.folder, writer, deletions, topology, stack)
             events = HostEventQueue()
-            loops.append(tail_loop(tail, host_events=events, sink=sink))
+            loops.append(tail_loop(tail, ControlRequests(store), host_events=events, sink=sink))
             if spool.samples:
                 loops += _sampler_loops(spool, store, deletions, tail, events, stack)
         loops += [open_upkeep(store, deletions, options.keep, failures), memory_loop(store)]
@@ -301,6 +302,7 @@ def serve_opened(parts: ServerParts) -> None:
     from .alert_changes import alert_router
     from .alert_watch import alert_loop
     from .annotations import annotation_router
+    from .host_changes import host_router
     from .http_server import Monitoring, open_application, open_metrics, open_routers, run_server
     from .notes import note_router
     from .provider import StoreProvider
@@ -336,6 +338,8 @@ def serve_opened(parts: ServerParts) -> None:
             metrics=open_metrics(store, loops, parts.ingest, reports, part_checks, watch),
         )
         routers = open_routers(store, parts.deletions, parts.ingest, stack)
+        receivers = () if parts.analysis is None else parts.analysis.receivers
+        routers.append(host_router(store, receivers, url=endpoint.url))
         provider = None
         if watch is not None:
             routers += [

@@ -87,6 +87,9 @@ class View:
     states: tuple[RankState, ...] = ()
     """What ranks were doing at the end of a run that hung or crashed."""
 
+    notes: tuple[str, ...] = ()
+    """Sentences about hosts of the run that were excluded."""
+
 
 DEFAULT_VIEW = View()
 
@@ -119,6 +122,7 @@ def report_text(
             _format_findings(report, follows, width, view),
             _format_advice(report, width),
             _format_states(view),
+            [line for note in view.notes for line in wrap_text(note, width)],
             wrap_text(_format_run(report), width),
             _format_times(report, width, view),
         ]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -8,6 +9,7 @@ from rankscope.collector.agent.buffer import RowBuffer
 from rankscope.collector.agent.outbox import HEARTBEAT_PERIOD_S, RunRowSender
 from tests.support.collector.agent_rig import Rig
 from tests.support.collector.fake_collector import FakeCollector, Reply
+from tests.support.collector.spool_builder import SpoolBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,3 +95,23 @@ def test_a_rejected_run_loses_only_its_own_heartbeats(
     assert rig.sender.num_rejected == 2
     assert len(rig.lines) == (0 if status == 410 else 1)
     assert not list(rig.state.glob("dead/*"))
+
+
+def test_a_request_in_the_answer_reaches_the_control_file_of_its_rank(
+    rig: HeartbeatRig, collector: FakeCollector, tmp_path: Path
+) -> None:
+    four, five = (SpoolBuilder(tmp_path, run_id="run", rank=rank) for rank in (4, 5))
+    request = {"run_id": "run", "name": "a1", "level": "full", "steps": 7, "ranks": [5]}
+    foreign = {**request, "run_id": "another", "name": "b2"}
+    document = {"schema": 1, "num_rows": 1, "requests": [request, foreign, {"level": "unknown"}]}
+    rig.turn()
+
+    collector.misbehave = lambda path, _: (
+        Reply(status=200, document=document) if path == PATH else None
+    )
+    rig.heartbeats.add([heartbeat(1) | {"epoch": 0, "pid": 1}])
+    rig.turn_until(lambda: not len(rig.heartbeats))
+
+    written = json.loads((five.folder / "control.json").read_text())
+    assert written == {"full": {"steps": 7, "request": "a1"}}
+    assert not (four.folder / "control.json").exists()

@@ -327,6 +327,23 @@ def test_clicks_and_inputs_open_a_view(
     assert answer.status_code in (200, 204)
 
 
+def test_more_is_requested_of_a_running_rank_only(provider: FakeProvider) -> None:
+    ended = text_of(provider, ranks=(SLOW_RANK,))
+    provider.details = {SLOW_RANK: replace(DETAILS, exit_state="running")}
+    running = text_of(provider, ranks=(SLOW_RANK,))
+    client = create_app(provider).server.test_client()
+    values = {
+        "rank-request-stacks.n_clicks": 1, "url.pathname": "/rank",
+        "url.search": f"?run=tiny&rank={SLOW_RANK}", "page-shown.data": shown_state("tiny"),
+    }  # fmt: skip
+    answer = client.post(UPDATE_PATH, json=page_post(client, values))
+
+    assert "Record more of it" not in ended
+    assert "Python stacks" in running
+    (output,) = answer.get_json()["response"].values()
+    assert output["children"] == f"stacks requested of rank {SLOW_RANK} of tiny"
+
+
 def test_noise_is_pale_on_the_heat_map() -> None:
     values = RankValues(
         quantity=RankQuantity.COMPUTE,

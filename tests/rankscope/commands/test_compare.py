@@ -46,7 +46,9 @@ def test_two_ranges_of_steps_differ_by_a_finding_and_two_runs_by_a_setting(tmp_p
     assert len(findings.splitlines()) == 2  # "healthy" is no finding that could be gone
     changed = {"setting": "layout.pp", "first": "1", "second": "2"}
     assert changed in document["settings"]
-    assert [each["cause"] for each in document["disappeared"]] == ["slow-compute"]
+    (gone,) = document["disappeared"]
+    assert (gone["cause"], gone["ranks"], gone["severity"]) == ("slow-compute", [5], "critical")
+    assert not {"card", "proof"} & gone.keys(), "a picture is nothing for a script"
 
 
 @pytest.mark.slow

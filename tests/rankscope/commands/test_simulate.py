@@ -207,7 +207,7 @@ def test_the_command_prints_the_labels_as_text_or_json(
     document = json.loads(capsys.readouterr().out)
 
     assert text.out.splitlines()[1] == "fault: slow-link on ranks 2 and 4, steps 1 to 2, factor 10"
-    assert "simulating step 1 of 3, 16 ranks" in text.err
+    assert "step 1 of 3, 16 ranks: simulating" in text.err
     assert (document["world_size"], document["num_steps"]) == (16, 3)
     assert document["truth"][0]["cause"] == "slow-link"
     assert document["truth"][0]["ranks"] == [2, 4]

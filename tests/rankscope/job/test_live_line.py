@@ -54,7 +54,7 @@ def test_the_line_is_in_the_last_row_and_cut_to_the_width(monkeypatch: pytest.Mo
         shown = read_until(screen, "step 7")
 
     text = shown.partition(f"\x1b[{ROWS};1H\x1b[2K")[2].partition("\x1b8")[0]
-    assert text == ("step 7 " + 60 * "x")[: COLUMNS - 1]
+    assert text == ("step 7 " + 60 * "x")[: COLUMNS - 2] + "…"
 
 
 def test_the_job_scrolls_above_the_line_and_gets_all_rows_back(

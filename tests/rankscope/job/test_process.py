@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,50 @@ def test_a_signal_from_another_process_reaches_the_job(tmp_path: Path, number: i
         signal.signal(number, handler)
 
     assert status == 7
+
+
+SUPERVISED = """
+import os, sys
+from rankscope.job.process import run_command, signals_blocked
+os.setpgid(0, 0)
+with signals_blocked() as mask:
+    status = run_command(
+        tuple(sys.argv[1:]), dict(os.environ), mask=mask, before_stop=lambda: None
+    )
+sys.exit(status)
+"""
+
+NOTES_SIGNALS = """
+import os, signal, sys
+with open(sys.argv[1], "a", buffering=1) as notes:
+    for name in ("TERM", "CONT"):
+        signal.signal(signal.Signals[f"SIG{name}"], lambda *_, name=name: print(name, file=notes))
+    signal.signal(signal.SIGINT, lambda *_: os._exit(9))
+    print("ready", file=notes)
+    while True:
+        signal.pause()
+"""
+
+
+def test_a_signal_to_the_process_group_reaches_the_job_once(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    job = (sys.executable, "-c", NOTES_SIGNALS, str(notes))
+
+    def has_noted(*names: str) -> bool:
+        return notes.exists() and notes.read_text().split() == ["ready", *names]
+
+    with subprocess.Popen([sys.executable, "-c", SUPERVISED, *job]) as process:
+        wait_until(has_noted)
+        os.killpg(process.pid, signal.SIGTERM)
+        wait_until(lambda: has_noted("TERM"))
+        # A second SIGTERM would come before: the lowest number is taken first.
+        process.send_signal(signal.SIGCONT)
+        wait_until(lambda: has_noted("TERM", "CONT"))
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: has_noted("TERM", "CONT", "TERM"))
+        process.send_signal(signal.SIGINT)
+
+    assert process.returncode == 9
 
 
 def test_the_job_blocks_and_ignores_the_signals_that_it_would_without_this_process(

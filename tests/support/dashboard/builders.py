@@ -208,6 +208,9 @@ class FakeProvider:
         self.changed.append((run_id, kind, text, is_removed))
         return f"{'removed' if is_removed else 'added'} {kind} {text}: {run_id}"
 
+    def request_of_rank(self, run_id: str, rank: int, level: str) -> str:
+        return f"{level} requested of rank {rank} of {run_id}"
+
     def silence(self, run_id: str) -> StepSilence | None:
         self._check(run_id)
         return self.silent

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 from rankscope.tracer.install import make_spool_identity
 from rankscope.tracer.job.identity import read_identity
-from rankscope.tracer.record.control import CONTROL_FILE
 from rankscope.tracer.record.exit_record import write_json
 from rankscope.tracer.record.recorder import Recorder
 from rankscope.tracer.record.segment import segment_capacity
 from rankscope.tracer.record.segment_pool import STARTER_BYTES, SpoolLimits
-from rankscope.tracer.spool import read_anchor
+from rankscope.tracer.spool import CONTROL_FILE, read_anchor
 from tests.support.paths import ROOT
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from rankscope.tracer.job.profile import ProfileError, Request, offer_profiles, read_request
+from rankscope.tracer.job.profile import offer_profiles
+from rankscope.tracer.record.control import Request, RequestError, read_request
 from tests.support.tracer.recording import recorder_in, write_control
 from tests.support.waiting import wait_until
 
@@ -52,13 +53,15 @@ def work(recorder: Recorder) -> None:
 
 
 def test_a_request_is_read_or_rejected_by_key() -> None:
-    assert read_request({"level": "all"}) is None
-    assert read_request({"profile": {}}) == Request(num_steps=3)
+    assert read_request({"level": "all"}, "profile") is None
+    assert read_request({"profile": {}}, "profile") == Request(num_steps=3)
     asked = {"profile": {"steps": 2, "ranks": [4, 0], "first_step": 7, "request": "b"}}
-    assert read_request(asked) == Request(num_steps=2, ranks=(4, 0), first_step=7, label="b")
+    assert read_request(asked, "profile") == Request(
+        num_steps=2, ranks=(4, 0), first_step=7, label="b"
+    )
     for bad in ("yes", {"steps": 0}, {"steps": True}, {"ranks": 3}, {"ranks": ["0"]}):
-        with pytest.raises(ProfileError, match=r"^profile"):
-            read_request({"profile": bad})
+        with pytest.raises(RequestError, match=r"^profile"):
+            read_request({"profile": bad}, "profile")
 
 
 def test_the_requested_steps_are_profiled_and_linked(recorder: Recorder, tmp_path: Path) -> None:
@@ -109,7 +112,7 @@ def test_a_request_is_answered_once_and_by_its_ranks_only(recorder: Recorder) ->
     recorder.shutdown()
 
     assert [event["text"] for event in read_events(recorder)] == [
-        "asked for 1 steps",
+        "profile requested for 1 steps",
         "steps 2 to 2 profiled",
     ]
 

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rankscope.tracer.job.slow_step_stacks import (
+    RequestedStacks,
     SlowStepWatch,
     slow_after_ns,
     stacks,
@@ -31,7 +32,7 @@ def recorder(tmp_path: Path) -> Iterator[Recorder]:
     recorder.shutdown()
 
 
-def dumps(folder: Path) -> list[dict[str, object]]:
+def dumps(folder: Path) -> list[dict[str, Any]]:
     path = folder / "events.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return [event for event in map(json.loads, lines) if event["kind"] == "stack"]
@@ -79,7 +80,7 @@ def test_a_slow_step_is_dumped_at_1_2_4_and_8_times_its_limit(
     recorder.shutdown()
 
     events = dumps(tmp_path)
-    elapsed = [event["data"]["elapsed_ns"] / S for event in events]  # type: ignore[index]
+    elapsed = [event["data"]["elapsed_ns"] / S for event in events]
     assert elapsed == [1.2, 2.3, 4.5, 8.9]
     assert events[0]["text"] == "step 0 has lasted 1.2 s, usually 1.0 s"
 
@@ -252,3 +253,31 @@ def test_the_background_thread_dumps_a_step_while_it_is_slow(tmp_path: Path) -> 
     main = data["threads"][0]
     assert main["name"] == "MainThread"
     assert any(line.endswith(overrun.__qualname__) for line in main["frames"])
+
+
+def test_requested_stacks_are_recorded_once_a_step_and_without_one_that_begins(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    requested = RequestedStacks(recorder)
+    requested.take_control({"stacks": {"steps": 2, "ranks": [0], "request": "why"}})
+    requested.check()
+    requested.check()
+    recorder.begin_steps(7)
+    for _ in range(3):
+        requested.check()
+        recorder.step()
+    recorder.shutdown()
+
+    taken = [event["data"] for event in dumps(tmp_path)]
+    assert [(data["step"], data["request"]) for data in taken] == [(-1, "why"), (7, "why")]
+
+
+def test_stacks_requested_of_another_rank_are_not_recorded(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    requested = RequestedStacks(recorder)
+    requested.take_control({"stacks": {"ranks": [1]}})
+    requested.check()
+    recorder.shutdown()
+
+    assert dumps(tmp_path) == []

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.tracer.record.control import CONTROL_FILE, Control, ControlError, read_control
+from rankscope.tracer.record.control import Control, ControlError, read_control
 from rankscope.tracer.record.sampling import ALL_KINDS, Settings
 from rankscope.tracer.span import NONE, SpanKind
-from rankscope.tracer.spool import DropReason, RecordType
+from rankscope.tracer.spool import CONTROL_FILE, DropReason, RecordType
 from tests.support.tracer.reading import dropped, read_rows, read_spans
 from tests.support.tracer.recording import recorder_in, write_control
 from tests.support.waiting import wait_until
@@ -257,3 +257,30 @@ def test_a_handler_that_raises_does_not_prevent_the_other_handlers(tmp_path: Pat
 def test_a_file_that_cannot_be_read_is_a_control_error(tmp_path: Path) -> None:
     with pytest.raises(ControlError, match="cannot be read"):
         read_control(tmp_path / "absent.json")
+
+
+def test_everything_is_recorded_in_the_requested_steps_and_then_what_was_before(
+    tmp_path: Path,
+) -> None:
+    recorder = recorder_in(tmp_path, settings=Settings(level="comm"))
+    recorder.begin_steps()
+    write_and_poll(recorder, {"full": {"steps": 2, "first_step": 2, "request": "r1"}})
+    for _ in range(6):
+        take_step(recorder)
+    recorder.shutdown()
+
+    assert steps_with(tmp_path, "mine") == [2, 3]
+    accepted, done = (event["data"] for event in events(tmp_path))
+    assert accepted == {"ranks": None, "request": "r1", "state": "accepted"}
+    assert done == {"ranks": None, "request": "r1", "state": "done", "steps": [2, 3]}
+
+
+def test_a_request_for_another_rank_changes_nothing(tmp_path: Path) -> None:
+    recorder = recorder_in(tmp_path, settings=Settings(recording=False))
+    recorder.begin_steps()
+    write_and_poll(recorder, {"full": {"ranks": [1]}})
+    for _ in range(3):
+        take_step(recorder)
+    recorder.shutdown()
+
+    assert steps_with(tmp_path, "mine") == []

@@ -1,0 +1,112 @@
+"""Marks of hosts: excluded from training, golden (a reference for tests), spare."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..store.store import Store
+
+SELECT_CHANGES = """
+SELECT host, mark, at_ns, is_set, until_ns, reason, set_by FROM host_changes FINAL
+ORDER BY at_ns, host, mark
+"""
+
+SELECT_SEEN = """
+SELECT host, run_id, max(epoch) AS newest_epoch, groupUniqArray(rank) AS seen_ranks
+FROM ranks FINAL WHERE host IN {hosts:Array(String)}
+GROUP BY host, run_id ORDER BY max(started_ns) DESC, run_id
+"""
+
+SELECT_EPOCH_STARTS = """
+SELECT epoch, min(started_ns) AS begun_ns FROM ranks FINAL
+WHERE run_id = {run_id:String} AND started_ns IS NOT NULL GROUP BY epoch
+"""
+
+
+class HostMark(StrEnum):
+    """Mark of a host."""
+
+    EXCLUDED = "excluded"
+    """No job should start on it."""
+
+    GOLDEN = "golden"
+    """Known to be good: others are tested against it."""
+
+    SPARE = "spare"
+    """Kept free, to replace an excluded host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostChange:
+    """A mark that a host got, or lost."""
+
+    host: str
+    mark: HostMark
+    at_ns: int
+    is_set: bool
+    until_ns: int | None = None
+    """Time at which it expires; None: never."""
+
+    reason: str = ""
+    set_by: str = ""
+
+    def is_in_force(self, now_ns: int) -> bool:
+        """Return whether the host has the mark, if this is its newest change."""
+        return self.is_set and (self.until_ns is None or now_ns < self.until_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenHost:
+    """A run that trained on a host."""
+
+    host: str
+    run_id: str
+    newest_epoch: int
+    seen_ranks: tuple[int, ...]
+
+
+def write_host_changes(store: Store, changes: Iterable[HostChange]) -> None:
+    """Store changes. Returns when they are on disk."""
+    store.insert_rows("host_changes", [asdict(change) for change in changes])
+
+
+def read_host_changes(store: Store) -> tuple[HostChange, ...]:
+    """Return all changes in order of time."""
+    return tuple(
+        HostChange(
+            **{**row, "mark": HostMark(row["mark"]), "is_set": bool(row["is_set"])},
+        )
+        for row in store.rows(SELECT_CHANGES)
+        if row["mark"] in set(HostMark)
+    )
+
+
+def marks_in_force(changes: Iterable[HostChange], now_ns: int) -> tuple[HostChange, ...]:
+    """Return the changes whose marks hosts have now, in order of time.
+
+    Args:
+        changes: All changes, in order of time.
+        now_ns: Unix time.
+    """
+    newest = {(change.host, change.mark): change for change in changes}
+    kept = (change for change in newest.values() if change.is_in_force(now_ns))
+    return tuple(sorted(kept, key=lambda change: change.at_ns))
+
+
+def read_seen_hosts(store: Store, hosts: Iterable[str]) -> tuple[SeenHost, ...]:
+    """Return the runs that trained on some hosts, the newest first."""
+    rows = store.rows(SELECT_SEEN, {"hosts": list(hosts)})
+    return tuple(
+        SeenHost(**{**row, "seen_ranks": tuple(sorted(row["seen_ranks"]))}) for row in rows
+    )
+
+
+def read_epoch_starts(store: Store, run_id: str) -> dict[int, int]:
+    """Return the start of the first process of each epoch of a run, Unix ns."""
+    rows = store.rows(SELECT_EPOCH_STARTS, {"run_id": run_id})
+    return {row["epoch"]: row["begun_ns"] for row in rows}
