@@ -72,7 +72,7 @@ class RowBuffer:
             self._num_rows += len(rows)
             self._drop_excess()
 
-    def send(self, send: Callable[[Sequence[Row]], None], *, rows_per_call: int) -> None:
+    def send(self, send: Callable[[Sequence[Row]], object], *, rows_per_call: int) -> None:
         """Send all rows, the oldest first; rows on which ``send`` raised stay.
 
         Args:
