@@ -265,10 +265,10 @@ def _are_kept(
 ) -> bool:
     """Return whether the passes that an exchange delays beyond their inputs begin after it."""
     input_ns, sent_ns, received_ns = ([0] * len(passes) for _ in range(3))
-    for each, both in zip(handovers, sides, strict=True):
-        input_ns[each.consumer] = each.end_ns
-        received_ns[each.consumer] = max(both)
-        sent_ns[each.producer] = max(both)
+    for handover, both in zip(handovers, sides, strict=True):
+        input_ns[handover.consumer] = handover.end_ns
+        received_ns[handover.consumer] = max(both)
+        sent_ns[handover.producer] = max(both)
     num_later = num_early = 0
     free_ns: dict[int, int] = {}
     for index, each in enumerate(passes):
@@ -290,9 +290,9 @@ def _find_waits(
     """Yield the waits of each pass: for its input, and for the send after the one before."""
     waited: dict[int, list[int]] = defaultdict(list)
     sent: dict[int, list[int]] = defaultdict(list)
-    for number, each in enumerate(handovers):
-        waited[each.consumer].append(number)
-        sent[each.producer].append(number)
+    for number, handover in enumerate(handovers):
+        waited[handover.consumer].append(number)
+        sent[handover.producer].append(number)
     free_ns: dict[tuple[int, int], int] = {}
     for index, each in enumerate(passes):
         numbers = [*waited[index], *(sent[before[index]] if before[index] != NONE else ())]

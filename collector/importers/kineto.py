@@ -19,6 +19,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import replace
 from functools import partial
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from rankscope.tracer.span import NONE, SpanFlag, SpanKind
@@ -26,6 +27,7 @@ from rankscope.tracer.topology import AXES, AxisGroup, derive_layout
 
 from ..errors import TraceError
 from .device_time import DEVICE_TIME, describe_step, split_steps
+from .gloo_groups import misses_groups, name_groups
 from .kernel_sums import sum_kernels
 from .kineto_comm import CommKernels, find_communication, split_communication
 from .kineto_compute import COMPUTE_TRACK, compute_records, find_phases
@@ -71,23 +73,14 @@ def read_traces(
     known: set[int] = set()
     num_members = 0
     process: Process | None = None
-    for number, file in enumerate(job.traces, 1):
-        what = f"reading {file.path.name}, {number} of {len(job.traces)}"
-        trace = read_trace(
-            file.path,
-            ReadOptions(rank=file.rank, world_size=job.ranks[-1] + 1, step_name=step_name),
-            show=partial(_show_share, show, what),
-        )
-        if trace.rank != file.rank:
-            reason = f"is of rank {trace.rank} by its distributedInfo, not of rank {file.rank}"
-            raise TraceError(file.path, reason)
+    for trace in _read_each(job, step_name, show):
         windows[trace.rank].add(trace)
         window = _to_process(trace, run_id, kernels)
         _cut_pairs(window, job.ranks)
         window.groups = {key: one for key, one in window.groups.items() if key not in known}
         known |= window.groups.keys()
         num_members += sum(len(members) for *_, members in window.groups.values())
-        check_members(file.path, num_members)
+        check_members(trace.path, num_members)
         if process is not None and process.rank == window.rank:
             process.records += window.records
             process.kernels += window.kernels
@@ -100,6 +93,34 @@ def read_traces(
         process = window
     if process is not None:
         yield process
+
+
+def _read_each(
+    job: JobFiles, step_name: str | None, show: Callable[[str], object]
+) -> Iterator[RankTrace]:
+    """Yield the traces of a job; those that need the others to find their groups come last.
+
+    Raises:
+        TraceError: A file is no such trace, or of another rank than its name says.
+    """
+    held: dict[int, list[RankTrace]] = defaultdict(list)
+    for number, file in enumerate(job.traces, 1):
+        what = f"reading {file.path.name}, {number} of {len(job.traces)}"
+        trace = read_trace(
+            file.path,
+            ReadOptions(rank=file.rank, world_size=job.ranks[-1] + 1, step_name=step_name),
+            show=partial(_show_share, show, what),
+        )
+        if trace.rank != file.rank:
+            reason = f"is of rank {trace.rank} by its distributedInfo, not of rank {file.rank}"
+            raise TraceError(file.path, reason)
+        if misses_groups(trace):
+            held[trace.rank].append(trace)
+        else:
+            yield trace
+    for window in zip_longest(*held.values()):
+        name_groups([trace for trace in window if trace is not None])
+    yield from chain.from_iterable(held.values())
 
 
 def _cut_pairs(process: Process, ranks: Collection[int]) -> None:

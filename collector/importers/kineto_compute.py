@@ -240,6 +240,8 @@ def _find_wait(trace: RankTrace, work: Work, calls: Sequence[Call], busy_ns: int
     if not trace.is_of_device:
         until_ns += max(HOST_SLACK_NS, (work.start_ns - busy_ns) // 10)
     last = bisect_right(calls, until_ns, key=lambda call: call.work.end_ns) - 1
+    while last >= 0 and calls[last].work.launch_ns >= work.start_ns:
+        last -= 1
     if last < 0:
         return None
     waited, comm = calls[last].work, calls[last].comm

@@ -7,6 +7,7 @@ maps them (``EventTypeMap``).
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from sys import intern
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,6 +55,9 @@ BACKEND = re.compile(r"(nccl|rccl|gloo|mpi|ucc|xccl|hccl|mccl|cncl|custom):(\w+)
 
 HOST_COMM = re.compile(r"(?:gloo|mpi|ucc):|oneccl_bindings_for_pytorch::cpu_work::")
 """Communication of processors."""
+
+COMM_OPERATOR = re.compile(r"_?c10d(?:_functional)?::")
+WAIT_OPERATOR = "c10d_functional::wait_tensor"
 
 OWN_PREFIXES = (
     BACKWARD_PREFIX, OPTIMIZER_PREFIX, LOADER_PREFIX, "nccl:", "gloo:", "Optimizer.",
@@ -223,13 +227,25 @@ class Events:
         return works
 
     def outermost_operators(self, base_ns: int) -> list[Work]:
-        """Return the operators that no other one of their thread contains, sorted by begin."""
+        """Return the operators that no other one of their thread contains, sorted by begin.
+
+        One that calls communication may wait for it: those inside of it are taken instead.
+        """
         outermost: list[Work] = []
         until: dict[str, int] = {}
+        called: dict[str, list[float]] = {}
+        for begin, _, thread, name, _ in sorted(self._operators, key=lambda each: each[0]):
+            if COMM_OPERATOR.match(name):
+                called.setdefault(thread, []).append(begin)
         for begin, duration, thread, name, number in sorted(
             self._operators, key=lambda operator: (operator[0], -operator[1])
         ):
             start_ns, end_ns = _times(base_ns, begin, duration)
+            calls = called.get(thread, ())
+            inside = bisect_left(calls, begin + duration) - bisect_left(calls, begin)
+            is_call = COMM_OPERATOR.match(name) is not None
+            if name.endswith(WAIT_OPERATOR) or inside > is_call:
+                continue
             if start_ns >= until.get(thread, 0):
                 until[thread] = end_ns
                 event = {"name": name, "cat": "cpu_op", "args": {"External id": number}}

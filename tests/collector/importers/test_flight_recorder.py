@@ -255,6 +255,23 @@ def test_of_unlike_calls_in_several_groups_the_first_is_named(tmp_path: Path) ->
     assert "so are calls of 1 other group" in finding.evidence
 
 
+def test_a_rank_that_is_missing_beside_unlike_calls_is_named_too(tmp_path: Path) -> None:
+    groups = {"1": ("a", (0, 1, 2)), "2": ("b", (3, 4, 5))}
+    builders = [DumpBuilder(rank, 6, groups=groups) for rank in range(6)]
+    for builder in builders:
+        group = "1" if builder.rank < 3 else "2"
+        builder.call("all_reduce", 7, group=group, state="completed")
+        if builder.rank != 1:
+            name = "barrier" if builder.rank == 4 else "all_reduce"
+            builder.call(name, 8, group=group)
+
+    finding = hang(recorded(tmp_path, builders))
+
+    assert finding.ranks == (1, 4)
+    assert "rank 4 is in barrier 8 and ranks 3 and 5 are in all_reduce 8" in finding.evidence
+    assert "rank 1 never entered what members of another group are in" in finding.evidence
+
+
 def test_messages_that_ended_with_unlike_sizes_are_named(tmp_path: Path) -> None:
     first, middle, last = pipeline()
     for builder in (first, middle, last):

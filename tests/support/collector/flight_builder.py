@@ -7,6 +7,7 @@ import pickle  # noqa: TID251  # written, never loaded
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 BASE_NS = 1_700_000_000_000_000_000
@@ -22,10 +23,10 @@ class DumpBuilder:
         rank: int,
         world_size: int,
         *,
-        groups: dict[str, tuple[str, tuple[int, ...]]] | None = None,
+        groups: Mapping[str, tuple[str, tuple[int, ...]]] | None = None,
     ) -> None:
         self.rank = rank
-        self.groups = groups or {"0": (WHOLE_JOB, tuple(range(world_size)))}
+        self.groups = dict(groups or {"0": (WHOLE_JOB, tuple(range(world_size)))})
         self.entries: list[dict[str, Any]] = []
         self.status = {"0": {"last_completed_collective": -1}}
         self.first_record = 1_000
