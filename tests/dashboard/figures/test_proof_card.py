@@ -196,7 +196,7 @@ def test_a_price_says_what_is_replaced_by_what() -> None:
         finding = replace(report.findings[0], cause=cause, card=CARD)
         figure = proof_figure(replace(report, findings=(finding,)), finding)
         assert figure is not None
-        return " | ".join(note.text for note in figure.layout.annotations)
+        return " | ".join(str(note.text) for note in figure.layout.annotations)
 
     assert "with rank 5 as its peers: " in texts("slow-compute")
     assert "with alike links' rate: " in texts("slow-link")
