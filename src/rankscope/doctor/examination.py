@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .checks.table import Check
     from .host import Host
 
-DEADLINE_S = 4.0
+DEADLINE_S = 3.6
 """Time for all checks of the host. A check that is not done by then is a warning."""
 
 

@@ -32,3 +32,20 @@ def test_a_server_that_is_well_says_so() -> None:
 
     assert "The server is well." in words(rendered(health.PAGE, well, View()))
     assert "No data because" in words(rendered(health.PAGE, FakeProvider(), View()))
+
+
+def test_a_section_with_sentences_is_wide_and_marks_its_names_only() -> None:
+    section = HealthSection(
+        title="Host checks",
+        about="Newest.",
+        columns=("host", "what is wrong"),
+        rows=(("gpu07", "a GPU is lost"), ("gpu08", "swap is used")),
+        bad=frozenset({"gpu07"}),
+        texts=frozenset({"what is wrong"}),
+    )
+    provider = FakeProvider(state_of_server=Health(problems=(), sections=(section,)))
+
+    page = rendered(health.PAGE, provider, View(page="health"))
+
+    assert str(page).count("attention'") == 1
+    assert words(page).endswith("gpu07 | a GPU is lost | gpu08 | swap is used")
