@@ -199,7 +199,7 @@ class _Page:
         steps = 0
         if incident.onset is not None and incident.last is not None:
             steps = incident.last.step - incident.onset.step + 1
-        cost = "it has no price: no step shows what it costs"
+        cost = "not priced: what it costs does not show in the time of steps"
         if incident.saved_s is not None and steps:
             cost = f"{format_seconds(incident.saved_s)} in each of {format_count(steps, 'step')}"
             cost += ", times the ranks of the job"
@@ -408,7 +408,9 @@ def state_sentence(incident: Incident) -> str:
             f" {again.step:,} on."
         )
     if incident.state is IncidentState.OPEN_AT_END:
-        return f"Open at the end of the run{since}." if since else "It ended the run."
+        return f"Open at the end of the run{since}."
+    if incident.state is IncidentState.ENDED_RUN:
+        return "It ended the run." if last is None else f"It ended the run in step {last.step:,}."
     ended = "Ended." if last is None else f"Ended after step {last.step:,}."
     return ended if fix is None else f"{ended} {fix_sentence(fix)}"
 

@@ -132,7 +132,8 @@ def test_a_fix_is_verified_with_an_interval_or_says_why_not(
     [
         ({}, "Ongoing since step 10."),
         ({"state": IncidentState.OPEN_AT_END}, "Open at the end of the run since step 10."),
-        ({"state": IncidentState.OPEN_AT_END, "onset": None}, "It ended the run."),
+        ({"state": IncidentState.ENDED_RUN}, "It ended the run in step 29."),
+        ({"state": IncidentState.ENDED_RUN, "last": None}, "It ended the run."),
         (
             {
                 "state": IncidentState.ENDED,
