@@ -321,8 +321,11 @@ class _Page:
         title = html.H2("Acknowledgement and notes")
         about = "No alert was raised about it."
         if alert is not None:
-            by = f" by {escape(alert.acknowledged_by)}" if alert.acknowledged_by else ""
-            about = f"Its alert ({alert.name}) is {alert.state}{by}."
+            about = f"Its alert ({alert.name}) is {alert.state}"
+            if alert.acknowledged_by:
+                is_that = alert.state is AlertState.ACKNOWLEDGED
+                about += f"{'' if is_that else ', acknowledged'} by {escape(alert.acknowledged_by)}"
+            about += "."
         if not self.shown.may_change:
             text = "To acknowledge, silence or write, open the URL that `rankscope serve` printed."
             return [

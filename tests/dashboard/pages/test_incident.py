@@ -200,6 +200,19 @@ def test_who_may_only_read_gets_neither_buttons_nor_a_form() -> None:
     assert "Its alert (1a2b3c4d) is open." in reader
 
 
+@pytest.mark.parametrize(
+    ("state", "sentence"),
+    [
+        (AlertState.ACKNOWLEDGED, "is acknowledged by ana."),
+        (AlertState.SILENCED, "is silenced, acknowledged by ana."),
+    ],
+)
+def test_the_alert_says_who_takes_care_of_it(state: AlertState, sentence: str) -> None:
+    taken = replace(OPEN, state=state, acknowledged_by="ana")
+
+    assert sentence in words(shown(view_of(INCIDENT, alert=taken)))
+
+
 def test_a_resolved_alert_can_be_neither_acknowledged_nor_silenced() -> None:
     over = replace(OPEN, state=AlertState.RESOLVED)
 
