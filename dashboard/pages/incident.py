@@ -199,7 +199,7 @@ class _Page:
         steps = 0
         if incident.onset is not None and incident.last is not None:
             steps = incident.last.step - incident.onset.step + 1
-        cost = "it has no price: no step shows what it costs"
+        cost = "not priced: what it costs does not show in the time of steps"
         if incident.saved_s is not None and steps:
             cost = f"{format_seconds(incident.saved_s)} in each of {format_count(steps, 'step')}"
             cost += ", times the ranks of the job"
@@ -321,8 +321,11 @@ class _Page:
         title = html.H2("Acknowledgement and notes")
         about = "No alert was raised about it."
         if alert is not None:
-            by = f" by {escape(alert.acknowledged_by)}" if alert.acknowledged_by else ""
-            about = f"Its alert ({alert.name}) is {alert.state}{by}."
+            about = f"Its alert ({alert.name}) is {alert.state}"
+            if alert.acknowledged_by:
+                is_that = alert.state is AlertState.ACKNOWLEDGED
+                about += f"{'' if is_that else ', acknowledged'} by {escape(alert.acknowledged_by)}"
+            about += "."
         if not self.shown.may_change:
             text = "To acknowledge, silence or write, open the URL that `rankscope serve` printed."
             return [
@@ -408,7 +411,9 @@ def state_sentence(incident: Incident) -> str:
             f" {again.step:,} on."
         )
     if incident.state is IncidentState.OPEN_AT_END:
-        return f"Open at the end of the run{since}." if since else "It ended the run."
+        return f"Open at the end of the run{since}."
+    if incident.state is IncidentState.ENDED_RUN:
+        return "It ended the run." if last is None else f"It ended the run in step {last.step:,}."
     ended = "Ended." if last is None else f"Ended after step {last.step:,}."
     return ended if fix is None else f"{ended} {fix_sentence(fix)}"
 

@@ -17,7 +17,9 @@ class IncidentState(StrEnum):
 
     ONGOING = "ongoing"
     OPEN_AT_END = "open at the end of the run"
-    """The last steps of the run show it, or it ended the run."""
+    """The last steps of the run show it."""
+
+    ENDED_RUN = "ended the run"
 
     ENDED = "ended"
     """The newest steps no longer show it."""

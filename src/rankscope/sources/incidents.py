@@ -204,7 +204,10 @@ def _state(
         return IncidentState.FIXED
     if finding.closed_ns is not None or restarted is not None:
         return IncidentState.ENDED
-    return IncidentState.ONGOING if source.state == RUNNING else IncidentState.OPEN_AT_END
+    if source.state == RUNNING:
+        return IncidentState.ONGOING
+    is_end = ends_run(to_tracked(finding).finding)
+    return IncidentState.ENDED_RUN if is_end else IncidentState.OPEN_AT_END
 
 
 def _restart_after(finding: StoredFinding, incarnations: Sequence[Incarnation]) -> Moment | None:
@@ -270,11 +273,16 @@ class _StepTimes:
         return Moment(epoch=epoch, step=step, at_ns=at_ns)
 
     def last(self, finding: StoredFinding) -> Moment | None:
-        """Return the last step that shows a finding."""
-        if finding.last_step is None:
+        """Return the last step that shows a finding, in the newest epoch that it can be of.
+
+        The epoch of a finding is that of its placement, which a restart on the same hosts keeps.
+        """
+        step = finding.last_step
+        if step is None:
             return None
-        key = finding.epoch, finding.last_step
-        return Moment(epoch=key[0], step=key[1], at_ns=self.at_ns(key, "last_ns"))
+        epochs = [key[0] for key in self.rows if key[1] == step and key[0] <= finding.epoch]
+        epoch = max(epochs, default=finding.epoch)
+        return Moment(epoch=epoch, step=step, at_ns=self.at_ns((epoch, step), "last_ns"))
 
     def at_ns(self, key: Key, name: str) -> int | None:
         """Return the begin or the end of a step; None if it is not stored."""
@@ -306,9 +314,10 @@ def _check_fix(
         report: The diagnosis of the run, which knows the planned pauses.
         until: The finding as which it came back, if it did.
     """
-    if finding.last_step is None:
+    end = times.last(finding)
+    if end is None:
         return None
-    first, last = (onset.epoch, onset.step), (finding.epoch, finding.last_step)
+    first, last = (onset.epoch, onset.step), (end.epoch, end.step)
     returned = times.onset(until[0]) if until else None
     skipped: set[int] = set()
     if report is not None:
@@ -316,7 +325,7 @@ def _check_fix(
     if finding.cause in PLANNED:
         skipped = set()
     steady = [key for key in times.rows if key not in times.first_steps and key[1] not in skipped]
-    newest = {step: epoch for epoch, step in sorted(steady)}
+    newest = {step: epoch for epoch, step in times.rows}  # ascending: the last one counts
     valid = [key for key in steady if newest[key[1]] == key[0]]
     shown = [key for key in valid if first <= key <= last and first[1] <= key[1] <= last[1]]
     since = [key for key in valid if key > last]
@@ -332,7 +341,7 @@ def _check_fix(
         outcome = FixOutcome.VERIFIED
     return Fix(
         outcome=outcome,
-        first_step=since[0][1] if since else finding.last_step + 1,
+        first_step=since[0][1] if since else end.step + 1,
         num_before=len(before_s),
         num_after=len(after_s),
         num_needed=MIN_STEPS,

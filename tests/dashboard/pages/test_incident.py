@@ -132,7 +132,8 @@ def test_a_fix_is_verified_with_an_interval_or_says_why_not(
     [
         ({}, "Ongoing since step 10."),
         ({"state": IncidentState.OPEN_AT_END}, "Open at the end of the run since step 10."),
-        ({"state": IncidentState.OPEN_AT_END, "onset": None}, "It ended the run."),
+        ({"state": IncidentState.ENDED_RUN}, "It ended the run in step 29."),
+        ({"state": IncidentState.ENDED_RUN, "last": None}, "It ended the run."),
         (
             {
                 "state": IncidentState.ENDED,
@@ -197,6 +198,19 @@ def test_who_may_only_read_gets_neither_buttons_nor_a_form() -> None:
     assert "Add note" in writer
     assert "Add note" not in reader
     assert "Its alert (1a2b3c4d) is open." in reader
+
+
+@pytest.mark.parametrize(
+    ("state", "sentence"),
+    [
+        (AlertState.ACKNOWLEDGED, "is acknowledged by ana."),
+        (AlertState.SILENCED, "is silenced, acknowledged by ana."),
+    ],
+)
+def test_the_alert_says_who_takes_care_of_it(state: AlertState, sentence: str) -> None:
+    taken = replace(OPEN, state=state, acknowledged_by="ana")
+
+    assert sentence in words(shown(view_of(INCIDENT, alert=taken)))
 
 
 def test_a_resolved_alert_can_be_neither_acknowledged_nor_silenced() -> None:

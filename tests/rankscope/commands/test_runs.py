@@ -49,7 +49,18 @@ def test_a_run_is_listed_with_its_worst_open_finding_and_watched_to_its_end(
         analyze_stored(AnalyzeOptions(run_id="r", rank=8, store_url=url))
 
 
-HEADER = ["run", "cause", "ranks", "steps", "cost", "confidence", "opened", "closed", "follows"]
+HEADER = [
+    "run",
+    "no.",
+    "cause",
+    "ranks",
+    "steps",
+    "cost",
+    "confidence",
+    "opened",
+    "closed",
+    "follows",
+]
 TIMES = ("1970-01-01 00:00:00", "2023-11-14 22:13:20")
 
 
@@ -65,8 +76,8 @@ def test_findings_are_listed_with_their_first_and_last_step(tmp_path: Path) -> N
 
     assert [re.split(" {2,}", line) for line in lines] == [
         HEADER,
-        ["r", "slow-compute", "5, 7", "10-29", "310 ms", "0.95", *TIMES, "-"],
-        ["r", "crash", "5, 7", "-", "n/a", "0.95", TIMES[0], "open", "-"],
+        ["r", "0", "slow-compute", "5, 7", "10-29", "310 ms", "0.95", *TIMES, "-"],
+        ["r", "1", "crash", "5, 7", "-", "n/a", "0.95", TIMES[0], "open", "-"],
     ]
 
 

@@ -79,6 +79,18 @@ def test_a_fault_that_lasts_is_open_at_the_end_and_ongoing_while_the_job_trains(
     assert running.state is IncidentState.ONGOING
 
 
+def test_a_crash_ended_the_run_at_no_price(store: Store) -> None:
+    store_run(store, "crashed", "crash:rank=3,step=12,kind=cuda-oom", num_steps=20)
+
+    (incident,) = read_incidents(incident_source(store, "crashed", state="failed"))
+
+    assert (incident.cause, incident.state) == ("crash", IncidentState.ENDED_RUN)
+    assert (incident.lost_device_h, incident.fix) == (None, None)
+    # The step never ended: it began when the one before did.
+    assert incident.onset is not None
+    assert incident.onset.at_ns is not None
+
+
 def test_a_fix_with_few_steps_since_is_not_verified_yet(store: Store) -> None:
     store_run(store, "young", f"{SLOW},steps=10-19", num_steps=24)
 
@@ -157,6 +169,26 @@ def test_a_restart_with_another_host_and_commit_is_listed_before_the_onset(store
     assert found["host"] == "rank 5 moved from sim-00002 to spare-7"
     assert found["setting"] == "git.commit: aaa111 -> bbb222"
     assert {each.num_steps_before for each in incident.before_onset} == {incident.onset.step - 30}
+
+
+def test_a_restart_that_fixes_it_is_verified_by_the_steps_of_the_next_epoch(store: Store) -> None:
+    # GIVEN a fault until the restart, which repeats steps 30 to 35 on the same hosts without it
+    store_run(store, "repaired", f"{SLOW},steps=10-35")
+    store_run(store, "healthy-epoch", num_steps=16)
+    restart_as(store, "repaired", "healthy-epoch", first_step=30)
+
+    (incident,) = read_incidents(incident_source(store, "repaired"))
+
+    assert incident.last is not None
+    assert (incident.last.epoch, incident.last.step) == (0, 29)
+    assert incident.state is IncidentState.FIXED
+    assert incident.fix is not None
+    # Step 30 is the start-up of the epoch; steps 30 to 35 of epoch 0 were repeated.
+    assert (incident.fix.first_step, incident.fix.num_before, incident.fix.num_after) == (
+        31,
+        20,
+        15,
+    )
 
 
 def test_a_checkpoint_before_the_onset_is_listed_and_a_routine_event_is_not(store: Store) -> None:
