@@ -42,27 +42,32 @@ def summarize_profile(
         None and no kernels if the run is not a profile.
     """
     wanted = frozenset(steps)
-    sums: dict[int, dict[str, int]] = {}
+    sums: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    files: defaultdict[int, Counter[str]] = defaultdict(Counter)
     num_steps: Counter[int] = Counter()
     known: set[int] = set()
     for event in context.events:
         step = event.data.get("step")
-        if event.kind == DEVICE_TIME and step in wanted:
-            own = sums.setdefault(event.rank, defaultdict(int))
-            for part, length in _parts(event.data).items():
-                own[part] += length
+        if event.kind != DEVICE_TIME:
+            continue
+        if step is None:
+            files[event.rank].update(_parts(event.data))
+        elif step in wanted:
+            sums[event.rank].update(_parts(event.data))
             num_steps[event.rank] += 1
             known.add(step)
     if not sums:
         return None, ()
-    parts = sorted({part for own in sums.values() for part in own}, key=_order)
     ranks = sorted(sums)
-    mean_ns = [[sums[rank].get(part, 0) / num_steps[rank] for part in parts] for rank in ranks]
+    parts = sorted({part for rank in ranks for part in (*sums[rank], *files[rank])}, key=_order)
+    mean_ns = [[sums[rank][part] / num_steps[rank] for part in parts] for rank in ranks]
+    file_ns = [[files[rank][part] for part in parts] for rank in ranks]
     device_time = DeviceTime(
         parts=tuple(parts),
         steps=tuple(sorted(known)),
         ranks=tuple(ranks),
         by_rank_s=np.array(mean_ns) / NS_PER_S,
+        file_by_rank_s=np.array(file_ns) / NS_PER_S if all(map(any, file_ns)) else None,
     )
     return device_time, average_kernels(
         (record for record in context.kernels if record.step in known),

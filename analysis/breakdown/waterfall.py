@@ -185,7 +185,12 @@ def build_waterfall(
         own = rank_steps.of_block(block.first_step, len(block.model.operations.steps))
         filled = compute_occupancy(block.model, block.waits, own, launched=reading.without_launch)
         time = np.zeros((len(own), len(PARTS)), dtype=np.int64)
-        useful_ns += _add_operations(time, filled, block.model)
+        useful_ns += _add_operations(
+            time,
+            filled,
+            block.model,
+            gap_before=Part.HOST_GAP if run.records_loader else Part.INPUT,
+        )
         scheduled = None
         if run.layout.pp > 1 and ideal is not None:
             of_block = slice(block.first_step, block.first_step + len(block.model.operations.steps))
@@ -254,8 +259,14 @@ def summarize_waterfall(waterfall: Waterfall, waited: WaitAttribution) -> Waterf
     )
 
 
-def _add_operations(time: NDArray[np.int64], filled: Occupancy, model: ReplayModel) -> int:
-    """Add all but waits; return the useful forward and backward compute of all ranks, in ns."""
+def _add_operations(
+    time: NDArray[np.int64], filled: Occupancy, model: ReplayModel, *, gap_before: Part
+) -> int:
+    """Add all but waits; return the useful forward and backward compute of all ranks, in ns.
+
+    Args:
+        gap_before: What gaps of the host before the first compute of a step are.
+    """
     num_kinds = len(model.kinds)
     is_compute = np.array([name in COMPUTE_KINDS for name in model.kinds], dtype=np.bool_)
     actual = filled.spent_ns[1, :, :num_kinds] * is_compute
@@ -269,7 +280,7 @@ def _add_operations(time: NDArray[np.int64], filled: Occupancy, model: ReplayMod
     before, after = filled.spent_ns * ~np.append(is_compute, [False] * 3)
     parts = [_PART_OF_KIND.get(kind, Part.HOST_GAP) for kind in model.kinds]
     # Without any compute, nothing was input for it.
-    for spent, gap in ((before * has_compute, Part.INPUT), (before * ~has_compute + after, None)):
+    for spent, gap in ((before * has_compute, gap_before), (before * ~has_compute + after, None)):
         for column, part in enumerate((*parts, *_PARTS_BESIDE_KINDS)):
             own = gap if gap and part is Part.HOST_GAP else part
             time[:, CODE[own]] += spent[:, column]

@@ -23,6 +23,18 @@ class DeviceTime:
     by_rank_s: FloatArray
     """Shape (ranks, parts): mean seconds per step."""
 
+    file_by_rank_s: FloatArray | None = None
+    """Shape (ranks, parts): seconds of the whole files, which have other steps as well, and what is
+    outside of all; None if an older version imported them."""
+
+    @property
+    def file_ratio(self) -> dict[str, float] | None:
+        """Share of each part in the files of all ranks."""
+        if self.file_by_rank_s is None:
+            return None
+        total_s = self.file_by_rank_s.sum(axis=0)
+        return dict(zip(self.parts, (total_s / total_s.sum()).tolist(), strict=True))
+
     @property
     def mean_s(self) -> dict[str, float]:
         """Mean of the ranks by part."""

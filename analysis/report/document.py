@@ -70,6 +70,7 @@ def to_document(report: RunReport) -> dict[str, Any]:
         and {
             "steps": list(device.steps),
             "mean_s": device.mean_s,
+            "file_ratio": device.file_ratio,
             "by_rank_s": {str(rank): device.of_rank(rank) for rank in device.ranks},
         },
         "kernels": [asdict(kernel) for kernel in report.kernels],

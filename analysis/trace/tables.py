@@ -182,6 +182,14 @@ class RunInfo:
         return sum(num for reason, num in dropped.items() if reason not in {TORN, INVALID})
 
     @property
+    def records_loader(self) -> bool:
+        """True if PyTorch's loader itself writes each wait for it, as in its profiler's traces.
+
+        Other time before the first compute of a step is the host's then, not input.
+        """
+        return self.imported == "torch.profiler"
+
+    @property
     def has_layout(self) -> bool:
         """True if the parallel layout is known; else ``coords.dp`` is the rank's number."""
         return is_layout_known(self.layout, self.world_size)

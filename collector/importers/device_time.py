@@ -13,26 +13,28 @@ host:
 
 A host runs ahead of its device. So a step begins on the device when the work of the steps before
 is done, if that is later than its annotation, and ends when its own is. The parts sum to its time.
+
+The whole file, from its first work to its last, has the same parts: HTA shows those.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
-from rankscope.tracer.span import NS_PER_MS
+import numpy as np
 
-from .intervals import subtract, unite
+from rankscope.tracer.span import NONE, NS_PER_MS
+
+from .intervals import Intervals, covered_ns, find_around, subtract, unite
 from .kernel_sums import COPIES
-from .kineto_trace import index_around
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .kineto_events import Work
-    from .kineto_trace import RankTrace
+    from numpy.typing import NDArray
 
-    Interval = tuple[int, int]
+    from .intervals import Times
+    from .kineto_trace import RankTrace, WorkTable
 
 DEVICE_TIME = "device-time"
 """Kind of the event that has the parts of one step."""
@@ -46,50 +48,57 @@ margin. Until then the device is idle because of the launch."""
 
 
 def split_steps(
-    trace: RankTrace, comm: Sequence[tuple[int, int, str]]
+    trace: RankTrace, table: WorkTable, comm: Sequence[tuple[int, int, str]]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield end and data of each step's event; its parts sum to ``step_ns``.
 
+    The last one is of the whole file, from its first work to the end of its last. It has no step.
+
     Args:
         trace: The trace.
+        table: Its work.
         comm: Begin, end and kind of each communication.
     """
-    steps = _device_steps(trace)
-    by_kind: dict[str, list[Interval]] = {}
-    for begin, end, kind in comm:
-        by_kind.setdefault(kind, []).append((begin, end))
-    is_copy = [work.event["cat"] in COPIES for work in trace.compute]
-    busy: list[Interval] = []
-    parts: dict[tuple[str, str], list[Interval]] = {}
-    for part, works in (
-        (("compute", ""), _times(trace.compute, is_copy, wanted=False)),
-        *((("exposed", kind), own) for kind, own in sorted(by_kind.items())),
-        (("copy", ""), _times(trace.compute, is_copy, wanted=True)),
-    ):
-        parts[part] = subtract(unite(works), busy)
-        busy = unite([*busy, *parts[part]])
-    idle = subtract([(steps[0][0], steps[-1][1])], busy)
-    for reason, intervals in _explain(trace, idle).items():
-        parts["idle", reason] = intervals
-    for begin, end, step in steps:
-        length = {part: _overlap(own, begin, end) for part, own in parts.items()}
-        yield (
-            end,
-            {
-                "step": step,
-                "step_ns": end - begin,
-                "compute_ns": length["compute", ""],
-                "exposed_ns": {
-                    name: ns for (part, name), ns in length.items() if part == "exposed"
-                },
-                "copy_ns": length["copy", ""],
-                "idle_ns": {name: ns for (part, name), ns in length.items() if part == "idle"},
-            },
-        )
+    steps = _device_steps(trace, table)
+    whole = Intervals(table.start[:1], table.end.max(initial=0, keepdims=True)[: len(table.start)])
+    is_copy = np.array([work.event["cat"] in COPIES for work in table.works], dtype=np.bool_)
+    work = Intervals(table.start, table.end)
+    covering = {
+        ("compute", ""): work.chosen(~table.is_comm & ~is_copy),
+        **{
+            ("exposed", kind): Intervals.of([row for row in comm if row[2] == kind])
+            for kind in sorted({kind for *_, kind in comm})
+        },
+        ("copy", ""): work.chosen(~table.is_comm & is_copy),
+    }
+    busy, parts = Intervals.of(()), {}
+    for part, own in covering.items():
+        parts[part] = subtract(unite(own), busy)
+        busy = unite(busy, parts[part])
+    idle = subtract(unite(steps, whole), busy)
+    for reason, own in _explain(trace, table, idle).items():
+        parts["idle", reason] = unite(own)
+    numbers: list[int | None] = [number for *_, number in trace.steps]
+    for window, names in ((steps, numbers), (whole, (None,))):
+        lengths = {part: covered_ns(own, *window).tolist() for part, own in parts.items()}
+        for at, (begin, end) in enumerate(window.to_rows()):
+            own_lengths = {part: ns[at] for part, ns in lengths.items()}
+            yield end, _to_data(names[at], end - begin, own_lengths)
+
+
+def _to_data(step: int | None, step_ns: int, lengths: dict[tuple[str, str], int]) -> dict[str, Any]:
+    return {
+        "step": step,
+        "step_ns": step_ns,
+        "compute_ns": lengths["compute", ""],
+        "exposed_ns": {name: ns for (part, name), ns in lengths.items() if part == "exposed"},
+        "copy_ns": lengths["copy", ""],
+        "idle_ns": {name: ns for (part, name), ns in lengths.items() if part == "idle"},
+    }
 
 
 def describe_step(data: dict[str, Any]) -> str:
-    """Return the parts of a step in one line."""
+    """Return the parts of a step, or of the whole file, in one line."""
     exposed, idle = sum(data["exposed_ns"].values()), sum(data["idle_ns"].values())
     parts = {
         "compute": data["compute_ns"],
@@ -98,91 +107,77 @@ def describe_step(data: dict[str, Any]) -> str:
         "idle": idle,
     }
     texts = [f"{name} {length / NS_PER_MS:.1f} ms" for name, length in parts.items() if length]
-    return f"step {data['step']}, {data['step_ns'] / NS_PER_MS:.1f} ms: {', '.join(texts)}"
+    window = "whole file" if data["step"] is None else f"step {data['step']}"
+    return f"{window}, {data['step_ns'] / NS_PER_MS:.1f} ms: {', '.join(texts)}"
 
 
-def _device_steps(trace: RankTrace) -> list[tuple[int, int, int]]:
-    """Return begin, end and number of each step on the device; they do not overlap."""
-    done: dict[int, int] = {}
-    for work in (*trace.compute, *trace.comm):
-        index = index_around(trace.steps, work.launch_ns)
-        done[index] = max(work.end_ns, done.get(index, 0))
-    steps, before = [], 0
-    for index, (begin, end, step) in enumerate(trace.steps):
-        until = max(end, before, done.get(index, 0))
-        steps.append((max(begin, before), until, step))
-        before = until
-    return steps
+def _device_steps(trace: RankTrace, table: WorkTable) -> Intervals:
+    """Return begin and end of each step on the device; they do not overlap."""
+    index = find_around(Intervals.of(trace.steps), table.launch)
+    begin, end = Intervals.of(trace.steps)
+    done = np.append(end, 0)  # the last one: of work outside
+    np.maximum.at(done, index, table.end)
+    until = np.maximum.accumulate(done[:-1])
+    return Intervals(np.maximum(begin, np.append(0, until)[:-1]), until)
 
 
-def _explain(trace: RankTrace, idle: Sequence[Interval]) -> dict[str, list[Interval]]:
-    """Return the idle time of a device by reason."""
-    reasons: dict[str, list[Interval]] = {reason: [] for reason in REASONS}
-    loader = unite(trace.loader)
-    works = sorted((*trace.compute, *trace.comm), key=lambda work: work[:2])
-    launches = sorted(work.launch_ns for work in works)
-    for begin, end in idle:
-        launch, thread = _next_launch(trace, works, end)
-        if launch is not None and launch <= begin:
-            reasons[UNKNOWN].append((begin, end))
-            continue
-        host = [(begin, end if launch is None else min(launch, end))]
-        later = subtract(host, loader)
-        reasons[INPUT] += subtract(host, later)
-        if launch is None:
-            reasons[UNKNOWN] += later
-            continue
-        before = bisect_left(launches, launch)
-        since = launches[before - 1] if before else 0
-        blocked = _overlap(trace.synchronizations.get(thread, ()), since, launch)
-        for first, last in later:
-            middle = min(last, first + blocked)
-            blocked -= middle - first
-            reasons[SYNCHRONISATION].append((first, middle))
-            reasons[LAUNCH].append((middle, last))
-        launched = min(launch, end)
-        begun = min(end, launched + LATENCY_NS)
-        reasons[LAUNCH].append((launched, begun))
-        reasons[UNKNOWN].append((begun, end))
+def _explain(trace: RankTrace, table: WorkTable, idle: Intervals) -> dict[str, Intervals]:
+    """Return the idle time of a device by reason; ``idle`` is disjoint and ascending."""
+    launch, next_row = _next_launches(trace, table, idle.end)
+    is_known = launch != NONE
+    was_launched = is_known & (launch <= idle.begin)
+    launched = np.where(is_known, np.minimum(launch, idle.end), idle.end)
+    host = Intervals(idle.begin, np.maximum(launched, idle.begin)).chosen(~was_launched)
+    loader = unite(Intervals.of(trace.loader))
+    later = subtract(host, loader)
+    of = np.searchsorted(idle.begin, later.begin, side="right") - 1
+    length = later.end - later.begin
+    before = np.cumsum(length) - length
+    before -= before[np.searchsorted(of, of)]  # in the same idle time
+    blocked = _blocked_ns(trace, table, launch, next_row)[of]
+    middle = later.begin + np.clip(blocked - before, 0, length)
+    begun = np.minimum(launched + LATENCY_NS, idle.end)
+    explained = is_known & ~was_launched
     return {
-        reason: [(first, last) for first, last in intervals if first < last]
-        for reason, intervals in reasons.items()
+        LAUNCH: unite(
+            Intervals(middle, later.end).chosen(is_known[of]),
+            Intervals(launched, begun).chosen(explained),
+        ),
+        INPUT: subtract(host, subtract(host, loader)),
+        SYNCHRONISATION: Intervals(later.begin, middle),
+        UNKNOWN: unite(
+            idle.chosen(was_launched),
+            later.chosen(~is_known[of]),
+            Intervals(begun, idle.end).chosen(explained),
+        ),
     }
 
 
-def _next_launch(trace: RankTrace, works: Sequence[Work], at_ns: int) -> tuple[int | None, str]:
-    """Return when and by which thread the first kernel from a time on was launched.
+def _next_launches(
+    trace: RankTrace, table: WorkTable, at: Times
+) -> tuple[Times, NDArray[np.int64]]:
+    """Return when the first kernel from each time on was launched, and its row.
 
-    None if it is unknown. If there is no such kernel, the last thread has launched none by then.
-
-    Args:
-        trace: A processor's operators are not launched.
-        works: By begin.
-        at_ns: The time.
+    The time is `NONE` if it is unknown. If there is no such kernel, the thread of the last one has
+    launched none by then.
     """
-    place = bisect_left(works, at_ns, key=lambda work: work.start_ns)
-    if not trace.is_of_device or not works:
-        return None, ""
-    if place == len(works):
-        return at_ns, works[-1].thread
-    work = works[place]
-    is_known = work.launch_ns < work.start_ns  # a kernel without a launch has its begin
-    return work.launch_ns if is_known else None, work.thread
+    num = len(table.works)
+    row = np.searchsorted(table.start, at)
+    if not trace.is_of_device or not num:
+        return np.full(len(at), NONE), row
+    launch, start = np.append(table.launch, NONE), np.append(table.start, NONE)
+    # A kernel without a launch has its begin.
+    known = np.where(launch[row] < start[row], launch[row], NONE)
+    return np.where(row == num, at, known), np.minimum(row, num - 1)
 
 
-def _times(works: Sequence[Work], is_copy: Sequence[bool], *, wanted: bool) -> list[Interval]:
-    return [
-        (work.start_ns, work.end_ns)
-        for work, copies in zip(works, is_copy, strict=True)
-        if copies is wanted
-    ]
-
-
-def _overlap(intervals: Sequence[Interval], begin: int, end: int) -> int:
-    """Return how much of a stretch of time ascending, disjoint intervals cover."""
-    total = 0
-    place = bisect_left(intervals, begin, key=lambda interval: interval[1])
-    while place < len(intervals) and intervals[place][0] < end:
-        total += min(end, intervals[place][1]) - max(begin, intervals[place][0])
-        place += 1
-    return total
+def _blocked_ns(trace: RankTrace, table: WorkTable, launch: Times, row: NDArray[np.int64]) -> Times:
+    """Return how long the thread of a kernel was blocked between the launch before and its own."""
+    launches = np.sort(table.launch)
+    before = np.searchsorted(launches, launch)
+    since = np.append(0, launches)[before]
+    blocked = np.zeros(len(launch), dtype=np.int64)
+    for thread, own in trace.synchronizations.items():
+        mine = (launch != NONE) & np.isin(row, table.rows_of.get(thread, ()))
+        blocked[mine] = covered_ns(Intervals.of(own), since[mine], launch[mine])
+    return blocked

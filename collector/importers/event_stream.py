@@ -38,6 +38,9 @@ FREE_BYTES = 64 << 20
 """Memory that a small value may take whatever its ratio: lists of ranks alone have a high one."""
 
 EVENTS = "traceEvents"
+PHASE = '"ph"'
+"""A member that each event has."""
+
 SPACE = re.compile(r"[ \t\n\r]*")
 SEPARATOR = re.compile(r"[ \t\n\r]*,[ \t\n\r]*(?=[^ \t\n\r])")
 SCAN: Callable[[str, int], tuple[Any, int]] = vars(json.JSONDecoder(strict=False))["scan_once"]
@@ -115,6 +118,7 @@ class EventStream:
         self._at += 1
         while self._next_char() != "]":
             yield from self._elements_of_piece()
+            self._read_on()
             yield self._value()
             if self._next_char() == ",":
                 self._at += 1
@@ -123,10 +127,14 @@ class EventStream:
         self._at += 1
 
     def _elements_of_piece(self) -> Iterator[Any]:
-        """Yield the elements that are whole in this piece, up to the last: most take this path."""
+        """Yield the elements that are whole in this piece, up to the last: most take this path.
+
+        The last is not tried: an error of the scanner counts the lines of the whole piece.
+        """
         text, at = self._text, self._at
+        last = text.rfind("{", at, max(text.rfind(PHASE, at), at))
         try:
-            while True:
+            while at < last or last <= self._at:
                 value, end = SCAN(text, at)
                 separator = SEPARATOR.match(text, end)
                 if separator is None:

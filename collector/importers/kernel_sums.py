@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, fields
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from rankscope.tracer.span import NONE
 
-from .kineto_trace import index_around
+from .kineto_compute import PHASE_KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from rankscope.tracer.span import SpanKind
+    from numpy.typing import NDArray
 
-    from .kineto_events import Work
+    from .kineto_compute import Phases
+    from .kineto_trace import RankTrace, WorkTable
     from .operator_costs import Cost
 
 MAX_NAMES = 500
@@ -29,7 +32,7 @@ OTHER = "other"
 MAX_CHARS = 160
 """Of a kernel's name: longer ones lose what is deepest in their templates first."""
 
-COMPUTE, COMMUNICATION, COPY = "compute", "communication", "copy"
+STREAMS = COMPUTE, COMMUNICATION, COPY = "compute", "communication", "copy"
 COPIES = frozenset({"gpu_memcpy", "gpu_memset"})
 NOISE = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\bat::native::|^(?:void|static) ")
 
@@ -75,58 +78,89 @@ class KernelSum:
         )
 
 
-def sum_kernels(
-    works: Sequence[Work],
-    phases: Sequence[tuple[int, SpanKind] | None],
-    *,
-    comm: frozenset[int],
-    costs: Mapping[str, Sequence[tuple[int, int, Cost]]],
-) -> list[dict[str, Any]]:
+def sum_kernels(trace: RankTrace, table: WorkTable, phases: Phases) -> list[dict[str, Any]]:
     """Return the lines of ``kernels.jsonl``: one for each step, phase, stream and name.
 
-    Args:
-        works: Kernels of the device, or operators of the processor.
-        phases: Step and phase of each; None outside the steps.
-        comm: Places of those that are communication.
-        costs: Begin, end and work of operators by thread. It counts for the longest kernel that
-            was launched in the operator: old profiles have no other link between the two.
+    The names are those of kernels of the device, or of operators of the processor.
     """
-    cost_of = _place_costs(works, comm, costs)
+    inside = np.flatnonzero(phases.step != NONE)
+    if not len(inside):
+        return []
+    is_copy = np.array([work.event["cat"] in COPIES for work in table.works], dtype=np.bool_)
+    stream = np.where(table.is_comm, STREAMS.index(COMMUNICATION), is_copy * STREAMS.index(COPY))
+    places: dict[tuple[str, bool], int] = {}
+    full_names = zip((work.event["name"] for work in table.works), is_copy.tolist(), strict=True)
+    name = np.array([places.setdefault(key, len(places)) for key in full_names])
+    names = [full if copies else shorten_name(full) for full, copies in places]
+    shape = len(trace.steps), len(PHASE_KINDS), len(STREAMS), len(names)
+    columns = (column[inside] for column in (*phases, stream, name))
+    cells, cell = np.unique(np.ravel_multi_index(tuple(columns), shape), return_inverse=True)
+    order = np.argsort(cell, kind="stable")
+    first = np.searchsorted(cell[order], np.arange(len(cells)))
+    length = (table.end - table.start)[inside][order]
+    costs: dict[int, list[Cost]] = defaultdict(list)
+    for row, cost in _place_costs(trace, table, ~table.is_comm & ~is_copy).items():
+        if phases.step[row] != NONE:
+            costs[int(cell[np.searchsorted(inside, row)])].append(cost)
     sums: dict[KernelKey, KernelSum] = {}
-    names: dict[str, str] = {}
-    for place, (work, phase) in enumerate(zip(works, phases, strict=True)):
-        if phase is None:
-            continue
-        full, length = work.event["name"], _length(work)
-        is_copy = work.event["cat"] in COPIES
-        if full not in names:
-            names[full] = full if is_copy else shorten_name(full)
-        stream = COMMUNICATION if place in comm else COPY if is_copy else COMPUTE
-        key = KernelKey(phase[0], str(phase[1]), stream, names[full])
-        launch = KernelSum(1, length, length, *cost_of.get(place, (None, None, "")))
-        sums[key] = sums[key].plus(launch) if key in sums else launch
-    columns = [column.name for column in fields(KernelSum)]
+    for place, (step, kind, of_stream, of_name, num, total_ns, max_ns) in enumerate(
+        zip(
+            *(column.tolist() for column in np.unravel_index(cells, shape)),
+            np.diff(first, append=len(cell)).tolist(),
+            np.add.reduceat(length, first).tolist(),
+            np.maximum.reduceat(length, first).tolist(),
+            strict=True,
+        )
+    ):
+        number, phase = trace.steps[step][2], str(PHASE_KINDS[kind])
+        key = KernelKey(number, phase, STREAMS[of_stream], names[of_name])
+        own = KernelSum(num, total_ns, max_ns, *_add_costs(costs[place], num))
+        sums[key] = sums[key].plus(own) if key in sums else own
+    values = [column.name for column in fields(KernelSum)]
     return [
-        {**key._asdict(), **{name: getattr(row, name) for name in columns}}
-        for key, row in sorted(_limit_names(sums).items())
+        {**key._asdict(), **{value: getattr(own, value) for value in values}}
+        for key, own in sorted(_limit_names(sums).items())
     ]
 
 
 def _place_costs(
-    works: Sequence[Work],
-    comm: frozenset[int],
-    costs: Mapping[str, Sequence[tuple[int, int, Cost]]],
+    trace: RankTrace, table: WorkTable, is_kernel: NDArray[np.bool_]
 ) -> dict[int, Cost]:
-    """Return the work of the operators by the places of their longest kernels."""
-    longest: dict[tuple[str, int], int] = {}
-    for place, work in enumerate(works):
-        index = index_around(costs.get(work.thread, ()), work.launch_ns)
-        if index == NONE or place in comm:
+    """Return the work of the operators by the rows of the kernels that do it.
+
+    It is done by the longest kernel that was launched in the operator, or by all of them in the
+    proportion of their times. Old profiles have no other link between the two.
+    """
+    around = table.find_around(trace.costs, table.launch)
+    rows_of: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for row in np.flatnonzero((around != NONE) & is_kernel).tolist():
+        rows_of[table.works[row].thread, int(around[row])].append(row)
+    length_ns = (table.end - table.start).tolist()
+    placed: dict[int, Cost] = {}
+    for (thread, index), rows in rows_of.items():
+        cost = trace.costs[thread][index][2]
+        longest = max(rows, key=length_ns.__getitem__)
+        if not cost.is_shared:
+            placed[longest] = cost
             continue
-        before = longest.setdefault((work.thread, index), place)
-        if _length(work) > _length(works[before]):
-            longest[work.thread, index] = place
-    return {place: costs[thread][index][2] for (thread, index), place in longest.items()}
+        whole_ns = sum(length_ns[row] for row in rows)
+        for row in rows if whole_ns else ():
+            placed[row] = cost.share(length_ns[row], whole_ns)
+    return placed
+
+
+def _add_costs(costs: Sequence[Cost], num: int) -> tuple[int | None, int | None, str]:
+    """Return the work of some launches; what is unknown of any of them is unknown of all."""
+    if len(costs) < num:
+        return None, None, ""
+    flops = [cost.flops for cost in costs]
+    num_bytes = [cost.num_bytes for cost in costs]
+    dtypes = {cost.dtype for cost in costs}
+    return (
+        None if None in flops else sum(filter(None, flops)),
+        None if None in num_bytes else sum(filter(None, num_bytes)),
+        dtypes.pop() if len(dtypes) == 1 else "",
+    )
 
 
 def shorten_name(full: str) -> str:
@@ -178,10 +212,6 @@ def _limit_names(sums: dict[KernelKey, KernelSum]) -> dict[KernelKey, KernelSum]
         before = limited.get(place)
         limited[place] = row if before is None else before.plus(row, num_names=before.num_names + 1)
     return limited
-
-
-def _length(work: Work) -> int:
-    return work.end_ns - work.start_ns
 
 
 def _sum(one: int | None, other: int | None) -> int | None:

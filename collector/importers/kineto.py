@@ -17,10 +17,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from dataclasses import replace
 from functools import partial
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rankscope.tracer.span import NONE, SpanFlag, SpanKind
 from rankscope.tracer.topology import AXES, AxisGroup, derive_layout
@@ -33,7 +32,7 @@ from .kineto_comm import CommKernels, find_communication, split_communication
 from .kineto_compute import COMPUTE_TRACK, compute_records, find_phases
 from .kineto_events import LOADER_PREFIX
 from .kineto_files import JobFiles, find_job
-from .kineto_trace import ReadOptions, check_members, index_around, read_trace
+from .kineto_trace import ReadOptions, WorkTable, check_members, index_around, read_trace
 from .spool_folder import Process, Record, make_group_id
 
 if TYPE_CHECKING:
@@ -198,30 +197,22 @@ def _to_process(trace: RankTrace, run_id: str, kernels: CommKernels) -> Process:
         groups={group.group_id: (str(group.kind), group.axis, group.members) for group in groups},
         notes=comm.notes,
     )
-    process.records += compute_records(trace, comm.calls)
-    process.records += _comm_records(trace, comm.calls)
+    table = WorkTable.of(trace)
+    phases = find_phases(trace, table)
+    calls = [call for call in comm.calls if call.step != NONE]
+    process.records += compute_records(trace, table, phases, calls)
+    process.records += _comm_records(trace, calls)
     process.records += [
         Record(None, "", COMPUTE_TRACK, step, begin, end) for begin, end, step in trace.steps
     ]
     process.records += _host_records(trace)
-    process.kernels += _sum_kernels(trace)
+    process.kernels += sum_kernels(trace, table, phases)
     kinds = [(call.work.start_ns, call.work.end_ns, str(call.comm.kind)) for call in comm.calls]
     process.events += [
         {"at_ns": end_ns, "kind": DEVICE_TIME, "text": describe_step(data), "data": data}
-        for end_ns, data in split_steps(trace, kinds)
+        for end_ns, data in split_steps(trace, table, kinds)
     ]
     return process
-
-
-def _sum_kernels(trace: RankTrace) -> list[dict[str, Any]]:
-    works = sorted([*trace.compute, *trace.comm], key=lambda work: work[:2])
-    comm = {id(work) for work in trace.comm}
-    return sum_kernels(
-        works,
-        find_phases(replace(trace, compute=works)),
-        comm=frozenset(place for place, work in enumerate(works) if id(work) in comm),
-        costs=trace.costs,
-    )
 
 
 def _comm_records(trace: RankTrace, calls: Sequence[Call]) -> Iterator[Record]:

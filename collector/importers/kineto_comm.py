@@ -124,7 +124,7 @@ class CommKernels:
 
 
 class Call(NamedTuple):
-    """A communication of a step, with its place in its group."""
+    """A communication with its place in its group."""
 
     work: Work
     name: str
@@ -132,6 +132,8 @@ class Call(NamedTuple):
 
     track: str
     step: int
+    """`NONE` outside of all steps."""
+
     comm: Comm
     is_known: bool
     """Whether its group is known. If not, it has a group of this rank alone."""
@@ -161,7 +163,7 @@ def split_communication(trace: RankTrace, kernels: CommKernels) -> None:
 
 
 def find_communication(trace: RankTrace, kernels: CommKernels) -> Communication:
-    """Find the group of each communication in the steps of a trace, and number it.
+    """Find the group of each communication of a trace, and number it.
 
     The group is that of the kernel's own arguments, else that of the call around its launch, else
     that of the other communication on its stream, else the only one of its library's axis, else the
@@ -174,8 +176,8 @@ def find_communication(trace: RankTrace, kernels: CommKernels) -> Communication:
     items = []
     for work in trace.comm:
         index = index_around(trace.steps, work.launch_ns)
-        if index != NONE:
-            items.append((work, trace.steps[index][2], _arguments(trace, work)))
+        step = NONE if index == NONE else trace.steps[index][2]
+        items.append((work, step, _arguments(trace, work)))
     for _, _, args in items:
         _add_named_group(trace, groups, args)
     if items and not groups:
@@ -202,16 +204,14 @@ def find_communication(trace: RankTrace, kernels: CommKernels) -> Communication:
             group = Group(UNKNOWN_GROUP, "", alone, make_group_id(UNKNOWN_GROUP, alone))
             groups[UNKNOWN_GROUP] = group
         comm = _number(trace.rank, group, args, step, counts)
-        calls.append(
-            Call(work, name, f"comm {_stream_of(work) or comm.axis}", step, comm, is_known)
-        )
+        calls.append(Call(work, name, f"comm {work.stream or comm.axis}", step, comm, is_known))
     if unknown:
         names = ", ".join(name for name, _ in unknown.most_common(MAX_NAMES))
         notes.append(
             f"the process group of communication is unknown ({names}): who waits for whom in it is"
             " unknown too"
         )
-    if trace.world_size > 1 and len({step for _, step, _ in items}) * 2 < len(trace.steps):
+    if trace.world_size > 1 and len({step for _, step, _ in items} - {NONE}) * 2 < len(trace.steps):
         notes.append(_missing_note(trace))
     return Communication(calls, groups, notes)
 
@@ -269,7 +269,7 @@ def _groups_of_streams(
     for work, _, args in items:
         name = text_of(args.get("Process Group Name"))
         if name in groups:
-            names[_stream_of(work)].add(name)
+            names[work.stream].add(name)
     return {
         stream: groups[next(iter(own))] for stream, own in names.items() if stream and len(own) == 1
     }
@@ -282,7 +282,7 @@ def _group_of(
     of_stream: dict[str, Group],
     kernels: CommKernels,
 ) -> Group | None:
-    group = groups.get(text_of(args.get("Process Group Name"))) or of_stream.get(_stream_of(work))
+    group = groups.get(text_of(args.get("Process Group Name"))) or of_stream.get(work.stream)
     if group is not None:
         return group
     if axis := kernels.axis_of(work.event["name"]):
@@ -337,10 +337,6 @@ def _name_of(work: Work, args: Event) -> str:
     """Return the name of a collective, else that of its kernel without template and arguments."""
     bare = re.sub(r"\(anonymous namespace\)::|^void ", "", HOST_COMM.sub("", work.event["name"]))
     return text_of(args.get("Collective name")) or re.split(r"[<(]", bare)[0]
-
-
-def _stream_of(work: Work) -> str:
-    return text_of(work.event["args"].get("stream"))
 
 
 def _missing_note(trace: RankTrace) -> str:

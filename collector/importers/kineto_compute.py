@@ -7,22 +7,26 @@ else idle time. So the compute of a phase is the union of its kernels, however m
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from rankscope.tracer.span import NONE, IdleName, SpanFlag, SpanKind
 
-from .kineto_events import text_of
+from .intervals import Intervals, find_around
 from .kineto_trace import index_around
 from .spool_folder import Comm, Record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
+    from .intervals import Times
     from .kineto_comm import Call
     from .kineto_events import Work
-    from .kineto_trace import RankTrace
+    from .kineto_trace import RankTrace, WorkTable
 
 DEVICE_SLACK_NS = 20_000
 """Longest time from the end of a communication to the begin of the kernel that waited for it: a
@@ -38,106 +42,174 @@ has some thousand of them at most, however many kernels it has."""
 
 COMPUTE_TRACK = "compute"
 
-Phase = tuple[int, SpanKind]
-"""Step and kind."""
+PHASE_KINDS = SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.OPTIMIZER
+FORWARD, BACKWARD, OPTIMIZER = range(len(PHASE_KINDS))
 
 
-def compute_records(trace: RankTrace, calls: Sequence[Call]) -> list[Record]:
+class Phases(NamedTuple):
+    """Step and phase of each work, by its launch."""
+
+    step: Times
+    """Shape (works,): index of the step; `NONE` outside of all."""
+
+    kind: NDArray[np.int64]
+    """Shape (works,): place in `PHASE_KINDS`."""
+
+
+def find_phases(trace: RankTrace, table: WorkTable) -> Phases:
+    """Return the phases of the work of a trace.
+
+    What is launched by the autograd engine is backward; in a step of the optimizer, or after the
+    last backward, optimizer; else forward.
+    """
+    step = find_around(Intervals.of(trace.steps), table.launch)
+    kind = np.full(len(step), FORWARD)
+    kind[table.find_around(trace.backward, table.launch) != NONE] = BACKWARD
+    kind[table.find_around(trace.optimizer, table.launch) != NONE] = OPTIMIZER
+    backward = (kind == BACKWARD) & (step != NONE)
+    last_backward = np.full(len(trace.steps) + 1, NONE)  # the last one: of work outside
+    np.maximum.at(last_backward, step[backward], table.launch[backward])
+    last = last_backward[step]
+    kind[(kind == FORWARD) & (last != NONE) & (table.launch > last)] = OPTIMIZER
+    return Phases(step, kind)
+
+
+def compute_records(
+    trace: RankTrace, table: WorkTable, phases: Phases, calls: Sequence[Call]
+) -> list[Record]:
     """Return the spans of the phases, with the idle time and the waits in them and between them.
 
     A phase lasts until the stream that computes most begins another one: what other streams
     compute meanwhile belongs to it, so that borders do not depend on which stream was first.
     """
-    sweep = _Sweep(trace, calls)
-    main = _main_stream(trace)
-    for work, phase in zip(trace.compute, find_phases(trace), strict=True):
-        if phase is not None:
-            sweep.add(work, phase, is_main=_stream_of(work) == main)
-    return sweep.finish()
+    rows = np.flatnonzero(~table.is_comm & (phases.step != NONE))
+    if not len(rows):
+        return []
+    busy_ns = np.zeros(len(table.works), dtype=np.int64)
+    busy_ns[rows[1:]] = np.maximum.accumulate(table.end[rows])[:-1]
+    phase = phases.step * len(PHASE_KINDS) + phases.kind
+    may_begin = rows[_is_on_main_stream(table, rows)]
+    may_begin = np.union1d(may_begin, rows[:1])
+    begins = may_begin[np.diff(phase[may_begin], prepend=NONE) != 0]
+    gaps = rows[1:][table.start[rows[1:]] > busy_ns[rows[1:]]]
+    ended = sorted(calls, key=lambda call: call.work.end_ns)
+    waited = _last_waits(trace, table, busy_ns, ended)
+    names = _idle_names(trace, table, busy_ns)
+    sweep = _Sweep(trace)
+    is_begin = set(begins.tolist())
+    for row in np.union1d(begins, gaps).tolist():
+        work, busy = table.works[row], int(busy_ns[row])
+        wait = None if waited[row] == NONE else _find_wait(trace, work, ended[waited[row]], busy)
+        if row not in is_begin:
+            sweep.add_gap(work.start_ns, busy, names[row], wait)
+            continue
+        kind = PHASE_KINDS[phases.kind[row]]
+        sweep.begin(work, busy, (int(phases.step[row]), kind), wait)
+    return sweep.finish(int(table.end[rows].max()))
+
+
+def _is_on_main_stream(table: WorkTable, rows: Times) -> NDArray[np.bool_]:
+    """Return which works are on the stream that computes most."""
+    places: dict[str, int] = {}
+    stream = [places.setdefault(table.works[row].stream, len(places)) for row in rows.tolist()]
+    total_ns = np.bincount(stream, weights=(table.end - table.start)[rows])
+    is_on: NDArray[np.bool_] = np.array(stream) == np.argmax(total_ns)
+    return is_on
+
+
+def _idle_names(trace: RankTrace, table: WorkTable, busy_ns: Times) -> list[IdleName]:
+    """Return for each work why nothing was computed from the end of what was before it."""
+    is_late = (table.launch > busy_ns) & trace.is_of_device
+    is_synchronized = table.find_around(trace.synchronizations, busy_ns) != NONE
+    of = {(False, False): IdleName.IDLE, (False, True): IdleName.IDLE,
+          (True, False): IdleName.LATE, (True, True): IdleName.SYNCHRONIZED}  # fmt: skip
+    return [of[key] for key in zip(is_late.tolist(), is_synchronized.tolist(), strict=True)]
+
+
+def _last_waits(trace: RankTrace, table: WorkTable, busy_ns: Times, ended: Sequence[Call]) -> Times:
+    """Return for each work the last communication that it may have waited for, or `NONE`."""
+    until = table.start.copy()
+    if not trace.is_of_device:
+        until += np.maximum(HOST_SLACK_NS, (table.start - busy_ns) // 10)
+    launch = np.array([call.work.launch_ns for call in ended] or [0], dtype=np.int64)
+    end = np.array([call.work.end_ns for call in ended] or [0], dtype=np.int64)
+    last = np.searchsorted(end[: len(ended)], until, side="right") - 1
+    while (later := (last >= 0) & (launch[last] >= table.start)).any():
+        last[later] -= 1  # it was called after the work began
+    overlaps = np.maximum(busy_ns, launch[last]) < np.minimum(end[last], table.start)
+    may_wait: Times = np.where((busy_ns > 0) & (last >= 0) & overlaps, last, NONE)
+    return may_wait
 
 
 class _Sweep:
-    """One pass over the compute of a rank, in the order of begins."""
+    """The spans of the compute of a rank, in the order of begins."""
 
-    def __init__(self, trace: RankTrace, calls: Sequence[Call]) -> None:
+    def __init__(self, trace: RankTrace) -> None:
         self._records: list[Record] = []
-        self._trace = trace
         self._flags = SpanFlag.HOST_CLOCK
         if trace.is_of_device:
             self._flags = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
-        self._calls = sorted(calls, key=lambda call: call.work.end_ns)
-        self._cell_ns = {step: (end - begin) // RESOLUTION for begin, end, step in trace.steps}
-        self._busy_ns = 0
+        self._numbers = [number for *_, number in trace.steps]
+        self._cells_ns = [(end - begin) // RESOLUTION for begin, end, _ in trace.steps]
         self._microbatch = NONE
-        self._phase: Phase = NONE, SpanKind.OTHER
+        self._step = NONE
         self._run: Record | None = None
         self._idle: Counter[IdleName] = Counter()
         self._idle_begin_ns = self._idle_end_ns = 0
 
-    def add(self, work: Work, phase: Phase, *, is_main: bool) -> None:
-        """Add a kernel or an operator.
+    def begin(
+        self, work: Work, busy_ns: int, phase: tuple[int, SpanKind], wait: _Wait | None
+    ) -> None:
+        """Begin a phase.
 
         Args:
-            work: It begins after all before, or with them.
-            phase: That of its launch.
-            is_main: Whether it may begin another phase.
+            work: Its first kernel or operator.
+            busy_ns: End of the compute before.
+            phase: Index of its step, and its kind.
+            wait: That between the two.
         """
-        goes_on = self._run is not None and (phase == self._phase or not is_main)
-        if not goes_on:
-            self._flush_idle()
-        if work.start_ns > self._busy_ns > 0:
-            self._add_gap(work, phase[0], goes_on=goes_on)
-        if not goes_on:
-            self._begin(work, phase)
-        self._busy_ns = max(self._busy_ns, work.end_ns)
-        if self._run is not None:
-            self._run.end_ns = self._busy_ns
-
-    def finish(self) -> list[Record]:
-        """Return all records."""
-        self._flush_idle()
-        return [record for record in self._records if record.end_ns > record.start_ns]
-
-    def _begin(self, work: Work, phase: Phase) -> None:
         step, kind = phase
+        self._end_run(busy_ns)
         if kind is SpanKind.FORWARD:
-            self._microbatch = self._microbatch + 1 if self._phase[0] == step else 0
-        begin = max(work.start_ns, self._busy_ns)
+            self._microbatch = self._microbatch + 1 if self._step == step else 0
+        self._step = step
+        if wait is not None:
+            self._add_wait(wait, depth=0)
+        begin = max(work.start_ns, busy_ns)
         self._run = Record(
-            kind, str(kind), COMPUTE_TRACK, step, begin, begin, self._flags,
+            kind, str(kind), COMPUTE_TRACK, self._numbers[step], begin, begin, self._flags,
             launch_ns=work.launch_ns,
             microbatch=NONE if kind is SpanKind.OPTIMIZER else self._microbatch,
         )  # fmt: skip
         self._records.append(self._run)
-        self._phase = phase
 
-    def _add_gap(self, work: Work, step: int, *, goes_on: bool) -> None:
-        """Add what was before a kernel, in which nothing was computed."""
-        begin, end = self._busy_ns, work.start_ns
-        name = _idle_name(self._trace, work, begin)
-        wait = _find_wait(self._trace, work, self._calls, begin)
+    def add_gap(self, start_ns: int, busy_ns: int, name: IdleName, wait: _Wait | None) -> None:
+        """Add what was before work of the same phase, in which nothing was computed."""
         if wait is None:
-            if goes_on:
-                self._add_idle(begin, end, name)
+            self._add_idle(busy_ns, start_ns, name)
             return
-        if goes_on:
-            self._add_idle(begin, wait.begin_ns, name)
-            self._flush_idle()
+        self._add_idle(busy_ns, wait.begin_ns, name)
+        self._flush_idle()
+        self._add_wait(wait, depth=1)
+        self._add_idle(wait.end_ns, start_ns, name)
+
+    def finish(self, busy_ns: int) -> list[Record]:
+        """Return all records, the last until the end of all compute."""
+        self._end_run(busy_ns)
+        return [record for record in self._records if record.end_ns > record.start_ns]
+
+    def _end_run(self, busy_ns: int) -> None:
+        self._flush_idle()
+        if self._run is not None:
+            self._run.end_ns = busy_ns
+
+    def _add_wait(self, wait: _Wait, *, depth: int) -> None:
         self._records.append(
             Record(
-                SpanKind.WAIT,
-                "wait",
-                COMPUTE_TRACK,
-                step,
-                wait.begin_ns,
-                wait.end_ns,
-                self._flags,
-                depth=1 if goes_on else 0,
-                comm=wait.comm,
+                SpanKind.WAIT, "wait", COMPUTE_TRACK, self._numbers[self._step], wait.begin_ns,
+                wait.end_ns, self._flags, depth=depth, comm=wait.comm,
             )
-        )
-        if goes_on:
-            self._add_idle(wait.end_ns, end, name)
+        )  # fmt: skip
 
     def _add_idle(self, begin: int, end: int, name: IdleName) -> None:
         if end <= begin:
@@ -146,7 +218,7 @@ class _Sweep:
             self._idle_begin_ns = begin
         self._idle[name] += end - begin
         self._idle_end_ns = end
-        if end - self._idle_begin_ns >= self._cell_ns[self._phase[0]]:
+        if end - self._idle_begin_ns >= self._cells_ns[self._step]:
             self._flush_idle()
 
     def _flush_idle(self) -> None:
@@ -154,64 +226,12 @@ class _Sweep:
         for name, duration in self._idle.items():
             self._records.append(
                 Record(
-                    SpanKind.HOST,
-                    str(name),
-                    COMPUTE_TRACK,
-                    self._phase[0],
-                    end - duration,
-                    end,
-                    self._flags,
-                    depth=1,
+                    SpanKind.HOST, str(name), COMPUTE_TRACK, self._numbers[self._step],
+                    end - duration, end, self._flags, depth=1,
                 )
-            )
+            )  # fmt: skip
             end -= duration
         self._idle.clear()
-
-
-def _idle_name(trace: RankTrace, work: Work, begin_ns: int) -> IdleName:
-    """Return why nothing was computed from a time on until work began."""
-    if not trace.is_of_device or work.launch_ns <= begin_ns:
-        return IdleName.IDLE
-    synchronized = index_around(trace.synchronizations.get(work.thread, ()), begin_ns) != NONE
-    return IdleName.SYNCHRONIZED if synchronized else IdleName.LATE
-
-
-def find_phases(trace: RankTrace) -> list[Phase | None]:
-    """Return step and kind of each item of compute; None outside the steps."""
-    phases: list[Phase | None] = []
-    last_backward: dict[int, int] = {}
-    for work in trace.compute:
-        index = index_around(trace.steps, work.launch_ns)
-        if index == NONE:
-            phases.append(None)
-            continue
-        step, kind = trace.steps[index][2], SpanKind.FORWARD
-        if index_around(trace.optimizer.get(work.thread, ()), work.launch_ns) != NONE:
-            kind = SpanKind.OPTIMIZER
-        elif index_around(trace.backward.get(work.thread, ()), work.launch_ns) != NONE:
-            kind = SpanKind.BACKWARD
-            last_backward[step] = max(work.launch_ns, last_backward.get(step, 0))
-        phases.append((step, kind))
-    return [
-        (phase[0], SpanKind.OPTIMIZER)
-        if phase is not None
-        and phase[1] is SpanKind.FORWARD
-        and work.launch_ns > last_backward.get(phase[0], work.launch_ns)
-        else phase
-        for work, phase in zip(trace.compute, phases, strict=True)
-    ]
-
-
-def _main_stream(trace: RankTrace) -> str:
-    """Return the stream that computes most; "" of a processor, whose operators have none."""
-    total_ns: Counter[str] = Counter()
-    for work in trace.compute:
-        total_ns[_stream_of(work)] += work.end_ns - work.start_ns
-    return total_ns.most_common(1)[0][0] if total_ns else ""
-
-
-def _stream_of(work: Work) -> str:
-    return text_of(work.event["args"].get("stream"))
 
 
 class _Wait(NamedTuple):
@@ -220,8 +240,8 @@ class _Wait(NamedTuple):
     comm: Comm
 
 
-def _find_wait(trace: RankTrace, work: Work, calls: Sequence[Call], busy_ns: int) -> _Wait | None:
-    """Return the wait that ended as work began, if any.
+def _find_wait(trace: RankTrace, work: Work, call: Call, busy_ns: int) -> _Wait | None:
+    """Return the wait for a communication that ended as work began, if it was one.
 
     A stream waited if it had got the work before the communication ended; a host if it was in a
     call that returned as the communication ended, and then launched the work. A thread that
@@ -233,21 +253,11 @@ def _find_wait(trace: RankTrace, work: Work, calls: Sequence[Call], busy_ns: int
     Args:
         trace: The rank's trace.
         work: A kernel or operator.
-        calls: All communication, by its end.
+        call: The communication: it and the idle time before ``work`` overlap.
         busy_ns: End of the compute before.
     """
-    until_ns = work.start_ns
-    if not trace.is_of_device:
-        until_ns += max(HOST_SLACK_NS, (work.start_ns - busy_ns) // 10)
-    last = bisect_right(calls, until_ns, key=lambda call: call.work.end_ns) - 1
-    while last >= 0 and calls[last].work.launch_ns >= work.start_ns:
-        last -= 1
-    if last < 0:
-        return None
-    waited, comm = calls[last].work, calls[last].comm
+    waited, comm = call.work, call.comm
     begin, end = max(busy_ns, waited.launch_ns), min(waited.end_ns, work.start_ns)
-    if begin >= end:
-        return None
     if trace.is_of_device and work.launch_ns >= waited.end_ns:
         called_ns = _synchronized_since(trace, work, waited.end_ns)
         begin = max(begin, end if called_ns is None else called_ns)

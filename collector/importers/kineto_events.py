@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from operator import itemgetter
 from sys import intern
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .operator_costs import find_cost
+from .intervals import Intervals, unite
+from .operator_costs import OPERATORS, find_cost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from .operator_costs import Cost
 
@@ -39,11 +41,12 @@ other: copies of annotations on the device, arrows, functions of Python."""
 
 CATEGORIES_TODAY = {"Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}
 
-UNUSED_ARGS = frozenset({
-    "queued", "context", "registers per thread", "shared memory", "blocks per SM", "warps per SM",
-    "grid", "block", "est. achieved occupancy %",
+COMM_ARGS = frozenset({
+    "Collective name", "dtype", "In msg nelems", "Out msg nelems", "Group size", "Seq",
+    "Process Group Name", "Process Group Description", "Process Group Ranks", "Src Rank",
+    "Dst Rank",
 })  # fmt: skip
-"""Arguments of kernels that nothing here needs; they are most of the memory of an event."""
+"""Arguments of a communication; of a kernel only these are kept: the others are most of a file."""
 
 BACKWARD_PREFIX = "autograd::engine::evaluate_function"
 OPTIMIZER_PREFIX = "Optimizer.step#"
@@ -76,6 +79,11 @@ MERGED = re.compile(r"\[(?:TP|DP|PP|EP)\d+")
 
 STARTS_WORK = re.compile(r"Launch|Memcpy")
 
+TEXT_TYPES = frozenset({str, int, float, bool})
+
+PLAIN, COSTED, BACKWARD, CALL_OF_COMM, NAMED = range(5)
+"""What the name of an operator or an annotation says of it."""
+
 
 class Work(NamedTuple):
     """A kernel of the device, or an outermost operator of the processor."""
@@ -87,7 +95,10 @@ class Work(NamedTuple):
     """That launched it."""
 
     event: Event
-    """Its name, category ``cat`` and arguments ``args``, without `UNUSED_ARGS`."""
+    """Its name, category ``cat`` and those of its arguments ``args`` that are in `COMM_ARGS`."""
+
+    stream: str = ""
+    """Of the device; a processor has none."""
 
 
 class Annotation(NamedTuple):
@@ -112,19 +123,23 @@ class Events:
         self.is_of_profiler = False
         """True if any event has a category of `CATEGORIES`."""
 
+        self.is_merged = False
+        """True if processes are named as in a file that several ranks' traces were merged into."""
+
         self._annotated = ANNOTATED if step_name is None else (*ANNOTATED, step_name)
-        self._is_annotation: dict[str, bool] = {}
-        self._kernels: list[tuple[float, float, str, Event]] = []
+        self._name_kinds: dict[str, int] = {}
+        self._call_kinds: dict[str, tuple[bool, bool]] = {}
+        self._kernels: list[tuple[float, float, str, str, str, Event]] = []
+        self._plain_kernels: dict[tuple[str, str], Event] = {}
         self._launches: dict[str, tuple[float, str]] = {}
-        self._operators: list[tuple[float, float, str, str, Any]] = []
+        self._operators: list[tuple[float, float, str, str]] = []
         self._annotations: list[tuple[float, float, str, str, bool]] = []
+        self._backward: list[tuple[float, float, str]] = []
         self._calls: list[tuple[float, float, str, Event]] = []
         self._host_comm: list[tuple[float, float, str, Event]] = []
         self._synchronizations: list[tuple[float, float, str]] = []
         self._num_started = 0
         self._costs: list[tuple[float, float, str, Cost]] = []
-        self.is_merged = False
-        """True if processes are named as in a file that several ranks' traces were merged into."""
 
     @property
     def is_of_device(self) -> bool:
@@ -155,52 +170,74 @@ class Events:
     def _add_kernel(self, event: Event, begin: float, duration: float, name: str) -> None:
         args, process = event["args"], event.get("pid")
         self.is_merged |= type(process) is str and MERGED.match(process) is not None
-        event = {
-            "name": name,
-            "cat": CATEGORIES_TODAY.get(event["cat"], event["cat"]),
-            "tid": event.get("tid"),
-            "args": {key: value for key, value in args.items() if key not in UNUSED_ARGS},
-        }
-        self._kernels.append((begin, duration, text_of(args.get("correlation")), event))
+        category: str = CATEGORIES_TODAY.get(event["cat"]) or event["cat"]
+        if COMM_ARGS.isdisjoint(args):
+            key = name, category
+            kept = self._plain_kernels.get(key)
+            if kept is None:
+                kept = self._plain_kernels[key] = {"name": name, "cat": category, "args": {}}
+        else:
+            own = {key: value for key, value in args.items() if key in COMM_ARGS}
+            kept = {"name": name, "cat": category, "args": own}
+        number, stream = text_of(args.get("correlation")), intern(text_of(args.get("stream")))
+        thread = intern(text_of(event.get("tid")))
+        self._kernels.append((begin, duration, number, thread, stream, kept))
         self._operators.clear()  # they only launched
 
     def _add_launch(self, event: Event, begin: float, duration: float, name: str) -> None:
+        kinds = self._call_kinds.get(name)
+        if kinds is None:
+            kinds = SYNCHRONIZATION in name, STARTS_WORK.search(name) is not None
+            self._call_kinds[name] = kinds
+        thread = intern(text_of(event.get("tid")))
         if "correlation" in event["args"]:
-            number = text_of(event["args"]["correlation"])
-            self._launches[number] = begin, intern(text_of(event.get("tid")))
-        if SYNCHRONIZATION in name:
-            thread = intern(text_of(event.get("tid")))
+            self._launches[text_of(event["args"]["correlation"])] = begin, thread
+        synchronizes, starts_work = kinds
+        if synchronizes:
             self._synchronizations.append((begin, duration, thread))
-        self._num_started += STARTS_WORK.search(name) is not None
+        self._num_started += starts_work
 
     def _add_operator(self, event: Event, begin: float, duration: float, name: str) -> None:
-        if cost := find_cost(name, event["args"]):
-            self._costs.append((begin, duration, intern(text_of(event.get("tid"))), cost))
-        if self._is_annotated(name):
+        kind = self._name_kinds.get(name)
+        if kind is None:
+            kind = self._classify(name)
+        args = event["args"]
+        if kind == COSTED or "kernel_flop" in args or "kernel_num_gb" in args:
+            if cost := find_cost(name, args):
+                self._costs.append((begin, duration, intern(text_of(event.get("tid"))), cost))
+        elif kind != PLAIN:
             self._add_annotation(event, begin, duration, name)
         if not self._kernels:
-            thread = intern(text_of(event.get("tid")))
-            number = event["args"].get("External id")
-            self._operators.append((begin, duration, thread, name, number))
+            self._operators.append((begin, duration, intern(text_of(event.get("tid"))), name))
 
     def _add_annotation(self, event: Event, begin: float, duration: float, name: str) -> None:
+        kind = self._name_kinds.get(name)
+        if kind is None:
+            kind = self._classify(name)
         thread = intern(text_of(event.get("tid")))
-        if HOST_COMM.match(name):
-            self._host_comm.append((begin, duration, thread, event))
-        if name == CALL or BACKEND.fullmatch(name):
-            self._calls.append((begin, duration, thread, event))
+        if kind == BACKWARD:
+            self._backward.append((begin, duration, thread))
+        elif kind == CALL_OF_COMM:
+            if HOST_COMM.match(name):
+                self._host_comm.append((begin, duration, thread, event))
+            if name == CALL or BACKEND.fullmatch(name):
+                self._calls.append((begin, duration, thread, event))
         else:
             is_own = CATEGORIES[event["cat"]] is ANNOTATION
             self._annotations.append((begin, duration, thread, name, is_own))
 
-    def _is_annotated(self, name: str) -> bool:
-        """Return whether an operator's name is that of an annotation."""
-        known = self._is_annotation.get(name)
-        if known is None:
-            is_call = BACKEND.fullmatch(name) or HOST_COMM.match(name)
-            known = name.startswith(self._annotated) or is_call is not None
-            self._is_annotation[name] = known
-        return known
+    def _classify(self, name: str) -> int:
+        """Return what a name says of an operator or an annotation."""
+        if name == CALL or BACKEND.fullmatch(name) or HOST_COMM.match(name):
+            kind = CALL_OF_COMM
+        elif name.startswith(BACKWARD_PREFIX):
+            kind = BACKWARD
+        elif name.startswith(self._annotated):
+            kind = NAMED
+        else:
+            kind = COSTED if name in OPERATORS else PLAIN
+        self._name_kinds[name] = kind
+        return kind
 
     def misses_device(self, document: Event) -> bool:
         """Return whether there are no kernels although the job computes on a device.
@@ -219,11 +256,12 @@ class Events:
     def kernels(self, base_ns: int) -> list[Work]:
         """Return the kernels, sorted by begin. One without a launch began as it was launched."""
         works = []
-        for begin, duration, number, event in self._kernels:
-            launch_us, thread = self._launches.get(number) or (begin, text_of(event["tid"]))
-            start_ns, end_ns = _times(base_ns, begin, duration)
-            works.append(Work(start_ns, end_ns, base_ns + round(launch_us * 1000), thread, event))
-        works.sort(key=lambda work: work[:2])
+        for begin, duration, number, own_thread, stream, event in self._kernels:
+            launch_us, thread = self._launches.get(number) or (begin, own_thread)
+            start_ns = base_ns + round(begin * 1000)
+            end_ns, launch_ns = start_ns + round(duration * 1000), base_ns + round(launch_us * 1000)
+            works.append(Work(start_ns, end_ns, launch_ns, thread, event, stream))
+        works.sort(key=itemgetter(0, 1))
         return works
 
     def outermost_operators(self, base_ns: int) -> list[Work]:
@@ -234,10 +272,10 @@ class Events:
         outermost: list[Work] = []
         until: dict[str, int] = {}
         called: dict[str, list[float]] = {}
-        for begin, _, thread, name, _ in sorted(self._operators, key=lambda each: each[0]):
+        for begin, _, thread, name in sorted(self._operators, key=lambda each: each[0]):
             if COMM_OPERATOR.match(name):
                 called.setdefault(thread, []).append(begin)
-        for begin, duration, thread, name, number in sorted(
+        for begin, duration, thread, name in sorted(
             self._operators, key=lambda operator: (operator[0], -operator[1])
         ):
             start_ns, end_ns = _times(base_ns, begin, duration)
@@ -248,7 +286,7 @@ class Events:
                 continue
             if start_ns >= until.get(thread, 0):
                 until[thread] = end_ns
-                event = {"name": name, "cat": "cpu_op", "args": {"External id": number}}
+                event = {"name": name, "cat": "cpu_op", "args": {}}
                 outermost.append(Work(start_ns, end_ns, start_ns, thread, event))
         return outermost
 
@@ -270,17 +308,24 @@ class Events:
         return calls
 
     def synchronizations(self, base_ns: int) -> dict[str, list[Interval]]:
-        """Return the calls by thread in which a host waits for its device, in any order."""
-        calls: dict[str, list[Interval]] = {}
-        for begin, duration, thread in self._synchronizations:
-            calls.setdefault(thread, []).append(_times(base_ns, begin, duration))
-        return calls
+        """Return by thread when a host waits for its device; disjoint, ascending."""
+        return _unite_by_thread(self._synchronizations, base_ns)
+
+    def backward(self, base_ns: int) -> dict[str, list[Interval]]:
+        """Return by thread when the autograd engine runs a backward; disjoint, ascending."""
+        return _unite_by_thread(self._backward, base_ns)
 
     def costs(self, base_ns: int) -> dict[str, list[tuple[int, int, Cost]]]:
-        """Return begin, end and work of operators by thread, as far as the file has it."""
+        """Return begin, end and work of operators by thread, as far as the file has it.
+
+        An operator that another one contains does a part of its work.
+        """
         costs: dict[str, list[tuple[int, int, Cost]]] = {}
-        for begin, duration, thread, cost in sorted(self._costs, key=lambda each: each[0]):
-            costs.setdefault(thread, []).append((*_times(base_ns, begin, duration), cost))
+        for begin, duration, thread, cost in sorted(self._costs, key=lambda row: (row[0], -row[1])):
+            own = costs.setdefault(thread, [])
+            start_ns, end_ns = _times(base_ns, begin, duration)
+            if not own or start_ns >= own[-1][1]:
+                own.append((start_ns, end_ns, cost))
         return costs
 
     def annotations(self, base_ns: int) -> list[Annotation]:
@@ -290,6 +335,15 @@ class Events:
             start_ns, end_ns = _times(base_ns, begin, duration)
             annotations.append(Annotation(start_ns, end_ns, thread, name, is_own))
         return sorted(annotations, key=lambda each: (each.start_ns, -each.end_ns))
+
+
+def _unite_by_thread(
+    rows: Sequence[tuple[float, float, str]], base_ns: int
+) -> dict[str, list[Interval]]:
+    by_thread: dict[str, list[Interval]] = {}
+    for begin, duration, thread in rows:
+        by_thread.setdefault(thread, []).append(_times(base_ns, begin, duration))
+    return {thread: unite(Intervals.of(own)).to_rows() for thread, own in by_thread.items()}
 
 
 def _times(base_ns: int, begin: float, duration: float) -> Interval:
@@ -307,4 +361,4 @@ def _are_times(begin: Any, duration: Any) -> bool:  # noqa: ANN401  # of any JSO
 
 def text_of(value: Any) -> str:  # noqa: ANN401  # of any JSON type
     """Return a name or a number as text; "" of anything else."""
-    return str(value) if isinstance(value, str | int | float) else ""
+    return str(value) if type(value) in TEXT_TYPES else ""

@@ -10,15 +10,16 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.topology import AXES, GROUP_KINDS
 
 from ..errors import NotATraceError, TraceError
 from .event_stream import EventStream
 from .foreign_formats import describe_format
-from .intervals import unite
+from .intervals import Intervals, find_around, unite
 from .kineto_events import (
-    BACKWARD_PREFIX,
     LOADER_PREFIX,
     MAX_NS,
     OPTIMIZER_PREFIX,
@@ -29,9 +30,12 @@ from .kineto_steps import find_steps
 from .spool_folder import make_group_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
+    from .intervals import Times
     from .kineto_events import Annotation, Event, Interval, Work
     from .operator_costs import Cost
 
@@ -109,6 +113,49 @@ class RankTrace:
     """By name."""
 
     is_of_device: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkTable:
+    """Compute and communication of a trace as arrays of shape (works,), by begin."""
+
+    works: list[Work]
+    start: Times
+    end: Times
+    launch: Times
+    is_comm: NDArray[np.bool_]
+    rows_of: dict[str, Times]
+    """Rows of each thread that launched work."""
+
+    @classmethod
+    def of(cls, trace: RankTrace) -> WorkTable:
+        """Return the work of a trace, its communication after compute that begins with it."""
+        works = [*trace.compute, *trace.comm]
+        times = np.array([work[:3] for work in works], dtype=np.int64).reshape(-1, 3)
+        order = np.lexsort((times[:, 1], times[:, 0]))
+        ordered = [works[row] for row in order.tolist()]
+        rows_of: dict[str, list[int]] = {}
+        for row, work in enumerate(ordered):
+            rows_of.setdefault(work.thread, []).append(row)
+        start, end, launch = times[order].T
+        return cls(
+            works=ordered,
+            start=start,
+            end=end,
+            launch=launch,
+            is_comm=order >= len(trace.compute),
+            rows_of={thread: np.array(rows) for thread, rows in rows_of.items()},
+        )
+
+    def find_around(
+        self, rows_by_thread: Mapping[str, Sequence[tuple[Any, ...]]], at: Times
+    ) -> Times:
+        """Return which disjoint interval of its thread is around a time of each work, or `NONE`."""
+        around = np.full(len(self.works), NONE)
+        for thread, rows in self.rows_of.items():
+            if own := rows_by_thread.get(thread):
+                around[rows] = find_around(Intervals.of(own), at[rows])
+        return around
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,20 +294,18 @@ def _fill(trace: RankTrace, events: Events) -> list[Annotation]:
         trace.comm = events.host_comm(trace.base_ns)
     trace.calls = events.calls(trace.base_ns)
     trace.synchronizations = events.synchronizations(trace.base_ns)
+    trace.backward = events.backward(trace.base_ns)
     trace.costs = events.costs(trace.base_ns)
     annotations = events.annotations(trace.base_ns)
     for begin, end, thread, name, is_own in annotations:
-        if name.startswith(BACKWARD_PREFIX):
-            trace.backward.setdefault(thread, []).append((begin, end))
-        elif name.startswith(OPTIMIZER_PREFIX):
+        if name.startswith(OPTIMIZER_PREFIX):
             trace.optimizer.setdefault(thread, []).append((begin, end))
         elif name.startswith(LOADER_PREFIX):
             trace.loader.append((begin, end))
         elif is_own:
             trace.ranges.setdefault(thread, []).append((begin, end, name))
-    for regions in (trace.backward, trace.optimizer, trace.synchronizations):
-        for thread, own in regions.items():
-            regions[thread] = unite(own)
+    for thread, own in trace.optimizer.items():
+        trace.optimizer[thread] = unite(Intervals.of(own)).to_rows()
     return annotations
 
 

@@ -41,21 +41,25 @@ def profile_cards(report: RunReport) -> tuple[Component, ...]:
     if report.device_time is None:
         return ()
     whose = f"mean of {format_count(len(report.device_time.ranks), 'rank')}"
-    cards = (device_time_card(report.device_time.mean_s, whose=whose),)
+    device_time = report.device_time
+    cards = (device_time_card(device_time.mean_s, device_time.file_ratio, whose=whose),)
     return (*cards, kernels_card(report.kernels)) if report.kernels else cards
 
 
-def device_time_card(parts: Mapping[str, float], *, whose: str) -> Component:
+def device_time_card(
+    parts: Mapping[str, float], of_file: Mapping[str, float] | None = None, *, whose: str
+) -> Component:
     """Return the parts of a mean step on the device, as shares of it.
 
     Args:
         parts: Seconds by part, which sum to the step.
+        of_file: Shares in the whole files.
         whose: "mean of 8 ranks".
     """
     total_s = sum(parts.values()) or 1.0
     rows: list[list[Cell]] = []
     for part, seconds in parts.items():
-        if not seconds:
+        if not seconds and not (of_file and of_file[part]):
             continue
         color = _COLORS.get(part, PART_COLORS["unknown"])
         width = f"{100 * seconds / total_s:.2f}%"
@@ -68,8 +72,12 @@ def device_time_card(parts: Mapping[str, float], *, whose: str) -> Component:
                 ),
                 format_percent(seconds / total_s, digits=1),
                 format_seconds(seconds),
+                *([] if of_file is None else [format_percent(of_file[part], digits=1)]),
             ]
         )
+    head = {"part": "", "": "", "share": "number", "per step": "number"}
+    if of_file is not None:
+        head["of the whole file"] = "number"
     return card(
         html.H2("Device time of a step"),
         html.P(
@@ -80,7 +88,7 @@ def device_time_card(parts: Mapping[str, float], *, whose: str) -> Component:
         ),
         table(
             "device time of a step",
-            {"part": "", "": "", "share": "number", "per step": "number"},
+            head,
             rows,
             class_name="plain-rows device-time",
         ),

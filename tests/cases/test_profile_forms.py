@@ -109,6 +109,20 @@ def test_longer_kernels_between_late_launches_delay_no_rank(tmp_path: Path) -> N
     assert not [finding for finding in report.findings if finding.severity in ALARMS]
 
 
+def test_a_host_that_is_late_for_a_first_launch_is_not_said_to_wait_for_input(
+    tmp_path: Path,
+) -> None:
+    delays = {(rank, step): (3 * rank + 5 * step) % 7.0 for rank in range(4) for step in range(12)}
+    job = ProfiledJob(num_kernels=300, kernel=0.05, pace=0.1, num_steps=12, delays=delays)
+
+    report = analyze_profiles(job.write(tmp_path / "traces"), tmp_path)
+
+    assert [finding.cause for finding in report.findings] == ["healthy"]
+    assert report.waterfall is not None
+    assert report.waterfall.mean_ratio["input"] == 0
+    assert report.waterfall.mean_ratio["host_gap"] == pytest.approx(0.5, abs=0.1)
+
+
 PAIRS: dict[str, tuple[str, tuple[int, ...]]] = {
     "0": ("mesh_dp", tuple(range(8))),
     **{f"tp{n}": ("mesh_tp", (2 * n, 2 * n + 1)) for n in range(4)},

@@ -140,7 +140,7 @@ def test_the_text_has_device_time_and_kernels(profiles: str) -> None:
     text = analyze_stored(AnalyzeOptions(run_id="alone", store_url=profiles))
 
     lines = [line.split() for line in text.splitlines()]
-    assert ["compute", "15.0", "ms", "75.4", "%"] in lines
+    assert ["compute", "15.0", "ms", "75.4", "%", "78.9", "%"] in lines
     assert ["gemm_backward", "backward", "1", "6.00", "ms"] in lines
 
 

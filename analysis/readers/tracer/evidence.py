@@ -36,7 +36,7 @@ _PLACE_BY_NEXT_KIND = {
 }
 
 
-def find_gaps(
+def find_gaps(  # noqa: PLR0913  # tables of one run
     matched: MatchedWaits,
     pieces: Pieces,
     steps: StepTable,
@@ -44,21 +44,26 @@ def find_gaps(
     numbers: NDArray[np.int32],
     piece_number: NDArray[np.int64],
     part: NDArray[np.int64],
+    records_loader: bool = False,
 ) -> GapItems:
     """Return the host gaps of a traced run, with their places in the step.
 
     A gap before a receive is placed before the compute that the receive feeds. Time between two
     steps of a rank is before the first compute of the later one. Without ``data`` spans that is
-    `Place.INPUT`; if a rank recorded when it waited for its input, the rest is a late launch.
+    `Place.INPUT`; if a rank recorded when it waited for its input, or would have, the rest is a
+    late launch.
 
     Args:
         piece_number: Shape (pieces,): the operation that each piece became.
         part: Shape (spans,): the part of its micro-batch that a compute span is.
+        records_loader: See `RunInfo.records_loader`.
     """
     rows = np.flatnonzero(~is_own_compute(pieces, len(pieces.start)) & (pieces.end > pieces.start))
     rank_step = pieces.rank_step[rows]
     waited = _waited_between_steps(matched)
-    place, first_place = _gap_places(matched, pieces, part, waited, numbers)
+    place, first_place = _gap_places(
+        matched, pieces, part, waited, numbers, records_loader=records_loader
+    )
     pause = _pauses_between_steps(matched, pieces, steps)
     first = np.flatnonzero(pause)
     place_before = first_place[pieces.rank_step[first]]
@@ -85,6 +90,8 @@ def _gap_places(
     part: NDArray[np.int64],
     waited_ns: NDArray[np.float64],
     numbers: NDArray[np.int32],
+    *,
+    records_loader: bool,
 ) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
     """Return the place of each piece as a gap, and of the time before the first compute."""
     num = len(pieces.start)
@@ -119,7 +126,8 @@ def _gap_places(
     before = is_first & ~own & ~shown & (pieces.named_row == GAP)
     gap_ns = np.bincount(pieces.rank_step[before], weights=length[before], minlength=len(num_data))
     # The host of a device that is behind waited for the input earlier than the device did.
-    is_late = ((num_data > 0) | (waited_ns > 0)) & (2 * (data_ns - shown_ns) <= gap_ns)
+    is_recorded = (num_data > 0) | (waited_ns > 0) | records_loader
+    is_late = is_recorded & (2 * (data_ns - shown_ns) <= gap_ns)
     first_place = np.where(is_late, Place.FORWARD, Place.INPUT)
     first_place[pieces.rank_step[is_first & beside]] = Place.EVALUATION
     place[is_first & known] = first_place[pieces.rank_step[is_first & known]]

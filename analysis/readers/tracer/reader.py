@@ -104,7 +104,13 @@ def read_traced(
             find_transfers, matched, numbers, run, number=number, truncated=truncated
         )
         gaps = find_gaps(
-            matched, pieces, steps, numbers=numbers, piece_number=piece_number, part=part
+            matched,
+            pieces,
+            steps,
+            numbers=numbers,
+            piece_number=piece_number,
+            part=part,
+            records_loader=run.records_loader,
         )
         waits = _find_wait_intervals(matched, pieces, comm_number)
     items, calls, expert_pieces = built_items.result()

@@ -23,13 +23,21 @@ def device_time_lines(
         return []
     parts = device_time.mean_s if rank is None else device_time.of_rank(rank)
     total_s = sum(parts.values())
+    of_file = device_time.file_ratio if rank is None else None
     rows = [
-        (part, format_seconds(seconds), format_percent(seconds / total_s, digits=1))
+        (
+            part,
+            format_seconds(seconds),
+            format_percent(seconds / total_s, digits=1),
+            *([] if of_file is None else [format_percent(of_file[part], digits=1)]),
+        )
         for part, seconds in parts.items()
-        if seconds
+        if seconds or (of_file and of_file[part])
     ]
-    header = ("device time of a step", "per step", "share")
-    return format_table(header, rows, right="lrr", width=width) if rows else []
+    if not rows:
+        return []
+    header = ("device time of a step", "per step", "share", "of the whole file")
+    return format_table(header[: len(rows[0])], rows, right="lrrr"[: len(rows[0])], width=width)
 
 
 def kernel_lines(kernels: Sequence[Kernel], *, top: int, width: int | None) -> list[str]:

@@ -11,19 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.collector.importers.device_time import DEVICE_TIME, split_steps
-from rankscope.collector.importers.intervals import unite
+from rankscope.collector.importers.intervals import Intervals, unite
 from rankscope.collector.importers.kineto import read_traces
 from rankscope.collector.importers.kineto_events import Work
-from rankscope.collector.importers.kineto_trace import RankTrace
+from rankscope.collector.importers.kineto_trace import RankTrace, WorkTable
 from rankscope.tracer.span import NS_PER_MS
 from tests.support.collector.kineto_builder import MAIN, TraceBuilder
 
 
-def step_times(trace: TraceBuilder, folder: Path) -> list[dict[str, Any]]:
-    """Return the parts of each step in ms."""
+def window_times(trace: TraceBuilder, folder: Path) -> list[dict[str, Any]]:
+    """Return the parts of each step, and of the whole file, in ms."""
     (process,) = read_traces([trace.write(folder)], "run")
     assert {event["kind"] for event in process.events} == {DEVICE_TIME}
     return [_in_ms(event["data"]) for event in process.events]
+
+
+def step_times(trace: TraceBuilder, folder: Path) -> list[dict[str, Any]]:
+    """Return the parts of each step in ms."""
+    return window_times(trace, folder)[:-1]
 
 
 def _in_ms(data: dict[str, Any]) -> dict[str, Any]:
@@ -135,6 +140,26 @@ def test_a_processor_without_a_device_has_no_launches(tmp_path: Path) -> None:
     assert step["idle_ns"] == {"input": 5, "unknown": 15}
 
 
+def test_the_whole_file_lasts_from_its_first_work_to_its_last(tmp_path: Path) -> None:
+    trace = TraceBuilder(0, 2)
+    trace.step(3, 100, 200)
+    trace.kernel("gemm", 10, 20)  # before the step, as in a window that warms up
+    trace.comm("allreduce", 15, 50, launch=12)
+    trace.kernel("gemm", 110, 160, launch=105)
+
+    step, whole = window_times(trace, tmp_path)
+
+    assert (step["step"], step["step_ns"], step["compute_ns"]) == (3, 100, 50)
+    assert whole == {
+        "step": None,
+        "step_ns": 150,
+        "compute_ns": 60,
+        "exposed_ns": {"dp-comm": 30},
+        "copy_ns": 0,
+        "idle_ns": pytest.approx({"launch": 55.02, "unknown": 4.98}),
+    }
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_the_parts_of_a_step_sum_to_its_time(data: st.DataObject) -> None:
@@ -152,10 +177,11 @@ def test_the_parts_of_a_step_sum_to_its_time(data: st.DataObject) -> None:
     ]  # fmt: skip
     comm = [(at, at + took, data.draw(st.sampled_from("ab"))) for at, took in data.draw(spans)]
     trace.comm = [Work(begin, end, begin, "1", {"cat": "kernel"}) for begin, end, _ in comm]
-    trace.synchronizations = {"1": unite((at, at + took) for at, took in data.draw(spans))}
+    blocked = [(at, at + took) for at, took in data.draw(spans)]
+    trace.synchronizations = {"1": unite(Intervals.of(blocked)).to_rows()}
     trace.loader = [(at, at + took) for at, took in data.draw(spans)]
 
-    for _, parts in split_steps(trace, comm):
+    for _, parts in split_steps(trace, WorkTable.of(trace), comm):
         assert sum_of_parts(parts) == parts["step_ns"]
         assert min(parts["exposed_ns"].values(), default=0) >= 0
         assert min(parts["idle_ns"].values()) >= 0

@@ -38,6 +38,9 @@ class ProfiledJob:
     slow_host: dict[int, float] = field(default_factory=dict)
     """Factor of the pace, by rank."""
 
+    delays: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Time by which a host is late for the first launch of a step, by rank and step."""
+
     groups: dict[str, tuple[str, tuple[int, ...]]] | None = None
     comm_name: str = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
     comm_args: dict[str, Any] = field(default_factory=dict)
@@ -49,34 +52,34 @@ class ProfiledJob:
     def write(self, folder: Path) -> Path:
         """Write the file of each rank, and return their folder."""
         folder.mkdir(parents=True, exist_ok=True)
-        ends = [self._compute_end(rank) for rank in range(self.num_ranks)]
-        arrival = max(ends)
-        length = arrival + 5
-        for rank in range(self.num_ranks):
-            trace = TraceBuilder(rank, self.num_ranks, groups=self.groups)
-            for step in range(self.num_steps):
-                self._add_step(trace, step, step * length, arrival=step * length + arrival)
-                trace.step(step, step * length, (step + 1) * length)
+        traces = [
+            TraceBuilder(rank, self.num_ranks, groups=self.groups) for rank in range(self.num_ranks)
+        ]
+        begin = 0.0
+        for step in range(self.num_steps):
+            arrival = begin + max(self._times(rank, step)[-1][2] for rank in range(self.num_ranks))
+            for trace in traces:
+                self._add_step(trace, step, begin, arrival=arrival)
+                trace.step(step, begin, arrival + 5)
+            begin = arrival + 5
+        for trace in traces:
             trace.write(folder)
         return folder
 
-    def _times(self, rank: int) -> list[tuple[float, float, float]]:
+    def _times(self, rank: int, step: int) -> list[tuple[float, float, float]]:
         """Return launch, begin and end of each kernel, from the begin of a step."""
         pace = self.pace * self.slow_host.get(rank, 1.0)
         duration = self.kernel * self.slow_kernels.get(rank, 1.0)
         times, free = [], 0.0
         for number in range(self.num_kernels):
-            launch = 1 + number * pace
+            launch = 1 + self.delays.get((rank, step), 0.0) + number * pace
             begin = max(launch + LAUNCH, free)
             free = begin + duration
             times.append((launch, begin, free))
         return times
 
-    def _compute_end(self, rank: int) -> float:
-        return self._times(rank)[-1][2]
-
     def _add_step(self, trace: TraceBuilder, step: int, at: float, *, arrival: float) -> None:
-        times = self._times(trace.rank)
+        times = self._times(trace.rank, step)
         num_forward = 2 * self.num_kernels // 5
         jitter = 0.002 * ((3 * trace.rank + 5 * step) % 7)
         for number, (launch, begin, end) in enumerate(times):
