@@ -75,7 +75,7 @@ def test_each_question_of_the_page_is_one_line(names: dict[str, Any]) -> None:
         exec("\n".join(before), known)
         answers[question] = eval(last, known)
 
-    assert len(answers) == 30
+    assert len(answers) == 31
     assert answers["What is wrong?"] == names["run"].verdict
     assert answers["Which ranks are slow?"]["rank"].iloc[0] == 2
     assert answers["Which ranks waited the least in it?"].index[0] == 2
