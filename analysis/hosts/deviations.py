@@ -326,7 +326,8 @@ class HostReadings:
         host, device = samples.host[first:last], samples.device[first:last]
         changes = np.flatnonzero((np.diff(host) != 0) | (np.diff(device) != 0)) + 1
         begins = [0] if first < last else []
-        return np.concatenate((begins, changes, [last - first])).astype(np.int64) + first
+        bounds: NDArray[np.int64] = first + np.concatenate((begins, changes, [last - first]))
+        return bounds.astype(np.int64)
 
     def _of_hosts(self, bounds: NDArray[np.int64], hosts: Collection[str]) -> NDArray[np.bool_]:
         """Return which places of a name are on some of these hosts."""
