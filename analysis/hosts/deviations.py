@@ -32,6 +32,7 @@ MIN_CORES = 0.25
 """CPUs from which a process may be why a rank had none. Source: choice."""
 
 MAX_PROCESSES = 3
+MAX_PEERS = 256
 MIN_COUNT = 1.0
 
 
@@ -243,7 +244,6 @@ class HostReadings:
         by `min_excess_ratio` of it, and by the least that matters.
         """
         culprits = {self.places[rank] for rank in ranks if rank in self.places}
-        hosts = {host for host, _ in culprits}
         found = []
         for code, name in enumerate(self.samples.names):
             plain, _, part = name.partition(PART_MARK)
@@ -252,13 +252,7 @@ class HostReadings:
                 found += self._throttled(code, culprits)
             if quantity is None or (part and not _is_of_parts(plain)):
                 continue
-            series = dict(self._series(code))
-            own = {
-                place: one
-                for place, one in series.items()
-                if place in culprits or (place[1] == NONE and place[0] in hosts)
-            }
-            others = [one for place, one in series.items() if place not in own]
+            own, others = self._sides(code, culprits)
             found += self._compare(name, quantity, own, others)[:1]
         return found
 
@@ -269,14 +263,15 @@ class HostReadings:
         """
         if QUEUE not in self.samples.names:
             return None, None
-        own = {self.places[rank] for rank in ranks if rank in self.places}
-        levels: tuple[list[float], list[float]] = ([], [])
-        for place, one in self._series(self.samples.names.index(QUEUE)):
-            level = one.level(self._within(one.at_ns), is_counter=False)
-            if level is not None:
-                levels[place not in own].append(level)
-        mine, others = (float(np.median(each)) if each else None for each in levels)
-        return mine, others
+        culprits = {self.places[rank] for rank in ranks if rank in self.places}
+        own, others = self._sides(self.samples.names.index(QUEUE), culprits)
+        levels = [
+            [one.level(self._within(one.at_ns), is_counter=False) for one in side]
+            for side in (own.values(), others)
+        ]
+        known = ([level for level in side if level is not None] for side in levels)
+        mine, usual = (float(np.median(side)) if side else None for side in known)
+        return mine, usual
 
     def processes(self, hosts: Collection[str]) -> list[tuple[str, str, float, float | None]]:
         """Return the processes that belong to no rank and took CPUs of these hosts, most first.
@@ -288,7 +283,10 @@ class HostReadings:
         found = []
         codes = [c for c, name in enumerate(self.samples.names) if name.startswith(PROCESS + ":")]
         times: dict[str, NDArray[np.int64]] = {}
-        rows_of: dict[int, list[tuple[Place, _Series]]] = {c: list(self._series(c)) for c in codes}
+        rows_of = {}
+        for code in codes:
+            bounds = self._bounds(code)
+            rows_of[code] = [*self._series(bounds, self._of_hosts(bounds, hosts))]
         for host in hosts:
             at_ns = [one.at_ns for rows in rows_of.values() for (on, _), one in rows if on == host]
             times[host] = np.unique(np.concatenate(at_ns)) if at_ns else np.zeros(0, np.int64)
@@ -321,18 +319,52 @@ class HostReadings:
         within: NDArray[np.bool_] = (at_ns >= self.begin_ns) & (at_ns <= self.end_ns)
         return within
 
-    def _series(self, code: int) -> Iterator[tuple[Place, _Series]]:
-        """Yield the readings of one name by place, in order of time."""
+    def _bounds(self, code: int) -> NDArray[np.int64]:
+        """Return where each place's readings of a name begin in the table, and the end of all."""
         samples = self.samples
         first, last = np.searchsorted(samples.name, [code, code + 1]).tolist()
-        if first == last:
-            return
         host, device = samples.host[first:last], samples.device[first:last]
-        starts = np.flatnonzero((np.diff(host) != 0) | (np.diff(device) != 0)) + 1
-        for begin, end in zip([0, *starts.tolist()], [*starts.tolist(), last - first], strict=True):
-            rows = slice(first + begin, first + end)
-            place = (samples.hosts[host[begin]], int(device[begin]))
-            yield place, _Series(samples.at_ns[rows], samples.value[rows])
+        changes = np.flatnonzero((np.diff(host) != 0) | (np.diff(device) != 0)) + 1
+        begins = [0] if first < last else []
+        bounds: NDArray[np.int64] = first + np.concatenate((begins, changes, [last - first]))
+        return bounds.astype(np.int64)
+
+    def _of_hosts(self, bounds: NDArray[np.int64], hosts: Collection[str]) -> NDArray[np.bool_]:
+        """Return which places of a name are on some of these hosts."""
+        codes = [self.samples.hosts.index(host) for host in hosts if host in self.samples.hosts]
+        is_there: NDArray[np.bool_] = np.isin(self.samples.host[bounds[:-1]], codes)
+        return is_there
+
+    def _series(
+        self, bounds: NDArray[np.int64], chosen: NDArray[np.bool_]
+    ) -> Iterator[tuple[Place, _Series]]:
+        """Yield the readings of one name at the chosen places, in order of time."""
+        samples = self.samples
+        for number in np.flatnonzero(chosen).tolist():
+            begin, end = bounds[number : number + 2].tolist()
+            place = (samples.hosts[samples.host[begin]], int(samples.device[begin]))
+            yield place, _Series(samples.at_ns[begin:end], samples.value[begin:end])
+
+    def _sides(
+        self, code: int, culprits: Collection[Place]
+    ) -> tuple[dict[Place, _Series], list[_Series]]:
+        """Return the readings of one name of culprits and their hosts, and of others.
+
+        Of many others, `MAX_PEERS` are taken, evenly spaced: a median of more differs little.
+        """
+        bounds = self._bounds(code)
+        on_hosts = self._of_hosts(bounds, {host for host, _ in culprits})
+        near = dict(self._series(bounds, on_hosts))
+        own = {
+            place: one for place, one in near.items() if place[1] == NONE or place in culprits
+        }
+        others = [one for place, one in near.items() if place not in own]
+        far = np.flatnonzero(~on_hosts)
+        taken = np.zeros(len(on_hosts), dtype=np.bool_)
+        if len(far):
+            spread = np.linspace(0, len(far) - 1, min(len(far), MAX_PEERS))
+            taken[far[spread.round().astype(np.int64)]] = True
+        return own, [*others, *(one for _, one in self._series(bounds, taken))]
 
     def _compare(
         self, name: str, quantity: Quantity, own: Mapping[Place, _Series], others: list[_Series]
@@ -375,18 +407,14 @@ class HostReadings:
 
     def _throttled(self, code: int, culprits: Collection[Place]) -> list[Deviation]:
         """Return the throttle reasons that culprits have in most readings, and most others not."""
-        series = dict(self._series(code))
-        shares: dict[Place, dict[int, float]] = {}
-        for place, one in series.items():
-            bits = one.value[self._within(one.at_ns)].astype(np.int64)
-            if len(bits):
-                shares[place] = {bit: float(((bits & bit) != 0).mean()) for bit in THROTTLE_REASONS}
-        for place in culprits:
-            others = [share for other, share in shares.items() if other not in culprits]
+        own, peers = self._sides(code, culprits)
+        others = [share for one in peers if (share := self._reason_shares(one))]
+        for place, one in own.items():
+            mine = self._reason_shares(one)
             reasons = [
                 words
                 for bit, words in THROTTLE_REASONS.items()
-                if shares.get(place, {}).get(bit, 0.0) > THRESHOLDS.majority_share
+                if mine.get(bit, 0.0) > THRESHOLDS.majority_share
                 and sum(share[bit] > THRESHOLDS.majority_share for share in others)
                 <= THRESHOLDS.majority_share * len(others)
             ]
@@ -395,6 +423,12 @@ class HostReadings:
                 text = f"clock throttled by {' and '.join(reasons)}, most of {num} are not"
                 return [Deviation(name="gpu-throttle-reasons", place=place, text=text)]
         return []
+
+
+    def _reason_shares(self, one: _Series) -> dict[int, float]:
+        """Return in which share of the readings a device had each throttle reason."""
+        bits = one.value[self._within(one.at_ns)].astype(np.int64)
+        return {bit: float(((bits & bit) != 0).mean()) for bit in THROTTLE_REASONS if len(bits)}
 
 
 def _elsewhere(one: _Series, outside: NDArray[np.bool_], quantity: Quantity) -> NDArray[np.float64]:

@@ -83,6 +83,33 @@ def test_an_agent_reports_host_and_progress_of_its_ranks(tmp_path: Path) -> None
     assert beat["host"] == os.uname().nodename
 
 
+def kinds(collector: FakeCollector) -> set[str]:
+    return {row["kind"] for row in collector.stored.described.get("events", ())}
+
+
+def test_an_agent_sends_what_the_logs_of_its_host_say(tmp_path: Path) -> None:
+    spool, kernel_log = tmp_path / "spool", tmp_path / "kern.log"
+    builder = SpoolBuilder(spool, run_id="run", rank=3, **this_host())
+    builder.span(step=41)
+    kernel_log.write_text("")
+    logs = ("--kernel-log", str(kernel_log), "--logs", str(tmp_path / "rank-*.log"))
+    with FakeCollector() as collector:
+        with shipping(spool, collector.url, *logs) as agent:
+            wait_until(lambda: bool(collector.stored.described.get("heartbeats")))
+            with kernel_log.open("a") as file:
+                file.write(f"NVRM: Xid (PCI:0000:3b:00): 79, pid={os.getpid()}, GPU has fallen\n")
+                file.write("not allow-listed\n")
+            (tmp_path / "rank-3.log").write_text("CUDA error: unspecified launch failure\n")
+            wait_until(lambda: {"kernel", "log"} <= kinds(collector))
+            agent.send_signal(signal.SIGTERM)
+            agent.communicate(timeout=TIMEOUT_S)
+        events = {row["kind"]: row for row in collector.stored.described["events"]}
+
+    for kind in ("kernel", "log"):
+        assert (events[kind]["run_id"], events[kind]["rank"]) == ("run", 3)
+    assert events["kernel"]["text"] == "Xid 79: GPU has fallen off the bus"
+
+
 def test_an_agent_that_waits_for_an_answer_ends_within_seconds(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     SpoolBuilder(spool, run_id="run").end()
