@@ -70,7 +70,7 @@ def signals_blocked() -> Iterator[set[int]]:
     """Keep `PASSED_ON` and SIGCHLD for `run_command` until the block ends; yield the mask before.
 
     Threads that start in the block take no signal, and processes must get the mask back. No thread
-    may be running before, such as those that numpy starts: the kernel gives it what this one blocks.
+    may run before, such as those of numpy: the kernel gives it what this one blocks.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, WAITED)
     try:
