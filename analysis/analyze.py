@@ -111,8 +111,7 @@ def analyze_known(
 ) -> RunReport:
     """Analyse a run whose description has been read already; see `analyze_run`."""
     if num_earlier_steps is None:
-        before = None if first is None else source.steps(run.run_id, last=first - 1)
-        num_earlier_steps = 0 if before is None else len(sorted_unique(before.step))
+        num_earlier_steps = count_earlier_steps(source, run.run_id, first)
     report = _analyze(source, run, (first, last), num_earlier_steps)
     report = grade_findings(with_mfu(report, report.mfu))
     contradictions = tuple(find_contradictions(report))
@@ -123,6 +122,13 @@ def analyze_known(
         )
         report = replace(report, quality=replace(report.quality, warnings=warnings))
     return report
+
+
+def count_earlier_steps(source: SpanSource, run_id: str, first: int | None) -> int:
+    """Return the number of steps before ``first``; 0 if that is None."""
+    if first is None:
+        return 0
+    return len(sorted_unique(source.steps(run_id, last=first - 1).step))
 
 
 def _analyze(
@@ -180,13 +186,21 @@ def _read_record(
     return record, take_spans
 
 
-def read_case(source: SpanSource, run: RunInfo) -> tuple[Case, list[Candidate]]:
+def read_case(
+    source: SpanSource, run: RunInfo, *, first: int | None = None
+) -> tuple[Case, list[Candidate]]:
     """Return a run's replay with what the diagnosis compares, and what it found, unpriced.
+
+    Args:
+        source: The runs.
+        run: The run.
+        first: First step that is read; None: all are.
 
     Raises:
         EmptyRunError: No step can be replayed, or none has compute.
     """
-    record, take_spans = _read_record(source, run, (None, None), 0)
+    num_earlier = count_earlier_steps(source, run.run_id, first)
+    record, take_spans = _read_record(source, run, (first, None), num_earlier)
     if len(record.spans):
         with ThreadPoolExecutor(1) as executor:
             reading, replay = _read_replayable(record, take_spans, executor)

@@ -43,15 +43,20 @@ class PlayError(AnalysisError):
     """A change that this run does not admit."""
 
 
-def open_play(source: SpanSource, run_id: str) -> RunPlay:
+def open_play(source: SpanSource, run_id: str, *, first: int | None = None) -> RunPlay:
     """Read and diagnose a run, so that its steps can be replayed with changes.
+
+    Args:
+        source: The runs.
+        run_id: The run.
+        first: First step that is read; None: all are.
 
     Raises:
         UnknownRunError: The source has no such run.
         EmptyRunError: No step of it can be replayed.
     """
     run = source.run_info(run_id)
-    case, candidates = read_case(source, run)
+    case, candidates = read_case(source, run, first=first)
     return RunPlay(run, case, candidates)
 
 

@@ -184,7 +184,7 @@ def run_one(cause: str, number: int, *, seed: int, keep: Path) -> RealRun:
         ),
         verdict=verdict,
         onset_error=_onset_error(findings, cause, first),
-        worst_overrun_ratio=_worst_overrun(folder / "spool"),
+        worst_overrun_ratio=worst_overrun(folder / "spool"),
         step_s=sorted(times)[len(times) // 2] if times else None,
         analyze_s=analyze_s,
         run_s=time.monotonic() - begin,
@@ -288,7 +288,7 @@ def _num_others(findings: tuple[Finding, ...], cause: str, culprits: tuple[int, 
     )
 
 
-def _worst_overrun(spool: Path) -> float | None:
+def worst_overrun(spool: Path) -> float | None:
     """Return the largest share of overrun segments of a rank, as printed by the trainer."""
     ratios = []
     for path in spool.rglob("events.jsonl"):

@@ -41,7 +41,8 @@ def test_the_tracer_loads_neither_numpy_nor_pyarrow() -> None:
     assert not {"numpy", "pyarrow"} & loaded_by("tracer")
 
 
-@pytest.mark.parametrize("module", ["rankscope", "rankscope.commands.app"])
+# The job would not survive a thread of numpy: it takes the signals that the main thread blocks.
+@pytest.mark.parametrize("module", ["rankscope", "rankscope.commands.app", "rankscope.job.run_job"])
 def test_the_command_line_starts_without_heavy_modules(module: str) -> None:
     heavy = {"numpy", "pyarrow", "chdb", "clickhouse_connect", "dash", "plotly", "fastapi", "rich"}
 

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 
 from ..errors import find_exit_code, format_error
 from ..terminal.lines import wrap_text
-from ..terminal.proof_address import format_proof
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -214,6 +213,8 @@ class Diagnosis:
         from rankscope.analysis.diagnose import MATTERS
         from rankscope.analysis.report.advice import advise
         from rankscope.analysis.verdict import verdict_sentence
+
+        from ..terminal.proof_address import format_proof
 
         yield from (f"rankscope: {problem}" for problem in problems)
         reports = [report for run in runs if (report := self._report(run)) is not None]

@@ -69,7 +69,8 @@ def check_program(program: str) -> None:
 def signals_blocked() -> Iterator[set[int]]:
     """Keep `PASSED_ON` and SIGCHLD for `run_command` until the block ends; yield the mask before.
 
-    Threads that start in the block take no signal, and processes must get the mask back.
+    Threads that start in the block take no signal, and processes must get the mask back. No thread
+    may run before, such as those of numpy: the kernel gives it what this one blocks.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, WAITED)
     try:

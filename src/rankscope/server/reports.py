@@ -288,7 +288,7 @@ class Reports:
 
     def _analyze(self, summary: RunSummary) -> RunReport | None:
         steps = self._source.steps(summary.run_id)
-        first = _first_step(self._max_spans, summary, steps) if len(steps) else None
+        first = first_step(self._max_spans, summary, steps) if len(steps) else None
         try:
             report = self._analyze_from(summary, first)
         except EmptyRunError:
@@ -330,7 +330,7 @@ def _with_earlier_steps(report: RunReport, before: RunReport) -> RunReport:
     )
 
 
-def _first_step(max_spans: int, summary: RunSummary, steps: StepTable) -> int | None:
+def first_step(max_spans: int, summary: RunSummary, steps: StepTable) -> int | None:
     """Return the first of the last steps that ``max_spans`` allows; None for the whole run."""
     if summary.num_spans <= max_spans:
         return None

@@ -76,7 +76,7 @@ def test_ranks_that_are_not_there_are_named(tmp_path: Path) -> None:
         result = call("--spool", str(tmp_path), "--ranks", "0,7", "--level", "full")
 
     assert isinstance(result.exception, BadInputError)
-    assert str(result.exception).startswith("rank 7 is not running in")
+    assert str(result.exception).startswith("rank 7 is not running on this host")
 
 
 def test_a_run_that_has_ended_cannot_answer(tmp_path: Path) -> None:
