@@ -168,9 +168,9 @@ def _proof_row(report: RunReport, finding: Finding, base_path: str) -> Component
     figure = proof_figure(report, finding)
     number = report.findings.index(finding)
     link = dcc.Link(
-        "Show it in the timeline",
+        ["Show it in the timeline", html.Kbd("P")],
         href=write_address(_place_of(report, finding), base_path=base_path),
-        className="button small",
+        className="button small proof-link",
     )
     picture = card(
         html.Div([html.H2("Proof"), *([link] if finding.steps else [])], className="titled"),

@@ -11,7 +11,7 @@ from dash.exceptions import PreventUpdate
 
 from rankscope.analysis.report.text import format_age, format_count, format_duration, format_ranges
 
-from ..address import OVERVIEW, RANK, TIMELINE, View, write_address
+from ..address import OVERVIEW, RANK, TIMELINE, View, provable, view_proof, write_address
 from ..callback_checks import Posted, Ticks, checked
 from ..text import escape
 from .components import (
@@ -48,6 +48,9 @@ class FrameShown(Posted):
     """The shown state of the frame, which it keeps in the browser."""
 
     run: str | None
+    has_report: bool = False
+    """Whether the palette has the hosts and the proof of the run's report."""
+
     digests: dict[str, dict[str, str]]
 
 
@@ -167,7 +170,9 @@ def register(app: Dash, provider: ReportProvider, pages: Sequence[Page], *, base
             html.Nav(_menu(pages, view.page, run_id, base_path), id="menu"),
             dcc.Store(id="frame-title", data=title),
         ]
-        if shown is None or shown.run != run_id or ctx.triggered_id == "frame-place":
+        has_report = strip is not None and strip.report is not None
+        is_new = shown is None or (shown.run, shown.has_report) != (run_id, has_report)
+        if is_new or ctx.triggered_id == "frame-place":
             # The hosts of a large job are too many to list them at each tick.
             offered = _palette(pages, runs, run_id, strip, base_path=base_path)
             parts.append(dcc.Store(id="frame-palette", data=offered))
@@ -175,7 +180,7 @@ def register(app: Dash, provider: ReportProvider, pages: Sequence[Page], *, base
         is_live = not runs or any(run.state == RUNNING for run in runs)
         return (
             rendered.changes({} if shown is None else shown.digests) or no_update,
-            FrameShown(run=run_id, digests=rendered.digests).model_dump(),
+            FrameShown(run=run_id, has_report=has_report, digests=rendered.digests).model_dump(),
             LIVE_MS if is_live else QUIET_MS,
             next_tick(num_ticks),
         )
@@ -281,6 +286,9 @@ def _palette(
         for page in pages
     ]
     report = None if strip is None else strip.report
+    if report is not None and (top := provable(report)) is not None:
+        address = write_address(view_proof(View(run=run_id), top), base_path=base_path)
+        places.insert(0, {"label": f"Proof of {top.cause}", "kind": "proof", "href": address})
     ranks_of_host: dict[str, list[int]] = defaultdict(list)
     if report is not None and report.placements:
         for rank, (host, _) in sorted(report.placements[-1].of_rank.items()):
