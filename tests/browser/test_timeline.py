@@ -285,11 +285,11 @@ def test_a_search_goes_to_the_row_and_a_shared_address_to_the_selected_span(
         click_rank(page, SLOW_RANK, 100)
         until(page, lambda: "span" in query_of(page), lambda: None)
         settle(page)
-        facts, address = page.inner_text("#timeline-selection h2"), page.url
-        with opened(browser, address, **small) as other:
-            drawn(other.page)
-            assert other.page.inner_text("#timeline-selection h2") == facts
-            assert other.page.url == address
+        facts, address = page.inner_text("#timeline-selection dl"), page.url
+        page.goto(address)
+        drawn(page)
+        assert page.inner_text("#timeline-selection dl") == facts
+        assert page.url == address
 
         # WHEN Escape is pressed twice THEN first the span and then the search is no more selected
         page.keyboard.press("Escape")
