@@ -308,7 +308,8 @@ def _kind_bars(
         chosen: NDArray[np.intp],
         start_ns: NDArray[np.int64],
         duration_ns: NDArray[np.int64],
-        **look: str,
+        look: str = SOLID,
+        color: str = "",
     ) -> Bars:
         shown = own[chosen]
         return Bars(
@@ -318,7 +319,8 @@ def _kind_bars(
             center=lanes.center[shown],
             height=height[chosen],
             spans=shown.astype(np.int32),
-            **look,
+            look=look,
+            color=color,
         )
 
     rest = spans.duration_ns[own] - wait
