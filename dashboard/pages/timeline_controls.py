@@ -168,7 +168,7 @@ def timeline_controls(
         )
     parts.append(_layer_buttons(view.layers))
     if choices.proof is not None:
-        name = [choices.proof.cause, html.Kbd("P")]
+        name: list[Component | str] = [choices.proof.cause, html.Kbd("P")]
         href = write_address(view_proof(view, choices.proof), base_path=base_path)
         title = "Go to the proof of the top finding (P)"
         parts.append(dcc.Link(name, href=href, title=title, className="button small proof-link"))

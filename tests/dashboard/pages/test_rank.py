@@ -239,7 +239,7 @@ def test_what_differs_most_from_the_peers_is_on_top_times_before_samples() -> No
 
     figure = rank_over_steps_figure(analysed_report(), details)
 
-    titles = [one.text.partition(" (")[0] for one in figure.layout.annotations]
+    titles = [str(one.text).partition(" (")[0] for one in figure.layout.annotations]
     assert titles == ["compute above the median rank", "backward", "forward", "gpu temperature",
                       "gpu power"]  # fmt: skip
 
