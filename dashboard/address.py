@@ -6,15 +6,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
+from rankscope.analysis.diagnose import MATTERS
 from rankscope.analysis.drawing.raster import ALL_ROWS, Viewport
 from rankscope.analysis.drawing.rows import RowOrder
-from rankscope.analysis.drawing.selection import frame_proof
+from rankscope.analysis.drawing.selection import SpanPlace, frame_proof
 from rankscope.analysis.report.text import format_ranges
+from rankscope.tracer.span import SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankscope.analysis.report.report import Finding
+    from rankscope.analysis.report.report import Finding, RunReport
 
 OVERVIEW = "run"
 INCIDENT = "incident"
@@ -88,6 +90,12 @@ class View:
     find: str | None = None
     """What is searched for on the timeline."""
 
+    span: SpanPlace | None = None
+    """The span that is selected on the timeline."""
+
+    box: Viewport | None = None
+    """The box that is measured on the timeline, of places among the rows of the whole step."""
+
     layers: tuple[str, ...] = ()
     """Those of `LAYERS` that are drawn, in their order."""
 
@@ -133,6 +141,8 @@ def read_address(path: str, query: str) -> View:
         with_steps=read_steps(values.get("with-steps", "")),
         show=values.get("show"),
         find=values.get("find", "")[:MAX_SEARCH] or None,
+        span=_read_span(values.get("span", "")),
+        box=_read_box(values.get("box", "")),
         layers=tuple(one for one in LAYERS if one in values.get("layers", "").split(",")),
         order=RowOrder(order) if order in set(RowOrder) else RowOrder.PP,
         folded=read_ranks(values.get("fold", "")),
@@ -157,6 +167,10 @@ def write_address(view: View, *, base_path: str) -> str:
         "with-steps": _write_steps(view.with_steps),
         "show": view.show,
         "find": view.find,
+        "span": None
+        if view.span is None
+        else f"{view.span.rank},{view.span.kind.value},{view.span.at_ns}",
+        "box": _write_box(view.box),
         "layers": ",".join(view.layers) or None,
         "order": None if view.order is RowOrder.PP else view.order.value,
         "fold": format_ranks(view.folded) or None,
@@ -174,6 +188,8 @@ def view_finding(view: View, finding: Finding) -> View:
     """
     proof = finding.proof
     order = RowOrder.EXCESS if finding.ranks or proof is not None else RowOrder.PP
+    if finding.cause == "stage-imbalance":  # stage against stage
+        order = RowOrder.PP
     shown = replace(view, page=TIMELINE, ranks=finding.ranks, order=order)
     if finding.cause == "network-degradation":  # of all ranks: the usual step is the comparison
         shown = replace(shown, order=RowOrder.PP, layers=("ideal",))
@@ -181,6 +197,17 @@ def view_finding(view: View, finding: Finding) -> View:
         last = None if finding.steps is None else finding.steps[1]
         return replace(shown, step=last if view.step is None else view.step)
     return replace(shown, epoch=proof.epoch, step=proof.step, viewport=frame_proof(proof))
+
+
+def provable(report: RunReport) -> Finding | None:
+    """Return the top finding if it matters and a step shows it."""
+    top = report.top_finding
+    return top if top.severity in MATTERS and top.steps is not None else None
+
+
+def view_proof(view: View, finding: Finding) -> View:
+    """Return the view of a run that shows a finding's proof: the timeline finds its step."""
+    return View(page=TIMELINE, run=view.run, ranks=finding.ranks, show=finding.cause)
 
 
 def read_ranks(text: str) -> tuple[int, ...]:
@@ -219,6 +246,29 @@ def _number(text: str | None) -> int | None:
     if text is None or not (text.isascii() and text.isdigit()) or len(text) > MAX_DIGITS:
         return None
     return int(text)
+
+
+def _read_span(text: str) -> SpanPlace | None:
+    """Read the rank, kind and time of a span, in ns from the step's begin."""
+    rank, _, rest = text.partition(",")
+    kind, _, at = rest.partition(",")
+    rank_number, at_ns = _number(rank), _number(at)
+    if rank_number is None or at_ns is None or kind not in set(SpanKind):
+        return None
+    return SpanPlace(rank=rank_number, kind=SpanKind(kind), at_ns=at_ns)
+
+
+def _read_box(text: str) -> Viewport | None:
+    """Read begin and end of a box, in ns from the step's begin, and its first and last row."""
+    begin, to, rows = text.partition(",")
+    first, _, last = begin.partition("-")
+    return _read_viewport({"from": first, "to": last, "rows": rows}) if to else None
+
+
+def _write_box(box: Viewport | None) -> str | None:
+    if box is None:
+        return None
+    return f"{box.begin_ns}-{box.end_ns},{box.first_row}-{box.end_row - 1}"
 
 
 def _read_viewport(values: dict[str, str]) -> Viewport | None:

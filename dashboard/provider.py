@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.breakdown.goodput import RunHistory
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
     from rankscope.analysis.drawing.rows import RowOrder
+    from rankscope.analysis.drawing.selection import AlikeSpan
     from rankscope.analysis.drawing.step_replay import StepReplay
     from rankscope.analysis.drawing.timeline import StepTimeline, ViewportSpans
     from rankscope.analysis.play import RunPlay
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         MeanKindTimes,
     )
     from rankscope.dashboard.records.rank_details import RankDetails, RankQuantity, RankValues
+    from rankscope.tracer.span import SpanKind
 
 
 class ReportProvider(Protocol):
@@ -94,6 +96,23 @@ class ReportProvider(Protocol):
         """Return the spans of some ranks of a step; begin and end are the whole step's.
 
         None are found if the run's format does not record groups, or nothing is stored.
+        """
+        ...
+
+    def alike_spans(  # noqa: PLR0913  # what they have in common
+        self,
+        run_id: str,
+        *,
+        epoch: int,
+        steps: Sequence[int],
+        ranks: Sequence[int],
+        kind: SpanKind,
+        name: str,
+        microbatch: int,
+    ) -> tuple[AlikeSpan, ...]:
+        """Return the spans of a kind, name and micro-batch in closed steps, on some ranks.
+
+        Nothing if none are stored.
         """
         ...
 

@@ -14,11 +14,12 @@ from rankscope.tracer.span import KIND_CODES, KINDS, NONE, NS_PER_S, SpanKind
 from .raster import ALL_ROWS, Viewport, find_unfinished
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from numpy.typing import NDArray
 
     from ..report.report import Finding, Proof, RunReport
+    from .raster import StepPicture
     from .timeline import StepTimeline
 
 MARGIN = 1.0
@@ -34,10 +35,38 @@ MAX_ARROWS = 32
 MIN_SHARE_DIFFERENCE = 0.05
 """Difference of two shares below which a property does not count."""
 
+MAX_ALIKE = 2_000
+"""Alike spans of a step that are drawn, the longest: more hide each other."""
+
+_MAX_DIGITS = 9
+"""Digits of a rank, which has 32 bits."""
+
 _AXES = ("dp", "tp", "pp", "cp", "ep")
 _PLACE = attrgetter(*_AXES)
 
 _WAIT = KIND_CODES[SpanKind.WAIT]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanPlace:
+    """Place of a span in a step, which stays the same when the step is read again."""
+
+    rank: int
+    kind: SpanKind
+    at_ns: int
+    """A time within the span, from the step's begin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlikeSpan:
+    """A span of the same kind, name and micro-batch as another one."""
+
+    step: int
+    rank: int
+    begin_ns: int
+    """From its step's begin."""
+
+    duration_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +76,17 @@ class Arrival:
     rank: int
     after_ns: int
     """Since the first member began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofSpan:
+    """The span of a proof beside those that do the same work on other ranks."""
+
+    kind: str
+    duration_ns: int
+    num_alike: int
+    median_ns: int
+    """Of the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +152,72 @@ class Property:
 
     outside_ratio: float
     """Share of all other time."""
+
+
+def find_span(timeline: StepTimeline, place: SpanPlace) -> int | None:
+    """Return the row of the span at a place, of several the last to begin; None if none is there.
+
+    Args:
+        timeline: The step, or some of its spans.
+        place: The place.
+    """
+    spans = timeline.spans
+    at_ns = timeline.begin_ns + place.at_ns
+    own = (spans.rank == place.rank) & (spans.kind == KIND_CODES[place.kind])
+    own &= (spans.start_ns <= at_ns) & (at_ns < spans.start_ns + np.maximum(spans.duration_ns, 1))
+    rows = np.flatnonzero(own)
+    return int(rows[np.argmax(spans.start_ns[rows])]) if len(rows) else None
+
+
+def find_alike(timeline: StepTimeline, row: int) -> tuple[AlikeSpan, ...]:
+    """Return the spans of a step that do the same work as one of them, which is among them.
+
+    Of more than `MAX_ALIKE` the longest are returned.
+    """
+    spans = timeline.spans
+    alike = np.ones(len(spans), dtype=np.bool_)
+    for column in (spans.kind, spans.name, spans.microbatch, spans.chunk):
+        alike &= column == column[row]
+    rows = np.flatnonzero(alike)
+    longest = rows[np.argsort(-spans.duration_ns[rows], kind="stable")][:MAX_ALIKE]
+    columns = (spans.rank[longest], spans.start_ns[longest], spans.duration_ns[longest])
+    return tuple(
+        AlikeSpan(
+            step=timeline.step,
+            rank=rank,
+            begin_ns=start_ns - timeline.begin_ns,
+            duration_ns=duration_ns,
+        )
+        for rank, start_ns, duration_ns in zip(*(one.tolist() for one in columns), strict=True)
+    )
+
+
+def compare_proof(timeline: StepTimeline, proof: Proof, ranks: Collection[int]) -> ProofSpan | None:
+    """Return a proof's span beside alike ones; None if it is no span of compute, or has no others.
+
+    Args:
+        timeline: The step of the proof, or some of its spans.
+        proof: The proof.
+        ranks: The ranks at fault, which are no others.
+    """
+    spans = timeline.spans
+    own = (spans.rank == proof.rank) & ~timeline.communication
+    own &= spans.start_ns == timeline.begin_ns + proof.begin_ns
+    rows = np.flatnonzero(own)
+    if not len(rows):
+        return None
+    row = int(rows[np.argmax(spans.duration_ns[rows])])
+    others_ns = [
+        one.duration_ns for one in find_alike(timeline, row) if one.rank not in {*ranks, proof.rank}
+    ]
+    if not others_ns:
+        return None
+    return ProofSpan(
+        kind=KINDS[int(spans.kind[row])].value,
+        duration_ns=int(spans.duration_ns[row]),
+        num_alike=len(others_ns),
+        median_ns=round(float(np.median(others_ns))),
+    )
 
 
 def describe_span(timeline: StepTimeline, row: int) -> SpanFacts:
@@ -390,6 +496,20 @@ def _before(timeline: StepTimeline, row: int) -> int | None:
     return int(rows[np.argmax(end_ns[rows])]) if len(rows) else None
 
 
+def find_ranks(step: StepTimeline | StepPicture, text: str) -> tuple[int, ...]:
+    """Return the ranks that a text names, ascending: by number, or by a part of their host's name.
+
+    Args:
+        step: The step, with the hosts of its ranks.
+        text: What to look for; case does not matter.
+    """
+    number, wanted = _rank_number(text), text.strip().lower()
+    if number is not None:
+        return (number,)
+    hosts = step.hosts.items()
+    return tuple(sorted(rank for rank, host in hosts if wanted and wanted in host.lower()))
+
+
 def find_spans(timeline: StepTimeline, text: str, *, most: int) -> tuple[NDArray[np.intp], int]:
     """Return spans that match a text, the longest first, and how many there are.
 
@@ -398,17 +518,19 @@ def find_spans(timeline: StepTimeline, text: str, *, most: int) -> tuple[NDArray
     Args:
         text: What to look for; case does not matter.
     """
-    spans = timeline.spans
-    wanted = text.strip().lower()
-    number = wanted.removeprefix("rank").strip()
-    if number.isascii() and number.isdigit():
-        matches = spans.rank.astype(str) == number.lstrip("0").zfill(1)
-    else:
+    spans, wanted = timeline.spans, text.strip().lower()
+    matches = np.isin(spans.rank, find_ranks(timeline, text))
+    if _rank_number(text) is None:
         kinds = [code for code, kind in enumerate(KINDS) if wanted in kind.value]
         names = [code for code, name in enumerate(spans.names) if wanted in name.lower()]
-        ranks = [rank for rank, host in timeline.hosts.items() if wanted in host.lower()]
-        matches = np.isin(spans.kind, kinds) | np.isin(spans.name, names)
-        matches |= np.isin(spans.rank, ranks)
+        matches |= np.isin(spans.kind, kinds) | np.isin(spans.name, names)
     rows = np.flatnonzero(matches)
     longest = rows[np.argsort(-spans.duration_ns[rows], kind="stable")]
     return longest[:most], len(rows)
+
+
+def _rank_number(text: str) -> int | None:
+    """Return the number of a text such as "33" or "rank 33"; None for any other."""
+    number = text.strip().lower().removeprefix("rank").strip()
+    is_number = number.isascii() and number.isdigit() and len(number) <= _MAX_DIGITS
+    return int(number) if is_number else None

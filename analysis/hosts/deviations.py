@@ -355,9 +355,7 @@ class HostReadings:
         bounds = self._bounds(code)
         on_hosts = self._of_hosts(bounds, {host for host, _ in culprits})
         near = dict(self._series(bounds, on_hosts))
-        own = {
-            place: one for place, one in near.items() if place[1] == NONE or place in culprits
-        }
+        own = {place: one for place, one in near.items() if place[1] == NONE or place in culprits}
         others = [one for place, one in near.items() if place not in own]
         far = np.flatnonzero(~on_hosts)
         taken = np.zeros(len(on_hosts), dtype=np.bool_)
@@ -423,7 +421,6 @@ class HostReadings:
                 text = f"clock throttled by {' and '.join(reasons)}, most of {num} are not"
                 return [Deviation(name="gpu-throttle-reasons", place=place, text=text)]
         return []
-
 
     def _reason_shares(self, one: _Series) -> dict[int, float]:
         """Return in which share of the readings a device had each throttle reason."""

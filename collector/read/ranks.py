@@ -60,6 +60,35 @@ WHERE run_id IN ({run_id:String}, '') AND host = {host:String}
 GROUP BY name, device, bucket ORDER BY name, device, bucket
 """
 
+SELECT_PEER_SAMPLES = """
+WITH
+    placed AS (
+        SELECT DISTINCT host, local_rank FROM ranks FINAL
+        WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND rank IN {ranks:Array(Int32)}
+    ),
+    sampled AS (
+        SELECT host, name, device, intDiv(at_ns - {first_ns:Int64}, {width_ns:Int64}) AS bucket,
+            avg(value) AS mean, max(value) AS highest, max(at_ns) AS last_ns
+        FROM samples FINAL
+        WHERE run_id IN ({run_id:String}, '') AND host IN (SELECT host FROM placed)
+            AND at_ns >= {first_ns:Int64} AND at_ns <= {last_ns:Int64}
+            AND if(device = -1, host != {host:String}, (host, device) IN (SELECT * FROM placed))
+        GROUP BY host, name, device, bucket
+    ),
+    changed AS (
+        SELECT name, device, bucket, mean, row_number() OVER before AS place,
+            (highest - lagInFrame(highest) OVER before)
+            / greatest(last_ns - lagInFrame(last_ns) OVER before, 1) * 1e9 AS rate
+        FROM sampled WINDOW before AS (
+            PARTITION BY host, name, device ORDER BY bucket
+            ROWS BETWEEN 1 PRECEDING AND CURRENT ROW
+        )
+    )
+SELECT name, device >= 0 AS is_device, bucket, median(mean) AS mean,
+    medianIf(rate, place > 1 AND rate >= 0) AS rate
+FROM changed GROUP BY name, is_device, bucket
+"""
+
 SELECT_EVENTS = """
 SELECT at_ns, kind, text, substring(data, 1, {most_bytes:UInt32}) AS data,
     count() OVER (PARTITION BY kind) AS num_alike
@@ -173,6 +202,37 @@ def read_rank_samples(
     bound = {"run_id": run_id, "host": host, "device": device}
     times = {"first_ns": first_ns, "last_ns": last_ns, "width_ns": width_ns}
     return store.rows(SELECT_SAMPLES, bound | times)
+
+
+def read_peer_samples(  # noqa: PLR0913  # whose, and when
+    store: Store,
+    run_id: str,
+    *,
+    epoch: int,
+    ranks: Sequence[int],
+    host: str,
+    span_ns: tuple[int, int],
+    buckets: int,
+) -> list[Row]:
+    """Return the medians of the devices of some ranks, and of their hosts but one.
+
+    Args:
+        store: The store.
+        run_id: The run.
+        epoch: The epoch.
+        ranks: The ranks.
+        host: The host that is left out.
+        span_ns: First and last Unix time.
+        buckets: As of `read_rank_samples`.
+
+    Returns:
+        Rows of ``name, is_device, bucket, mean, rate``: the growth of a counter per second.
+    """
+    first_ns, last_ns = span_ns
+    width_ns = max(1, -(-(last_ns - first_ns + 1) // buckets))
+    bound = {"run_id": run_id, "epoch": epoch, "ranks": [*ranks], "host": host}
+    times = {"first_ns": first_ns, "last_ns": last_ns, "width_ns": width_ns}
+    return store.rows(SELECT_PEER_SAMPLES, bound | times)
 
 
 def read_rank_events(  # noqa: PLR0913  # three limits

@@ -189,7 +189,20 @@ Object.assign(window.dash_clientside.rankscope, {
   },
 });
 
+// P: the proof in the focused row or on the page, else that of the run's top finding.
+function openProof() {
+  const row = document.activeElement && document.activeElement.closest("tr");
+  const link =
+    (row && row.querySelector(".proof-link")) ||
+    document.querySelector("main .proof-link") ||
+    document.querySelector(".proof-link");
+  if (link) link.click();
+}
+
 document.addEventListener("keydown", (event) => {
+  const isPlain = !event.ctrlKey && !event.metaKey && !event.altKey;
+  const isTyped = event.target.closest("input, textarea, select, [contenteditable], [role=listbox]");
+  if (event.key.toLowerCase() === "p" && isPlain && !isTyped) openProof();
   if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
     event.preventDefault();
     window.dash_clientside.rankscope.openPalette();

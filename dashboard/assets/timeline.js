@@ -45,7 +45,13 @@
   };
 
   const WINDOW = ["from", "to", "rows"];
+  const SELECTED = ["span", "box"];
   const NS_PER_MS = 1e6;
+  // First and end row of a stretch of lines, of which each counts whole.
+  const rowsOf = (lines) => [
+    Math.max(Math.floor(rowOf(Math.floor(Math.min(...lines) + 1e-6))), 0),
+    Math.min(Math.ceil(rowOf(Math.ceil(Math.max(...lines) - 1e-6))), scale.num_ranks),
+  ];
   // The query of what the axes show, or are about to: of whole lines, or the whole step.
   const zoomed = (gd, { xaxis = ends(gd, "xaxis"), yaxis = ends(gd, "yaxis") } = {}) => {
     const query = new URLSearchParams(window.location.search);
@@ -54,8 +60,7 @@
     const begin = Math.round(Math.max(first, 0) * NS_PER_MS);
     const end = Math.round(Math.min(last, scale.length_ms) * NS_PER_MS);
     const lines = yaxis.map((at) => at + 0.5);
-    const top = Math.max(Math.floor(rowOf(Math.floor(Math.min(...lines) + 1e-6))), 0);
-    const bottom = Math.min(Math.ceil(rowOf(Math.ceil(Math.max(...lines) - 1e-6))), scale.num_ranks);
+    const [top, bottom] = rowsOf(lines);
     if (begin >= end || top >= bottom) return null;
     const isWhole = begin === 0 && end >= Math.round(scale.length_ms * NS_PER_MS);
     if (isWhole && top === 0 && bottom === scale.num_ranks) {
@@ -102,16 +107,9 @@
     }
     if (asked) clearTimeout(asked.timer);
     asked = { gd, search, ...to, timer: setTimeout(moveAsked, MOVE_MS) };
-    // The request leaves at once, and not after the callbacks of a zoom of plotly's.
-    window.history.replaceState(window.history.state, "", window.location.pathname + search);
-    sent = search;
-    window.dash_clientside.set_props("page-asked", { data: window.location.pathname + search });
+    askFor(search);
     stretch();
     moveAround(gd);
-    setTimeout(() => {
-      const { search: now, href } = window.location;
-      window.dash_clientside.set_props("url", { search: now, href });
-    });
   };
 
   // A zoom belongs into the address, but each notch of a wheel is no step of the history. The
@@ -216,10 +214,13 @@
     const query = new URLSearchParams(window.location.search);
     const isFinding = query.has("show") && query.get("show") !== "whole";
     if (!search || (query.has("step") && !isFinding)) return;
+    if (isFinding) askFor(search);
+    else replaceSearch(search);
+  };
+  // The request leaves at once, and not after the callbacks of a new address.
+  const askFor = (search) => {
     replaceSearch(search);
-    if (isFinding) {
-      window.dash_clientside.set_props("page-asked", { data: window.location.pathname + search });
-    }
+    window.dash_clientside.set_props("page-asked", { data: window.location.pathname + search });
   };
   const replaceSearch = (search) => {
     if (search === window.location.search) return;
@@ -239,13 +240,72 @@
     const value = new URLSearchParams(window.location.search).get("find");
     if (value && !input.value) window.dash_clientside.set_props("timeline-search", { value });
   };
-  document.addEventListener("change", ({ target }) => {
-    if (target.id !== "timeline-search") return;
+  // What is selected is in the address: a span, a box, or else what is searched for.
+  const select = (changes) => {
     const query = new URLSearchParams(window.location.search);
-    query.delete("find");
-    if (target.value) query.set("find", target.value);
-    replaceSearch(`?${query}`);
+    for (const key of SELECTED) query.delete(key);
+    for (const [key, value] of Object.entries(changes)) {
+      if (value) query.set(key, value);
+      else query.delete(key);
+    }
+    askFor(`?${query}`);
+  };
+  document.addEventListener("change", ({ target }) => {
+    if (target.id === "timeline-search") select({ find: target.value });
   });
+  const selectSpan = (rank, kind, ms) => {
+    isSeen = true;
+    select({ span: `${rank},${kind},${Math.round(ms * NS_PER_MS)}` });
+  };
+  const selectBox = (selected) => {
+    const gd = plot();
+    if (!selected || !selected.range || !gd || !scale) return;
+    const [begin, end] = [...selected.range.x].sort((a, b) => a - b);
+    const [first, last] = rowsOf(selected.range.y.map((at) => at + 0.5));
+    if (first >= last) return;
+    const ns = [Math.max(begin, 0), end].map((ms) => Math.round(ms * NS_PER_MS));
+    window.Plotly.relayout(gd, { selections: [] }); // the server draws it, from the address
+    select({ box: `${ns.join("-")},${first}-${last - 1}` });
+  };
+  const close = () => {
+    const query = new URLSearchParams(window.location.search);
+    if (SELECTED.some((key) => query.has(key))) {
+      select({});
+    } else if (query.has("find")) {
+      window.dash_clientside.set_props("timeline-search", { value: "" });
+      select({ find: "" });
+    }
+  };
+  document.addEventListener("click", ({ target }) => {
+    if (target.closest("#timeline-deselect")) close();
+  });
+
+  // The row of what is searched for is brought onto the screen, by a zoom if need be.
+  let sought = null; // the line, until the figure with it is drawn
+  let isSeen = false; // what is selected by a click is on the screen
+  let jumped = ""; // what was found last, of a figure that is drawn anew too
+  const jump = () => {
+    const found = document.querySelector("#timeline-selection :is([data-line], [data-search])");
+    const { line, search } = found ? found.dataset : {};
+    const target = [new URLSearchParams(window.location.search).get("find"), line, search].join();
+    if (target === jumped) return;
+    jumped = target;
+    if (isSeen) {
+      isSeen = false;
+      return;
+    }
+    if (line !== undefined) sought = Number(line);
+    if (search) askFor(search);
+  };
+  const scrollToSought = (gd) => {
+    if (sought === null || !gd._fullLayout || !gd._fullLayout.yaxis) return;
+    const { yaxis } = gd._fullLayout;
+    const at = gd.getBoundingClientRect().top + yaxis._offset + yaxis.d2p(sought);
+    sought = null;
+    const covered = document.querySelector(".header").getBoundingClientRect().bottom;
+    if (at > covered + 40 && at < window.innerHeight - 40) return;
+    window.scrollBy({ top: at - (covered + window.innerHeight) / 2 });
+  };
 
   // The usual step beneath and the window in the minimap follow the time that is shown.
   const follow = (relayout, figure, shown) => {
@@ -256,11 +316,14 @@
     }
     const gd = plot();
     if (!gd || !gd._fullLayout || !gd._fullLayout.xaxis || !scale) return;
+    jump();
     if (!gd.dataset.named) {
       gd.dataset.named = "yes";
+      scrollToSought(gd);
       gd.on("plotly_afterplot", () => {
         keepNames(gd);
         nameGroups(gd);
+        scrollToSought(gd);
       });
     }
     keepNames(gd);
@@ -299,13 +362,13 @@
     return now === drawn ? window.dash_clientside.no_update : now;
   };
 
-  // A click on a step of the run, or on the lane of a finding, whose point has the query.
-  const openStep = (clicked) => {
+  // A click on a step of the run, or on a point with the query of what it is.
+  const openPoint = (clicked) => {
     const point = clicked && clicked.points && clicked.points[0];
     if (!point) return window.dash_clientside.no_update;
     if (point.customdata) return point.customdata;
     const query = new URLSearchParams(window.location.search);
-    for (const key of [...WINDOW, "show", "epoch"]) query.delete(key);
+    for (const key of [...WINDOW, ...SELECTED, "show", "epoch"]) query.delete(key);
     query.set("step", Math.round(point.x));
     return `?${query}`;
   };
@@ -314,7 +377,7 @@
   const chooseStep = (chosen, shown) => {
     if (!chosen || !shown || chosen === String(shown.step)) return window.dash_clientside.no_update;
     const query = new URLSearchParams(window.location.search);
-    for (const key of [...WINDOW, "show"]) query.delete(key);
+    for (const key of [...WINDOW, ...SELECTED, "show"]) query.delete(key);
     if (shown.run) query.set("run", shown.run);
     query.set("step", chosen);
     return `?${query}`;
@@ -337,7 +400,8 @@
 
   window.dash_clientside = window.dash_clientside || {};
   window.dash_clientside.timeline = {
-    follow, openStep, chooseStep, zoomAddress, isAsked, foldGroup, around,
+    follow, openPoint, chooseStep, zoomAddress, isAsked, foldGroup, around, selectSpan, selectBox,
+    jump,
   };
 
   // A drag on the minimap moves the window; where all is shown, it chooses one.
@@ -486,6 +550,7 @@
     c: () => document.getElementById("timeline-path")?.click(),
     i: () => document.getElementById("timeline-ideal")?.click(),
     "/": () => document.getElementById("timeline-search")?.focus(),
+    escape: close,
     "?": () => document.getElementById("timeline-keys")?.toggleAttribute("open"),
   };
   document.addEventListener("keydown", (event) => {

@@ -316,7 +316,9 @@
         if (Math.abs(y - view.top(bars.center[at])) > (bars.height[at] * view.perLine) / 2) continue;
         const isBeside = x < left || x > right;
         if (best && (isBeside > best.isBeside || (isBeside === best.isBeside && bars.length[at] > best.length))) continue;
-        best = { text: bars.texts[at] || "", span: bars.spans[at], length: bars.length[at], isBeside };
+        const rank = drawing.shown.ranks[Math.round(bars.center[at])];
+        const [span, begin, length] = [bars.spans[at], bars.begin[at], bars.length[at]];
+        best = { text: bars.texts[at] || "", span, begin, length, of: bars.of, rank, isBeside };
       }
     }
     if (best && !best.text) best.text = describeSpan(drawing, best.span);
@@ -396,8 +398,7 @@
     const isClick = Math.hypot(event.clientX - x, event.clientY - y) < 4;
     if (!isClick || found.part !== "timeline-graph" || !found.hit) return;
     if (found.hit.span === undefined) return;
-    const clickData = { points: [{ customdata: found.hit.span }] };
-    window.dash_clientside.set_props(found.part, { clickData });
+    window.dash_clientside.timeline.selectSpan(found.hit.rank, found.hit.of, found.hit.begin);
   }, { capture: true });
 
   window.dash_clientside = window.dash_clientside || {};

@@ -59,7 +59,11 @@ _ORDER = (
     "link-",
     "disk-",
 )
-"""Beginnings of the sampled names that are drawn, in this order."""
+"""Beginnings of the sampled names that are drawn; those alike their peers' in this order."""
+
+_NOISE = 3.0
+"""Standard deviations within which samples are like their peers': counters of few events differ by
+many times."""
 
 _MAX_NAMED_HOSTS = 96
 _MAX_CHARS, _MIN_CHARS = 36, 6
@@ -71,14 +75,18 @@ def rank_over_steps_figure(report: RunReport, details: RankDetails) -> go.Figure
 
     The rank is a line in the colour of the kind, the median of its peers dotted. The first panel
     has its compute above the step's median rank. Each panel has the unit that suits its longest
-    time: one of a minute, in a hang, would make 0.00051 s of 510 us elsewhere. A step that never
-    ended is a mark, which the title explains if it is beyond the axis of the others.
+    time: one of a minute, in a hang, would make 0.00051 s of 510 us elsewhere. Kinds come before
+    samples, what takes longer than the peers' first. A step that never ended is a mark, which the
+    title explains if it is beyond the axis of the others.
     """
     run, excess = report.run, report.excess
     own = details.rank in excess.ranks and bool(
         np.nan_to_num(excess.excess_ns[excess.ranks.index(details.rank)]).any()
     )
-    kinds = [one for one in details.kinds if np.nansum(one.own_s) or np.nansum(one.peers_s)]
+    kinds = sorted(
+        (one for one in details.kinds if np.nansum(one.own_s) or np.nansum(one.peers_s)),
+        key=lambda one: -np.nansum(one.own_s - one.peers_s),
+    )
     panels = [_Panel.of(one, details.steps, report.open_step) for one in kinds]
     units = [axis_unit(one.highest_s * NS_PER_S) for one in panels]
     own_ns = excess.excess_ns[excess.ranks.index(details.rank)] if own else np.zeros(1)
@@ -161,6 +169,19 @@ def rank_over_steps_figure(report: RunReport, details: RankDetails) -> go.Figure
             )  # fmt: skip
     for row, sampled in enumerate(samples, start=own + len(kinds) + 1):
         size, unit = _unit(sampled)
+        if np.isfinite(sampled.peers).any():
+            figure.add_trace(
+                go.Scatter(
+                    x=sampled.at_step.tolist(),
+                    y=(sampled.peers / size).tolist(),
+                    mode="lines",
+                    line={"color": IDEAL, "dash": "dot", "width": 1.5},
+                    showlegend=False,
+                    hovertemplate=f"step %{{x:.2f}}: %{{y:.4~g}} {unit}, median of its peers"
+                    "<extra></extra>",
+                ),
+                row=row, col=1,
+            )  # fmt: skip
         figure.add_trace(
             go.Scatter(
                 x=sampled.at_step.tolist(),
@@ -217,7 +238,10 @@ def _known(seconds: NDArray[np.float64]) -> list[float | None]:
 
 
 def _chosen(samples: tuple[SampleSeries, ...]) -> list[SampleSeries]:
-    """Return the series that are drawn, in order; counters that never grew are left out."""
+    """Return the series that are drawn, the one that is furthest from its peers first.
+
+    Counters that never grew are left out.
+    """
     shown = [
         one
         for one in samples
@@ -228,10 +252,26 @@ def _chosen(samples: tuple[SampleSeries, ...]) -> list[SampleSeries]:
     ]
     place = {name: number for number, name in enumerate(_ORDER)}
 
-    def key(one: SampleSeries) -> tuple[int, str]:
-        return min(place[name] for name in _ORDER if one.name.startswith(name)), one.name
+    def key(one: SampleSeries) -> tuple[float, int, str]:
+        number = min(place[name] for name in _ORDER if one.name.startswith(name))
+        return -round(_deviation(one), 1), number, one.name
 
     return sorted(shown, key=key)
+
+
+def _deviation(one: SampleSeries) -> float:
+    """Return how far samples are from the peers', as a share of both: 0 to 1.
+
+    0 if that is within `_NOISE` deviations of the peers' own line.
+    """
+    known = np.isfinite(one.value) & np.isfinite(one.peers)
+    if not known.any():
+        return 0.0
+    value, peers = one.value[known], one.peers[known]
+    difference = np.abs(value - peers).mean()
+    if difference <= _NOISE * np.std(peers):
+        return 0.0
+    return float(difference / (np.abs(value) + np.abs(peers)).mean())
 
 
 def _unit(sampled: SampleSeries) -> tuple[float, str]:

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from rankscope.analysis.breakdown.goodput import RunHistory
     from rankscope.analysis.report.report import Finding, RunReport
 
-HEIGHT = 88
+STRIP_HEIGHT = 76
+"""Pixels of the run, and of the whole step beside it: the same for all runs, so that nothing
+beneath moves when they are drawn."""
+
 MAX_LABELLED = 6
 """Steps up to which each has its number: plotly would label halves of them."""
 
-MAX_FINDINGS = 3
+MAX_FINDINGS = 2
 """Lanes of findings, of those that matter most."""
 
-_LANE, _LONG_LANE = 14, 27
-"""Pixels of a lane, and of one whose name has two lines."""
-
-_MAX_CHARS = 12
-"""Characters of a name from which it has two lines: on a phone, the axis would be narrow."""
+_LANE = 11
+"""Pixels of a lane."""
 
 _MARGINS = 26
 _CHECKPOINT = next(color for kind, color in KIND_COLORS.items() if kind.value == "checkpoint")
@@ -72,7 +72,7 @@ def run_axis_figure(
     def add(name: str, **trace: Any) -> None:  # noqa: ANN401  # plotly's properties
         heights = [len(names)] * len(trace["x"])
         lanes.append({"yaxis": "y2", "showlegend": False, **trace, "y": heights})
-        names.append(name if len(name) <= _MAX_CHARS else "-<br>".join(name.rsplit("-", 1)))
+        names.append(name)
 
     for each in findings:
         first, last = each.steps or (0, 0)
@@ -142,23 +142,20 @@ def _mfu_curve(by_step: Mapping[int, float]) -> dict[str, Any]:
 
 
 def _layout(names: list[str], *, has_mfu: bool, step: int | None, zoom_key: str) -> dict[str, Any]:
-    lines = [line for name in names for line in name.split("<br>")]
-    lane = _LANE if len(lines) == len(names) else _LONG_LANE
-    height = HEIGHT + lane * len(names)
-    lanes = lane * len(names) / (height - _MARGINS)
-    layout = base_layout(height=height, zoom_key=f"run {zoom_key}")
+    lanes = _LANE * len(names) / (STRIP_HEIGHT - _MARGINS)
+    layout = base_layout(height=STRIP_HEIGHT, zoom_key=f"run {zoom_key}")
     layout.update(
-        margin={"l": left_margin((), (*lines, "0.25 s")), "r": 44, "t": 6, "b": _MARGINS - 6},
+        margin={"l": left_margin((), (*names, "0.25 s")), "r": 44, "t": 4, "b": _MARGINS - 4},
         dragmode="pan",
         bargap=0.15,
         hovermode="closest",
     )
     layout["xaxis"].update(showgrid=False, anchor="free", position=0, tickangle=0)
     layout["yaxis"].update(
-        domain=[lanes + 0.12, 1],
+        domain=[lanes + 0.08, 1],
         rangemode="tozero",
         ticksuffix=" s",
-        nticks=3,
+        nticks=2 if names[1:] else 3,
         fixedrange=True,
     )
     plain = {"showgrid": False, "zeroline": False, "fixedrange": True, "automargin": False}
@@ -168,6 +165,7 @@ def _layout(names: list[str], *, has_mfu: bool, step: int | None, zoom_key: str)
         "range": [len(names) - 0.5, -0.5],
         "tickvals": list(range(len(names))),
         "ticktext": names,
+        "tickfont": {"size": 10},
         "anchor": "x",
     }
     layout["annotations"] = [
@@ -187,7 +185,7 @@ def _layout(names: list[str], *, has_mfu: bool, step: int | None, zoom_key: str)
     if has_mfu:
         layout["yaxis3"] = {
             **plain,
-            "domain": [lanes + 0.12, 1],
+            "domain": [lanes + 0.08, 1],
             "overlaying": "y",
             "side": "right",
             "rangemode": "tozero",

@@ -48,7 +48,9 @@ EMPTY = 0
 
 _HALF = 0.5
 _MIN_HEIGHT = 260
-_MAX_HEIGHT = 860
+_MAX_HEIGHT = 510
+"""As high as a laptop's screen has room for: 16 ranks are seen at once."""
+
 _PIXELS_PER_RANK = 62
 _LEAST_PER_RANK = 22
 """Readable height of a row with two lanes: the page scrolls rather than makes rows thinner."""
@@ -111,7 +113,8 @@ def timeline_figure(
         traces.append(_waiting_entry(is_hatched=waits.is_hatched))
     if marks.path is not None:
         traces.append(path_trace(marks.path, bar_places(timeline, rows, lanes)))
-    traces += selection_traces()
+    if marks.span is not None:
+        traces += selection_traces(timeline, marks, rows=rows, lanes=lanes)
     style = RowStyle(
         height=height,
         max_ticks=_MAX_TICKS,
@@ -305,7 +308,8 @@ def _kind_bars(
         chosen: NDArray[np.intp],
         start_ns: NDArray[np.int64],
         duration_ns: NDArray[np.int64],
-        **look: str,
+        look: str = SOLID,
+        color: str = "",
     ) -> Bars:
         shown = own[chosen]
         return Bars(
@@ -315,7 +319,8 @@ def _kind_bars(
             center=lanes.center[shown],
             height=height[chosen],
             spans=shown.astype(np.int32),
-            **look,
+            look=look,
+            color=color,
         )
 
     rest = spans.duration_ns[own] - wait
@@ -325,7 +330,7 @@ def _kind_bars(
             of_kind = np.flatnonzero((timeline.transfer_kind[own] == code) & (rest > 0))
             if code != NONE and len(of_kind):
                 moving = bars(of_kind, start + wait, rest)
-                found.append(replace(moving, kind=KINDS[code]))
+                found.append(replace(moving, kind=KINDS[code], of=kind))
     else:
         found = [bars(np.arange(len(own)), start + wait, rest)]
     if (waiting := np.flatnonzero(wait > 0)).size:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankscope.analysis.drawing.rows import place_spans
 from rankscope.analysis.report.text import MIN_AXIS_S
 from rankscope.tracer.span import NS_PER_MS, NS_PER_S, SpanKind
 
@@ -19,9 +18,7 @@ from ..theme import INK, KIND_COLORS, PATH, SLOW, base_layout, rgba
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from dash import Patch
-
-    from rankscope.analysis.drawing.raster import StepPicture, Stretches
+    from rankscope.analysis.drawing.raster import StepPicture, Stretches, Viewport
     from rankscope.analysis.drawing.rows import Group, Lanes, RowLayout
     from rankscope.analysis.drawing.selection import Arrow
     from rankscope.analysis.drawing.timeline import StepTimeline
@@ -98,6 +95,17 @@ class Marks:
     """Ranks that the proof is on; none: its own."""
 
     stops: tuple[Stop, ...] = ()
+    span: int | None = None
+    """The selected span, as its row among those that are drawn."""
+
+    arrows: tuple[Arrow, ...] = ()
+    """What the selected span waited for and delayed, as of `describe_span`."""
+
+    box: Viewport | None = None
+    """The measured box."""
+
+    sought: tuple[int, ...] = ()
+    """Ranks that were searched for: their rows are framed."""
 
 
 NO_MARKS = Marks()
@@ -167,6 +175,7 @@ def step_layout(
             *(_line_across(rows.lines[group.row] - 0.5, style.separator) for group in separators),
             *_dimmed(rows, (*marks.ranks, *marks.peers) if marks.ranks else ()),
             *_proof_frame(rows, marks),
+            *_frames(rows, marks),
             *(line for line, _ in stops),
         ],
         annotations=[*names, _RANKS_TITLE, *(text for _, text in stops)],
@@ -407,6 +416,41 @@ def _proof_frame(rows: RowLayout, marks: Marks) -> list[dict[str, Any]]:
     ]
 
 
+def _frames(rows: RowLayout, marks: Marks) -> list[dict[str, Any]]:
+    """Return frames around the rows of the ranks that were searched for, and the measured box."""
+    line = {"color": SLOW, "width": 2}
+    across = {"type": "rect", "yref": "y", "line": line}
+    frames: list[dict[str, Any]] = [
+        {
+            **across,
+            "name": "found",
+            "x0": 0,
+            "x1": 1,
+            "xref": "x domain",
+            "y0": rows.lines[row] - 0.5,
+            "y1": rows.lines[row + 1] - 0.5,
+        }
+        for row in rows.rows_with(marks.sought)
+    ]
+    if marks.box is not None:
+        first, last = marks.box.first_row - rows.first_place, marks.box.end_row - rows.first_place
+        inside = rows.rows_with(rows.ranks[max(first, 0) : max(last, 0)])
+        if inside:
+            frames.append(
+                {
+                    **across,
+                    "name": "box",
+                    "x0": marks.box.begin_ns / NS_PER_MS,
+                    "x1": marks.box.end_ns / NS_PER_MS,
+                    "xref": "x",
+                    "y0": rows.lines[inside[0]] - 0.5,
+                    "y1": rows.lines[inside[-1] + 1] - 0.5,
+                    "line": {**line, "dash": "dot"},
+                }
+            )
+    return frames
+
+
 def _mark_stop(rows: RowLayout, row: int, stop: Stop) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a line across a row where its rank came to a stop, and the words beside it."""
     at_ms = stop.at_ns / NS_PER_MS
@@ -473,55 +517,44 @@ def path_trace(path: Stretches, find_place: FindPlace) -> dict[str, Any]:
     }
 
 
-def selection_traces() -> list[dict[str, Any]]:
-    """Return the last two traces of bars, in which `mark_selected` draws."""
-    line = {
-        "type": "scatter",
-        "x": [],
-        "y": [],
-        "mode": "lines",
-        "line": {"color": SLOW, "width": 3},
-        "showlegend": False,
-        "hoverinfo": "skip",
-    }
-    arrows = {
-        **line,
-        "mode": "lines+markers",
-        "marker": {"symbol": "arrow", "size": 11, "angleref": "previous", "color": SLOW},
-        "line": {"color": SLOW, "width": 2},
-    }
-    return [line, arrows]
-
-
-def mark_selected(
-    figure: Patch,
-    timeline: StepTimeline,
-    span: int,
-    *,
-    rows: RowLayout,
-    arrows: Sequence[Arrow],
-) -> None:
-    """Draw a frame around a span, and arrows to what it waited for and delayed.
+def selection_traces(
+    timeline: StepTimeline, marks: Marks, *, rows: RowLayout, lanes: Lanes
+) -> list[dict[str, Any]]:
+    """Return a frame around the selected span, and arrows to what it waited for and delayed.
 
     Args:
-        figure: Changed in place.
         timeline: The spans that are drawn.
-        span: Place of the span among them.
+        marks: With the span.
         rows: The rows that they are drawn on.
-        arrows: As of `describe_span`.
+        lanes: Their lanes.
     """
-    lanes = place_spans(timeline, rows)
+    span = marks.span or 0
     begin = (int(timeline.spans.start_ns[span]) - timeline.begin_ns) / NS_PER_MS
     end = begin + int(timeline.spans.duration_ns[span]) / NS_PER_MS
     top = float(lanes.center[span] - lanes.height[span] / 2)
     bottom = float(lanes.center[span] + lanes.height[span] / 2)
-    figure["data"][-2]["x"] = [begin, end, end, begin, begin]
-    figure["data"][-2]["y"] = [top, top, bottom, bottom, top]
     row = rows.row_by_rank()
-    drawn = [arrow for arrow in arrows if arrow.from_rank in row and arrow.to_rank in row]
-    figure["data"][-1]["x"] = [
-        at for arrow in drawn for at in (arrow.from_ns / NS_PER_MS, arrow.to_ns / NS_PER_MS, None)
-    ]
-    figure["data"][-1]["y"] = [
-        at for arrow in drawn for at in (row[arrow.from_rank], row[arrow.to_rank], None)
+    drawn = [arrow for arrow in marks.arrows if arrow.from_rank in row and arrow.to_rank in row]
+    common = {"type": "scatter", "showlegend": False, "hoverinfo": "skip"}
+    return [
+        {
+            **common,
+            "name": "selected",
+            "x": [begin, end, end, begin, begin],
+            "y": [top, top, bottom, bottom, top],
+            "mode": "lines",
+            "line": {"color": SLOW, "width": 3},
+        },
+        {
+            **common,
+            "x": [
+                at
+                for arrow in drawn
+                for at in (arrow.from_ns / NS_PER_MS, arrow.to_ns / NS_PER_MS, None)
+            ],
+            "y": [at for arrow in drawn for at in (row[arrow.from_rank], row[arrow.to_rank], None)],
+            "mode": "lines+markers",
+            "marker": {"symbol": "arrow", "size": 11, "angleref": "previous", "color": SLOW},
+            "line": {"color": SLOW, "width": 2},
+        },
     ]

@@ -49,6 +49,9 @@ class Bars:
     spans: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     """Rows of the spans, for a click and for their texts; empty: the bars are no spans."""
 
+    of: SpanKind | None = None
+    """Kind of the spans, if the bars show another: a blocked thread shows the transfer it is in."""
+
     texts: Sequence[str] = ()
     """Of bars that are no spans: what is shown under the pointer."""
 
@@ -60,6 +63,7 @@ class Bars:
         """Return the bars with arrays in base64."""
         return {
             "kind": self.kind.value,
+            "of": (self.of or self.kind).value,
             "begin": pack(self.begin_ms, "<f8"),
             "length": pack(self.length_ms, "<f8"),
             "center": pack(self.center, "<f8"),

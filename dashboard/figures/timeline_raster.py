@@ -15,6 +15,7 @@ from rankscope.analysis.report.text import format_ranges
 from rankscope.tracer.span import COMM_KINDS, KIND_CODES, KINDS, NS_PER_MS
 
 from ..theme import INK, base_layout
+from .run_axis import STRIP_HEIGHT
 from .timeline import raster_shades
 from .timeline_axes import (
     BELOW,
@@ -41,11 +42,8 @@ MAX_PAIRED = 128
 """Blocks of ranks up to which each has two lines; the lines of more would be thinner than a
 screen's pixels."""
 
-MINIMAP_HEIGHT = 34
-"""Pixels of the whole step above the shown part."""
-
-MINIMAP_LINES, MINIMAP_BINS = 34, 450
-"""One line for each pixel, and a bin for each two or three."""
+MINIMAP_LINES, MINIMAP_BINS = 38, 450
+"""A line for each two pixels, and a bin for each two."""
 
 _HEIGHT = 832
 """Pixels of the figure."""
@@ -126,7 +124,7 @@ def minimap_cells(raster: StepRaster) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     shades = raster_shades(raster)
     begin_ms, end_ms = (raster.edges_ns[[0, -1]] / NS_PER_MS).tolist()
-    layout = base_layout(height=MINIMAP_HEIGHT, zoom_key="minimap")
+    layout = base_layout(height=STRIP_HEIGHT, zoom_key="minimap")
     layout.update(margin=dict.fromkeys("lrtb", 0))
     layout["xaxis"]["range"] = [begin_ms, end_ms]
     layout["yaxis"]["range"] = [len(shades) - 0.5, -0.5]

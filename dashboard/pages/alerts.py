@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
-from dash import Dash, Input, Output, State, dcc, html
+from dash import Dash, Input, Output, dcc, html
 from dash.exceptions import PreventUpdate
 
-from rankscope.analysis.alert_rules import FINDING
-from rankscope.analysis.report.text import EMPTY, format_count, format_range, format_ranges
+from rankscope.analysis.report.text import EMPTY, format_count, format_range
 from rankscope.dashboard.records.alert_list import AlertState
 
 from ..address import ALERTS, INCIDENT, TIMELINE, View, write_address
-from ..callback_checks import Number, checked
+from ..callback_checks import Number, Posted, checked
 from ..text import escape
 from .components import (
     announced,
@@ -47,6 +46,18 @@ FILTERS = ("active", "open", "acknowledged", "silenced", "resolved", "all")
 Hours = Literal["1", "8", "24", "168"]
 DURATIONS: dict[Hours, str] = {"1": "1 hour", "8": "8 hours", "24": "1 day", "168": "1 week"}
 """Lengths of a silence by hours."""
+
+
+class Change(Posted):
+    """A button that was pressed in the row of an alert."""
+
+    alert: str
+    hours: Hours | None = None
+    """Length of a silence; None: the alert is acknowledged."""
+
+    number: Number
+    """Of the change, so that two of the same differ."""
+
 
 MAX_RANGES = 4
 """Ranges of ranks that a row names before it counts the rest."""
@@ -95,7 +106,8 @@ def show_alerts(provider: ReportProvider, view: View, *, base_path: str) -> Cont
     listed = html.Div(_table(found, shown, view.run, base_path), id="alerts-table", **announced())
     parts = [
         card(*head, listed),
-        html.Div(_changes(found), id="alerts-changes"),
+        html.Div(id="alerts-changed", className="about", **announced()),
+        dcc.Store(id="alerts-change"),
         html.Div(_silences(found.silences), id="alerts-silences"),
     ]
     return Content(children=[html.Div(parts, className="stack")])
@@ -116,31 +128,20 @@ def _register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         return write_address(view, base_path="").removeprefix(ALERTS)
 
     @app.callback(
-        Output("alerts-acknowledged", "children"),
+        Output("alerts-changed", "children"),
         Output(AGAIN, "data", allow_duplicate=True),
-        Input("alerts-acknowledge", "n_clicks"),
-        State("alerts-choice", "value"),
+        Input("alerts-change", "data"),
         prevent_initial_call=True,
     )
     @checked
-    def acknowledge(num_clicks: Number | None, name: str | None) -> tuple[str, Number]:
-        if not num_clicks or name is None:
+    def change_alert(change: Change | None) -> tuple[str, Number]:
+        if change is None:
             raise PreventUpdate
-        return escape(provider.acknowledge_alert(name)), num_clicks
-
-    @app.callback(
-        Output("alerts-silenced", "children"),
-        Output(AGAIN, "data", allow_duplicate=True),
-        Input("alerts-silence", "n_clicks"),
-        State("alerts-choice", "value"),
-        State("alerts-duration", "value"),
-        prevent_initial_call=True,
-    )
-    @checked
-    def silence(num_clicks: Number | None, name: str | None, hours: Hours) -> tuple[str, Number]:
-        if not num_clicks or name is None:
-            raise PreventUpdate
-        return escape(provider.silence_alert(name, for_s=3600.0 * int(hours))), num_clicks
+        if change.hours is None:
+            done = provider.acknowledge_alert(change.alert)
+        else:
+            done = provider.silence_alert(change.alert, for_s=3600.0 * int(change.hours))
+        return escape(done), change.number
 
 
 PAGE = Page(name=ALERTS, title="Alerts", show=show_alerts, is_of_run=False, register=_register)
@@ -166,12 +167,18 @@ def _table(found: AlertList, shown: str, run: str | None, base_path: str) -> lis
     facts = ", ".join(f"{counts[state]:,} {state}" for state in AlertState)
     if found.num_left_out:
         facts += f"; {found.num_left_out:,} older ones are not listed"
-    parts: list[Component] = [html.P(facts, className="about")]
+    about = (
+        f"{facts}. Acknowledge: it is not sent again, only its end is. Silence: nothing about its"
+        " run and cause is sent for a time."
+        if found.may_change
+        else f"{facts}. To silence or acknowledge, open the URL that `rankscope serve` printed."
+    )
+    parts: list[Component] = [html.P(with_code(about), className="about")]
     if not alerts:
-        about = (
+        what = (
             "active alert" if shown == "active" else "alert" if shown == "all" else f"{shown} alert"
         )
-        return [*parts, html.P(f"No {about}.", className="quiet")]
+        return [*parts, html.P(f"No {what}.", className="quiet")]
     head = {
         "severity": "",
         "alert": "",
@@ -181,13 +188,11 @@ def _table(found: AlertList, shown: str, run: str | None, base_path: str) -> lis
         "state": "",
         "fired": "",
     }
-    return [
-        *parts,
-        table("alerts", head, [_row(alert, base_path) for alert in alerts], class_name="alerts"),
-    ]
+    rows = [_row(alert, base_path, may_change=found.may_change) for alert in alerts]
+    return [*parts, table("alerts", head, rows, class_name="alerts")]
 
 
-def _row(alert: ShownAlert, base_path: str) -> list[Cell]:
+def _row(alert: ShownAlert, base_path: str, *, may_change: bool) -> list[Cell]:
     by = alert.acknowledged_by if alert.state is AlertState.ACKNOWLEDGED else ""
     because = f": {alert.resolved_because}" if alert.resolved and alert.resolved_because else ""
     state = [
@@ -224,7 +229,7 @@ def _row(alert: ShownAlert, base_path: str) -> list[Cell]:
         ),
         dmc.TableTd(_hosts(alert.hosts), className="of-hosts"),
         dmc.TableTd(_link(alert, base_path), className="steps number"),
-        dmc.TableTd(state, className="state"),
+        dmc.TableTd([*state, *(_buttons(alert) if may_change else [])], className="state"),
         dmc.TableTd(local_time(alert.fired), className="fired"),
     ]
 
@@ -270,67 +275,27 @@ def _link(alert: ShownAlert, base_path: str) -> Component:
             show=alert.cause or None,
         )
         text = format_range(alert.steps)
-    return dcc.Link(text, href=write_address(view, base_path=base_path))
+    href = write_address(view, base_path=base_path)
+    return dcc.Link(text, href=href, className="proof-link")
 
 
-def _label(alert: ShownAlert) -> str:
-    ranks = f" on {format_ranges(alert.ranks, max_ranges=MAX_RANGES)}" if alert.ranks else ""
-    # Two rules may alert about the same cause.
-    rule = alert.rule if alert.rule != FINDING else ""
-    what = ", ".join(each for each in (rule, alert.cause) if each)
-    return f"{alert.run or 'server'}: {what}{ranks} ({alert.name})"
+def _buttons(alert: ShownAlert) -> list[Component]:
+    """Return what acknowledges and silences an active alert, by `assets/alerts.js`."""
+    if alert.state is AlertState.RESOLVED:
+        return []
 
+    def button(text: str, **change: str) -> Component:
+        named: dict[str, Any] = {f"data-{name}": value for name, value in change.items()}
+        return html.Button(text, className="button small", **named)
 
-def _changes(found: AlertList) -> Component:
-    """Return the form that silences and acknowledges; for a reader, the reason why not."""
-    outcome = [
-        html.Div(id="alerts-acknowledged", className="about", **announced()),
-        html.Div(id="alerts-silenced", className="about", **announced()),
-    ]
-    choice = dmc.Select(
-        id="alerts-choice",
-        data=[
-            {"value": alert.name, "label": escape(_label(alert))}
-            for alert in found.alerts
-            if alert.state is not AlertState.RESOLVED
-        ],
-        placeholder="an alert",
-        nothingFoundMessage="no active alert",
-        searchable=True,
-        size="sm",
-        w="min(600px, 100%)",
-        **labelled("alert to change"),
+    lengths = [button(text, alert=alert.name, hours=hours) for hours, text in DURATIONS.items()]
+    silence = html.Details(
+        [html.Summary("Silence", className="button small"), html.Div(lengths)],
+        className="drop-down",
     )
-    if not found.may_change:
-        text = "To silence or acknowledge, open the URL that `rankscope serve` printed."
-        hidden = html.Div([choice, *outcome], style={"display": "none"})
-        return html.Div([html.P(with_code(text), className="quiet"), hidden])
-    return card(
-        html.H2("Take care of an alert"),
-        html.P(
-            "Acknowledge: it is not sent again, only its end is. Silence: nothing about its run and"
-            " cause is sent for a time.",
-            className="about",
-        ),
-        html.Div(
-            [
-                choice,
-                dmc.Button("Acknowledge", id="alerts-acknowledge", size="sm", variant="light"),
-                dmc.Select(
-                    id="alerts-duration",
-                    data=[{"value": hours, "label": text} for hours, text in DURATIONS.items()],
-                    value="1",
-                    size="sm",
-                    w=110,
-                    allowDeselect=False,
-                    **labelled("length of the silence"),
-                ),
-                dmc.Button("Silence", id="alerts-silence", size="sm", variant="light"),
-            ],
-            className="controls",
-        ),
-        *outcome,
-    )
+    is_open = alert.state is AlertState.OPEN
+    acknowledge = [button("Acknowledge", alert=alert.name)] if is_open else []
+    return [html.Div([*acknowledge, silence], className="row-buttons")]
 
 
 def _silences(silences: Sequence[ShownSilence]) -> list[Component]:

@@ -191,17 +191,24 @@ def _proof_row(
     """Return the picture of a finding, and beside it what to do."""
     figure = proof_figure(report, finding)
     number = report.findings.index(finding)
-    links = {}
+    buttons: list[Component] = []
     if incident is not None:
-        links["Incident: cost, history, notes"] = View(
-            page=INCIDENT, run=report.run, show=str(incident)
+        view = View(page=INCIDENT, run=report.run, show=str(incident))
+        buttons.append(
+            dcc.Link(
+                "Incident: cost, history, notes",
+                href=write_address(view, base_path=base_path),
+                className="button small",
+            )
         )
     if finding.steps:
-        links["Show it in the timeline"] = _place_of(report, finding)
-    buttons = [
-        dcc.Link(text, href=write_address(view, base_path=base_path), className="button small")
-        for text, view in links.items()
-    ]
+        buttons.append(
+            dcc.Link(
+                ["Show it in the timeline", html.Kbd("P")],
+                href=write_address(_place_of(report, finding), base_path=base_path),
+                className="button small proof-link",
+            )
+        )
     picture = card(
         html.Div([html.H2("Proof"), *buttons], className="titled"),
         graph(f"overview-proof-{number}", figure, min_px=MIN_PX)

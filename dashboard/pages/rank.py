@@ -530,9 +530,10 @@ def _over_steps(report: RunReport, details: RankDetails) -> Component:
     return card(
         html.H2("Over steps"),
         html.P(
-            f"Solid: this rank.{dotted} Forward and backward include the communication and waiting"
-            " inside them, compute above the median rank does not. Of communication, the time that"
-            f" no compute hides. Below: samples, on the same axis.{missing}",
+            f"Solid: this rank.{dotted} On top: what takes longer than theirs; then samples."
+            " Forward and backward include the communication and waiting inside them, compute above"
+            " the median rank does not. Of communication, the time that no compute hides."
+            f"{missing}",
             className="about",
         ),
         *parts,

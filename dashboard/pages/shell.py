@@ -11,7 +11,7 @@ from dash.exceptions import PreventUpdate
 
 from rankscope.analysis.report.text import format_age, format_count, format_duration, format_ranges
 
-from ..address import OVERVIEW, RANK, TIMELINE, View, write_address
+from ..address import OVERVIEW, RANK, TIMELINE, View, provable, view_proof, write_address
 from ..callback_checks import Posted, Ticks, checked
 from ..text import escape
 from .components import (
@@ -48,6 +48,8 @@ class FrameShown(Posted):
     """The shown state of the frame, which it keeps in the browser."""
 
     run: str | None
+    """Whether the palette has the hosts and the proof of the run's report."""
+
     digests: dict[str, dict[str, str]]
 
 
@@ -164,7 +166,9 @@ def register(app: Dash, provider: ReportProvider, pages: Sequence[Page], *, base
             title = _title(str(run_id), strip, "" if view.page == OVERVIEW else name)
         parts = [
             html.Div(_chooser(runs, run_id), id="run-chooser"),
-            html.Div(_strip(strip) if is_of_run else [], id="strip"),
+            html.Div(
+                [*_strip(strip), *_proof_link(strip, base_path)] if is_of_run else [], id="strip"
+            ),
             html.Nav(_menu(pages, view.page, run_id, base_path), id="menu"),
             dcc.Store(id="frame-title", data=title),
         ]
@@ -270,6 +274,16 @@ def _chooser(runs: Sequence[RunSummary], run_id: str | None) -> list[Component]:
     )
     # The title shows a name that is longer than the chooser.
     return [html.Div(chooser, title=escape(run_id or ""), className="run-name")]
+
+
+def _proof_link(strip: RunStrip | None, base_path: str) -> list[Component]:
+    """Return the link that the key P takes where the page has none."""
+    report = None if strip is None else strip.report
+    top = None if report is None else provable(report)
+    if report is None or top is None:
+        return []
+    href = write_address(view_proof(View(run=report.run), top), base_path=base_path)
+    return [dcc.Link("Proof", href=href, className="proof-link hidden")]
 
 
 def _palette(

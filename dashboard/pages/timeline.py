@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 
-from rankscope.analysis.causes import slow_link
+from rankscope.analysis.causes import slow_link, stage_imbalance
+from rankscope.analysis.drawing.selection import compare_proof, find_alike
 from rankscope.analysis.drawing.timeline import select_ranks
 from rankscope.analysis.report.report import RunReport
-from rankscope.analysis.report.text import format_duration, format_ranks
+from rankscope.analysis.report.text import format_count, format_duration, format_ranks
 from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.dashboard.records.progress import AnalysisInProgress
-from rankscope.tracer.span import NS_PER_MS
+from rankscope.tracer.span import KINDS, NS_PER_MS
 
 from ..address import LAYERS, TIMELINE, WHOLE, View, write_address
 from ..callback_checks import Number, checked
@@ -24,7 +24,15 @@ from ..text import escape
 from .components import QUIET_MS, SOON_MS, poll_interval_ms, register_canvas
 from .page import Content, Page
 from .placeholders import drawing_step, no_data, no_steps, reading_steps
-from .timeline_content import StepContent, draw_step, show_replay, show_step, step_parts
+from .timeline_content import (
+    StepContent,
+    draw_beneath,
+    show_card,
+    show_ended,
+    show_replay,
+    show_step,
+    step_parts,
+)
 from .timeline_controls import (
     Revisions,
     Shown,
@@ -33,9 +41,10 @@ from .timeline_controls import (
     choices_from_report,
 )
 from .timeline_overview import register_around
-from .timeline_selection import register_selection
+from .timeline_selection import find_selected, show_selection, slack_words
 from .timeline_step import (
     NO_REPLAY,
+    find_fatal,
     find_framed,
     find_replay,
     go_to_proof,
@@ -47,10 +56,17 @@ from .timeline_step import (
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from rankscope.dashboard.records.progress import AnalysisFailed
+    from rankscope.analysis.drawing.selection import AlikeSpan
+    from rankscope.analysis.drawing.timeline import StepTimeline
+    from rankscope.analysis.report.report import Finding, Proof
 
     from ..provider import ReportProvider
+    from .timeline_selection import Selected
+    from .timeline_step import Analysed, ShownStep, StepReading
 
+
+MAX_ALIKE_STEPS, MAX_ALIKE_RANKS = 40, 15
+"""Steps and other ranks whose spans are read to be held against a selected one."""
 
 REFINE_MS = 500
 """Pause before a page asks again for spans or a replay that were not ready."""
@@ -61,12 +77,6 @@ STATE_AGE_NS = QUIET_MS * NS_PER_MS
 
 def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
     """Follow selection, layers, step and zoom, which change the address."""
-    register_selection(
-        app,
-        partial(read_shown, provider),
-        partial(find_replay, provider),
-        base_path=base_path,
-    )
     register_around(app, provider, base_path=base_path)
     for part in ("timeline-graph", "timeline-ideal-graph", "timeline-minimap"):
         register_canvas(app, part)
@@ -103,6 +113,19 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         State("timeline-shown", "data"),
         prevent_initial_call=True,
     )
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("timeline", "openPoint"),
+        Output("url", "search", allow_duplicate=True),
+        Input("timeline-alike", "clickData"),
+        prevent_initial_call=True,
+    )
+    for function, source in (
+        ("selectBox", Input("timeline-graph", "selectedData")),
+        ("jump", Input("timeline-selection", "children")),
+    ):
+        app.clientside_callback(  # type: ignore[no-untyped-call]
+            ClientsideFunction("timeline", function), source, prevent_initial_call=True
+        )
     for function, *parts in (
         ("zoomAddress", Input("timeline-graph", "relayoutData"), State("timeline-shown", "data")),
         ("foldGroup", Input("timeline-graph", "clickAnnotationData")),
@@ -150,7 +173,9 @@ def _show(provider: ReportProvider, view: View, *, base_path: str) -> Content:
         children=step_parts(
             step,
             None if step.is_pending else revisions,
-            zoom_key=write_address(_choose(view, choices), base_path=""),
+            zoom_key=write_address(
+                replace(_choose(view, choices), find=None, span=None, box=None), base_path=""
+            ),
             search=_search_of(view, step.view) if isinstance(report, RunReport) else "",
         ),
         view=step.view,
@@ -184,7 +209,7 @@ def _show_step(
     provider: ReportProvider,
     view: View,
     choices: StepChoices,
-    report: RunReport | AnalysisInProgress | AnalysisFailed,
+    report: Analysed,
     base_path: str,
 ) -> StepContent | None:
     """Return the step of a view that names run, epoch and step; None while it is being read."""
@@ -200,18 +225,43 @@ def _show_step(
         state = "in progress" if isinstance(report, AnalysisInProgress) else "failed"
         about = f"; analysis {state}"
     if framed is not None and proof is not None:
-        excess = format_duration(proof.excess_ns)
-        # A transfer over a slow link takes as long on all of its ranks.
-        on_ranks = framed.ranks if framed.cause == slow_link.CAUSE.name else (proof.rank,)
-        about = f"; framed: {framed.cause} of {format_ranks(on_ranks)}, {excess} too long{about}"
+        # A transfer over a slow link, or the work of a stage, takes as long on all of its ranks.
+        is_of_all = framed.cause in (slow_link.CAUSE.name, stage_imbalance.CAUSE.name)
+        on_ranks = framed.ranks if is_of_all else (proof.rank,)
+        excess = f"{format_duration(proof.excess_ns)} too long"
+        if reading.shown.spans is not None:
+            excess = _compare_proof(reading.shown.spans, framed, proof) or excess
+        about = f"; framed: {framed.cause} of {format_ranks(on_ranks)}, {excess}{about}"
+    selected = find_selected(reading.shown)
+    is_pending = reading.is_pending or replayed.is_pending
+    slack = ""
+    over_steps: tuple[AlikeSpan, ...] = ()
+    if selected.facts is not None and reading.shown.spans is not None:
+        of_span = find_replay(provider, reading.shown.spans)
+        slack, is_pending = slack_words(of_span, selected.facts), is_pending or of_span.is_pending
+        over_steps = _alike_of_other_steps(provider, reading.shown, selected, choices)
+    peers = () if reading.related is None else reading.related.all
+    is_of_stages = framed is not None and framed.cause == stage_imbalance.CAUSE.name
+    if is_of_stages or find_fatal(report, view):  # all others are the comparison
+        peers = reading.shown.rows.ranks
     marks = Marks(
         ranks=view.ranks,
-        peers=() if reading.related is None else reading.related.all,
+        peers=peers,
         path=replayed.path_of(view.layers),
         proof=proof,
         framed=on_ranks,
         stops=reading.stops,
+        span=selected.span,
+        arrows=() if selected.facts is None else selected.facts.arrows,
+        box=selected.box,
+        sought=selected.sought,
     )
+    ended = _last_ended(provider, reading, report)
+    window = reading.shown.view.viewport
+    if window is not None and find_fatal(report, view):
+        about = f"; shown: {format_duration(window.end_ns - window.begin_ns)} of it{about}"
+    if ended is not None:
+        about = f"; step {ended.step.step}, the last that ended, is beneath{about}"
     content = show_step(reading.shown, choices, marks, about=about, base_path=base_path)
     ideal = None
     if replayed.replay is not None and "ideal" in view.layers:
@@ -220,12 +270,85 @@ def _show_step(
             timeline = replace(timeline, ranking=reading.timeline.ranking)
             timeline = select_ranks(timeline, set(reading.timeline.spans.rank.tolist()))
         shown = show_timeline(reading.shown.view, timeline)
-        ideal = draw_step(shown, Marks(ranks=view.ranks), with_texts=True)
+        ideal = draw_beneath(shown, reading.shown, marks)
     return replace(
         content,
         note=" ".join([*reading.notes, content.note]).strip(),
-        beneath=show_replay(replayed, ideal),
-        is_pending=reading.is_pending or replayed.is_pending,
+        beneath=[
+            *(
+                show_replay(replayed, ideal)
+                if ended is None
+                else show_ended(ended, draw_beneath(ended, reading.shown, marks))
+            ),
+            *(
+                []
+                if framed is None or not isinstance(report, RunReport)
+                else show_card(report, framed)
+            ),
+        ],
+        selection=show_selection(
+            reading.shown, selected, slack=slack, over_steps=over_steps, base_path=base_path
+        ),
+        is_pending=is_pending,
+    )
+
+
+def _compare_proof(timeline: StepTimeline, finding: Finding, proof: Proof) -> str:
+    """Return the span of a proof and alike ones in words; "" if it is none, or has none."""
+    found = compare_proof(timeline, proof, finding.ranks)
+    if found is None:
+        return ""
+    others = format_count(found.num_alike, "alike one")
+    return (
+        f"its {found.kind} takes {format_duration(found.duration_ns)}, the median of {others}"
+        f" {format_duration(found.median_ns)}"
+    )
+
+
+def _last_ended(
+    provider: ReportProvider, reading: StepReading, report: Analysed
+) -> ShownStep | None:
+    """Return the last step that ended before the one in which the job came to a stop.
+
+    It has the rows and the time of that one. None if the job did not stop in it, or the step is
+    still being read.
+    """
+    view = reading.shown.view
+    if not isinstance(report, RunReport) or not find_fatal(report, view):
+        return None
+    step = max((step for step in report.steps if step < (view.step or 0)), default=None)
+    if step is None:
+        return None
+    try:
+        ended = read_step(provider, replace(view, step=step), report)
+    except EmptyRunError:
+        return None
+    if ended is None or reading.timeline is None or ended.timeline is None:
+        return None if ended is None else ended.shown
+    timeline = replace(ended.timeline, ranking=reading.timeline.ranking)
+    return show_timeline(replace(view, step=step), timeline)
+
+
+def _alike_of_other_steps(
+    provider: ReportProvider, shown: ShownStep, selected: Selected, choices: StepChoices
+) -> tuple[AlikeSpan, ...]:
+    """Return spans like the selected one in the steps around, of its rank and some others."""
+    timeline, span = shown.spans, selected.span
+    if timeline is None or span is None:
+        return ()
+    spans = timeline.spans
+    rank = int(spans.rank[span])
+    alike = sorted({one.rank for one in find_alike(timeline, span)} - {rank})
+    every = len(alike) // MAX_ALIKE_RANKS + 1
+    steps = sorted(choices.steps, key=lambda step: abs(step - timeline.step))[:MAX_ALIKE_STEPS]
+    return provider.alike_spans(
+        timeline.run,
+        epoch=timeline.epoch,
+        steps=tuple(step for step in steps if step != timeline.step),
+        ranks=(rank, *alike[::every]),
+        kind=KINDS[int(spans.kind[span])],
+        name=spans.names[int(spans.name[span])],
+        microbatch=int(spans.microbatch[span]),
     )
 
 

@@ -14,23 +14,26 @@ from rankscope.analysis.report.text import (
     format_range,
     format_seconds,
 )
+from rankscope.tracer.span import NS_PER_MS
 
+from ..figures.proof_card import MIN_PX, proof_figure
 from ..figures.timeline import hover_texts, timeline_figure
+from ..figures.timeline_axes import Marks
 from ..figures.timeline_canvas import canvas_document
 from ..figures.timeline_raster import raster_figure, raster_note
 from ..text import escape, format_place
-from .components import canvas, card, graph, labelled
+from .components import announced, canvas, card, graph, labelled
 from .timeline_controls import Shown, make_scale, step_chooser, timeline_controls
-from .timeline_overview import around_step, minimap_place
+from .timeline_overview import around_step
 from .timeline_selection import selection_controls
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
     from rankscope.analysis.drawing.raster import Viewport
+    from rankscope.analysis.report.report import Finding, RunReport
 
     from ..address import View
-    from ..figures.timeline_axes import Marks
     from .timeline_controls import Revisions, Scale, StepChoices
     from .timeline_step import Replayed, ShownStep
 
@@ -53,7 +56,10 @@ class StepContent:
     note: str
     scale: Scale
     beneath: list[Component] = field(default_factory=list)
-    """What the replay says, beneath the step."""
+    """What the replay says, or a step that ended, beneath the step."""
+
+    selection: list[Component] = field(default_factory=list)
+    """The card of what is selected."""
 
     is_pending: bool = False
     """Whether spans or a replay that are to be shown are still being read or made."""
@@ -97,21 +103,16 @@ def step_parts(
         html.Div(
             [
                 html.H1(content.title, id="timeline-title"),
-                html.P(content.about, id="timeline-about", className="about"),
                 html.Div(content.stepper, id="timeline-stepper", className="stepper"),
-            ],
-            className="timeline-head",
-        ),
-        around_step(),
-        html.Div(
-            [
                 html.Div(content.controls, id="timeline-controls", className="controls"),
                 *selection_controls(),
             ],
             className="controls timeline-bar",
         ),
+        html.P(content.about, id="timeline-about", className="about"),
+        around_step(),
+        html.Div(content.selection, id="timeline-selection", **announced()),
         card(
-            minimap_place(),
             html.Div(
                 id="timeline-legend", className="legend", role="group", **labelled("kinds of spans")
             ),
@@ -191,7 +192,9 @@ def draw_step(
             shown.step, shown.rows, marks, viewport=shown.view.viewport, is_whole=shown.is_whole
         )
         texts = hover_texts(shown.step) if with_texts else None
-        return figure, {"bars": [drawn.document() for drawn in bars], "texts": texts}
+        ranks = [block[0] for block in shown.rows.blocks]
+        documents = [drawn.document() for drawn in bars]
+        return figure, {"bars": documents, "ranks": ranks, "texts": texts}
     figure, cells = raster_figure(shown.step, shown.rows, marks)
     return figure, {"cells": cells}
 
@@ -221,10 +224,6 @@ def show_replay(
     replay = replayed.replay
     if ideal is None or replay is None:
         return []
-    figure, content = ideal
-    layout = figure["layout"]
-    layout["showlegend"] = False
-    layout["dragmode"] = False
     word = "step" if replay.steps[0] == replay.steps[1] else "steps"
     title = f"With usual durations, the step takes {format_duration(replay.ideal_ns)}"
     about = (
@@ -234,6 +233,49 @@ def show_replay(
         " the schedule's. The ideal at the top has the usual delays of the hosts, and is less if"
         " steps as large took less."
     )
+    return [_beneath_card(title, about, ideal, label="usual step")]
+
+
+def show_card(report: RunReport, finding: Finding) -> list[Component]:
+    """Return the picture of the finding whose proof is framed, as on the overview."""
+    figure = proof_figure(report, finding)
+    if figure is None:
+        return []
+    drawn = graph("timeline-proof", figure, min_px=MIN_PX)
+    return [card(html.H2(f"Proof of {finding.cause}"), drawn)]
+
+
+def show_ended(ended: ShownStep, drawn: tuple[dict[str, Any], dict[str, Any]]) -> list[Component]:
+    """Return the last step that ended, beneath the one in which the job came to a stop.
+
+    Args:
+        ended: The step.
+        drawn: Its figure, and what is drawn beneath it.
+    """
+    length_ns = ended.step.end_ns - ended.step.begin_ns
+    title = f"Step {ended.step.step}, the last that ended, took {format_duration(length_ns)}"
+    about = "On the same axis: what comes here after the marks above, the stopped step never did."
+    return [_beneath_card(title, about, drawn, label="last step that ended")]
+
+
+def draw_beneath(
+    step: ShownStep, above: ShownStep, marks: Marks
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the figure of a step for comparison, with the time and the marked ranks of another."""
+    figure, content = draw_step(step, Marks(ranks=marks.ranks, peers=marks.peers), with_texts=True)
+    viewport, length_ns = above.view.viewport, above.step.end_ns - above.step.begin_ns
+    ends_ns = (0, length_ns) if viewport is None else (viewport.begin_ns, viewport.end_ns)
+    figure["layout"]["xaxis"]["range"] = [at_ns / NS_PER_MS for at_ns in ends_ns]
+    return figure, content
+
+
+def _beneath_card(
+    title: str, about: str, drawn: tuple[dict[str, Any], dict[str, Any]], *, label: str
+) -> Component:
+    figure, content = drawn
+    layout = figure["layout"]
+    layout["showlegend"] = False
+    layout["dragmode"] = False
     part = "timeline-ideal-graph"
-    drawn = graph(part, figure, beneath=canvas(part, canvas_document(part, content, layout)))
-    return [card(html.H2(title), html.P(about, className="about"), drawn, label="usual step")]
+    picture = graph(part, figure, beneath=canvas(part, canvas_document(part, content, layout)))
+    return card(html.H2(title), html.P(about, className="about"), picture, label=label)

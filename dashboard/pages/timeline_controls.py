@@ -9,10 +9,10 @@ import dash_mantine_components as dmc  # type: ignore[import-untyped]
 import numpy as np
 from dash import dcc, html
 
-from rankscope.analysis.drawing.rows import RowOrder, group_numbers, useful_orders
+from rankscope.analysis.drawing.rows import AXES, RowOrder, group_numbers, useful_orders
 from rankscope.tracer.span import NS_PER_MS
 
-from ..address import WHOLE, View, format_ranks, write_address
+from ..address import WHOLE, View, format_ranks, provable, view_proof, write_address
 from ..callback_checks import AxisPlace, Posted
 from ..exports import TRACE_PATH
 from .components import labelled, pressed
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.raster import StepPicture
     from rankscope.analysis.drawing.rows import RowLayout
     from rankscope.analysis.drawing.timeline import StepTimeline
-    from rankscope.analysis.report.report import RunReport
+    from rankscope.analysis.report.report import Finding, RunReport
     from rankscope.dashboard.records.progress import MarkedSteps
 
 _WORDS = {RowOrder.EXCESS: "slowest"}
@@ -51,6 +51,9 @@ class StepChoices:
     ideal_s_by_step: Mapping[int, float]
     has_excess: bool = False
     """Whether the excess of the ranks is known."""
+
+    proof: Finding | None = None
+    """The top finding, if a step shows it."""
 
 
 class Scale(Posted):
@@ -109,6 +112,7 @@ def choices_from_report(report: RunReport) -> StepChoices:
         best=best,
         ideal_s_by_step=report.reachable_s_by_step,
         has_excess=bool(report.excess.ranks),
+        proof=provable(report),
     )
 
 
@@ -136,11 +140,15 @@ def timeline_controls(
     """
     orders = useful_orders(shown, has_excess=choices.has_excess)
     now = view.order if view.order in orders else RowOrder.RANK  # its rows are by rank too
-    rows = [
-        (_WORDS.get(by, by.value), _link(view, base_path, order=by, folded=()), by is now)
-        for by in orders
-    ]
-    parts: list[Component] = [_links("rows by", rows)]
+    words = {by: _WORDS.get(by, by.value.upper() if by in AXES else by.value) for by in orders}
+    rows = [(words[by], _link(view, base_path, order=by, folded=()), by is now) for by in orders]
+    parts: list[Component] = [_menu(f"rows: {words[now]}", rows)]
+    if len(choices.epochs) > 1:
+        epochs = [
+            (str(one), _link(view, base_path, epoch=one), one == view.epoch)
+            for one in choices.epochs
+        ]
+        parts.append(_menu(f"epoch {view.epoch}", epochs))
     numbers = group_numbers(shown, view.order)
     if len(numbers) > 1:
         folded = () if view.folded else numbers
@@ -158,16 +166,15 @@ def timeline_controls(
                 **{"data-fold": format_ranks(folded)},  # type: ignore[arg-type]
             )
         )
-    parts += [_layer_buttons(view.layers), _save_menu(view, base_path)]
-    if len(choices.epochs) > 1:
-        epochs = [
-            (str(one), _link(view, base_path, epoch=one), one == view.epoch)
-            for one in choices.epochs
-        ]
-        parts.append(_links("epoch", epochs))
+    parts.append(_layer_buttons(view.layers))
+    if choices.proof is not None:
+        name: list[Component | str] = [choices.proof.cause, html.Kbd("P")]
+        href = write_address(view_proof(view, choices.proof), base_path=base_path)
+        title = "Go to the proof of the top finding (P)"
+        parts.append(dcc.Link(name, href=href, title=title, className="button small proof-link"))
     whole = _link(view, base_path, show=WHOLE)
     parts.append(dcc.Link("whole step", href=whole, title="Zoom out (0)", className="button small"))
-    return parts
+    return [*parts, _save_menu(view, base_path)]
 
 
 def _layer_buttons(layers: tuple[str, ...]) -> Component:
@@ -203,8 +210,8 @@ def step_chooser(view: View, choices: StepChoices, base_path: str) -> list[Compo
             value=str(view.step),
             searchable=True,
             allowDeselect=False,
-            size="sm",
-            w=130,
+            size="xs",
+            w=112,
             limit=500,
             **labelled("step"),
         ),
@@ -214,7 +221,7 @@ def step_chooser(view: View, choices: StepChoices, base_path: str) -> list[Compo
 
 def _link(view: View, base_path: str, **changes: Any) -> str:  # noqa: ANN401  # fields of a view
     # No viewport: another step has other times, another order other rows.
-    changes = {"viewport": None, "show": None, **changes}
+    changes = {"viewport": None, "show": None, "span": None, "box": None, **changes}
     return write_address(replace(view, **changes), base_path=base_path)
 
 
@@ -244,21 +251,15 @@ def _save_menu(view: View, base_path: str) -> Component:
     )
 
 
-def _links(label: str, choices: list[tuple[str, str, bool]]) -> Component:
-    return html.Div(
-        [
-            html.Span(label, className="quiet"),
-            html.Div(
-                [
-                    dcc.Link(text, href=href, className="choice chosen" if chosen else "choice")
-                    for text, href, chosen in choices
-                ],
-                className="choices",
-            ),
-        ],
-        className="chooser",
-        role="group",
-        **labelled(label),
+def _menu(label: str, choices: list[tuple[str, str, bool]]) -> Component:
+    """Return links in a menu that opens beneath its label."""
+    links = [
+        dcc.Link(text, href=href, className="chosen" if is_chosen else "")
+        for text, href, is_chosen in choices
+    ]
+    return html.Details(
+        [html.Summary(label, className="button small"), html.Div(links, className="menu-list")],
+        className="drop-down",
     )
 
 

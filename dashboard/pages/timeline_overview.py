@@ -19,7 +19,7 @@ from ..figures.run_axis import run_axis_figure
 from ..figures.timeline_canvas import canvas_document
 from ..figures.timeline_raster import MINIMAP_BINS, MINIMAP_LINES, minimap_cells
 from ..theme import graph_config
-from .components import canvas, card, graph_style, labelled
+from .components import canvas, graph_style, labelled
 from .timeline_controls import Shown
 
 if TYPE_CHECKING:
@@ -30,17 +30,7 @@ if TYPE_CHECKING:
 
 def around_step() -> Component:
     """Return the places of the run and of the minimap, which are filled when the page is shown."""
-    return html.Div(
-        [
-            dcc.Store(id="timeline-around-drawn"),  # what run and minimap show
-            html.Div(id="timeline-run"),
-        ]
-    )
-
-
-def minimap_place() -> Component:
-    """Return the place of the minimap, above the step."""
-    return html.Div(
+    minimap = html.Div(
         [
             html.Div(id="timeline-minimap-picture", className="over-canvas"),
             html.Div(id="timeline-window", className="minimap-window"),
@@ -50,6 +40,8 @@ def minimap_place() -> Component:
         title="The whole step; drag to move what is shown, or to choose it",
         **labelled("whole step"),
     )
+    drawn = dcc.Store(id="timeline-around-drawn")  # what run and minimap show
+    return html.Div([drawn, html.Div(id="timeline-run"), minimap], className="around-step")
 
 
 def register_around(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
@@ -83,7 +75,7 @@ def register_around(app: Dash, provider: ReportProvider, *, base_path: str) -> N
             return [], []
 
     app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("timeline", "openStep"),
+        ClientsideFunction("timeline", "openPoint"),
         Output("url", "search", allow_duplicate=True),
         Input("timeline-run-graph", "clickData"),
         prevent_initial_call=True,
@@ -110,7 +102,7 @@ def _run_axis(provider: ReportProvider, view: View, base_path: str) -> list[Comp
     drawn = dcc.Graph(
         id="timeline-run-graph", figure=figure, config=config, style=graph_style(figure)
     )
-    return [card(drawn, class_name="run-axis", label="steps of the run")]
+    return [html.Div(drawn, role="group", **labelled("steps of the run"))]
 
 
 def _minimap(provider: ReportProvider, view: View) -> list[Component]:

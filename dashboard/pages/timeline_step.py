@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankscope.analysis.causes import crash
+from rankscope.analysis.causes import crash, stage_imbalance
 from rankscope.analysis.diagnose import ends_run
 from rankscope.analysis.drawing.raster import (
     MAX_BARS,
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from .timeline_controls import Shown
 
     Analysed = RunReport | AnalysisInProgress | AnalysisFailed | None
+    """What is known of a run's diagnosis."""
 
 MAX_STOPPED = 64
 """Ranks of a large step that are read for when it came to a stop."""
@@ -127,7 +128,7 @@ def read_step(provider: ReportProvider, view: View, report: Analysed) -> StepRea
     elif view.order is RowOrder.EXCESS:
         timeline = provider.rank_spans(picture, ranking[:MAX_SLOWEST])
     sample = timeline
-    if sample is None and picture is not None and _ends_in(report, view):
+    if sample is None and picture is not None and find_fatal(report, view):
         every = len(picture.ranks) // MAX_STOPPED + 1
         sample = provider.rank_spans(picture, picture.ranks[::every])
     notes = []
@@ -144,7 +145,11 @@ def read_step(provider: ReportProvider, view: View, report: Analysed) -> StepRea
         frame, length_ns = frame_stop(stop_ns, first_ns), sample.end_ns - sample.begin_ns
         is_asked = view.show == WHOLE or view.viewport is not None
         if not is_asked and frame.end_ns < length_ns:
-            notes.append(f'"Whole step" shows all {format_duration(length_ns)} of it.')
+            shown_ns = frame.end_ns - frame.begin_ns
+            notes.append(
+                f'Shown: {format_duration(shown_ns)} of {format_duration(length_ns)}; "Whole step"'
+                " shows all."
+            )
             view = replace(view, viewport=frame)
             if picture is not None and timeline is None:
                 picture = provider.picture(run_id, **step, order=view.order, viewport=frame)
@@ -172,10 +177,13 @@ def read_step(provider: ReportProvider, view: View, report: Analysed) -> StepRea
 
 def related_ranks(report: Analysed, view: View) -> RelatedRanks | None:
     """Return the ranks that are shown of a finding's proof; None: all, because they are few."""
-    if not isinstance(report, RunReport) or view.order is not RowOrder.EXCESS:
-        return None
     framed = find_framed(report, view)
-    if framed is None or report.world_size <= MAX_SLOWEST or view.show == WHOLE:
+    if not isinstance(report, RunReport) or framed is None:
+        return None
+    is_of_stages = framed.cause == stage_imbalance.CAUSE.name
+    if view.order is not (RowOrder.PP if is_of_stages else RowOrder.EXCESS):
+        return None
+    if report.world_size <= MAX_SLOWEST or view.show == WHOLE:
         return None
     return find_related(report, framed)
 
@@ -203,7 +211,7 @@ def _show_related(
     )
 
 
-def _ends_in(report: Analysed, view: View) -> tuple[Finding, ...]:
+def find_fatal(report: Analysed, view: View) -> tuple[Finding, ...]:
     """Return the findings with which the job ended in a view's step."""
     findings = report.findings if isinstance(report, RunReport) else ()
     return tuple(
@@ -219,7 +227,7 @@ def _find_stops(
     """Return where the culprits came to a stop, if the job ended in the step."""
     word_by_rank = {
         rank: "died here" if finding.cause == crash.CAUSE.name else "stuck here"
-        for finding in _ends_in(report, view)
+        for finding in find_fatal(report, view)
         for rank in finding.ranks[:MAX_STOPPED]
     }
     if isinstance(step, StepPicture) and word_by_rank:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.analysis.report.text import (
     UNKNOWN,
+    format_change,
     format_part,
     format_percent,
     format_seconds,
@@ -129,8 +130,9 @@ class ComparedNumber:
     def cells(self) -> tuple[str, str, str]:
         """Both values and their change as text.
 
-        The change of a time is in percent. That of a part of the step is a difference, which sum up
-        to that of the step: a ratio of two short times is large and means nothing.
+        The change of a step's time is in words, as in the verdict. Those of its parts are
+        differences, which sum up to that of the step: a ratio of two short times is large and
+        means nothing.
         """
         return self._text(self.first), self._text(self.second), self._change()
 
@@ -138,7 +140,7 @@ class ComparedNumber:
         if not self.name.startswith(PART):
             if self.ratio is None or not self.name.endswith(", s"):
                 return format_slowdown(self.ratio)
-            return f"{'+' if self.ratio > 1 else ''}{format_percent(self.ratio - 1)}"
+            return format_change(self.ratio)
         if self.first is None or self.second is None:
             return UNKNOWN
         more_s = self.second - self.first

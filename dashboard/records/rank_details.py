@@ -47,6 +47,9 @@ class SampleSeries:
     value: NDArray[np.float64]
     """Mean of the readings around that time."""
 
+    peers: NDArray[np.float64]
+    """Median of the devices of its peers, or of their hosts, at that time; NaN if unknown."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEvent:

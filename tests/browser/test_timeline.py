@@ -246,14 +246,68 @@ def test_a_box_is_measured_after_the_button_or_its_key(browser: Browser, url: st
         def drag() -> None:
             page.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 20)
             page.mouse.down()
-            page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 60)
-            page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 90)
+            page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 35)
+            page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 50)
             page.mouse.up()
 
         shown = page.locator("#timeline-selection h2")
         until(page, lambda: "between the two ends" in "".join(shown.all_inner_texts()), drag)
         settle(page)
         assert "spans of 2 ranks" in page.inner_text("#timeline-selection")
+
+
+def test_a_search_goes_to_the_row_and_a_shared_address_to_the_selected_span(
+    browser: Browser, url: str
+) -> None:
+    # GIVEN a screen on which only some of the rows have room
+    small = {"viewport": {"width": 1400, "height": 620}}
+    row = """() => {
+        const gd = document.querySelector('#timeline-graph .js-plotly-plot');
+        const found = gd.layout.shapes.find((one) => one.name === 'found');
+        const { yaxis } = gd._fullLayout, at = yaxis.d2p((found.y0 + found.y1) / 2);
+        return gd.getBoundingClientRect().top + yaxis._offset + at;
+    }"""
+    with opened(browser, f"{url}/timeline?run={RUN}&step=7", **small) as seen:
+        page = seen.page
+        drawn(page)
+        assert page.locator(PLOT).first.bounding_box()["y"] <= 300  # type: ignore[index]
+
+        # WHEN the last rank is searched for THEN its row is framed, and on the screen
+        page.keyboard.press("/")
+        page.keyboard.type("15")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#timeline-selection h2:has-text('Rank 15')")
+        until(page, lambda: page.evaluate("scrollY") > 0, lambda: None)
+        assert 84 < page.evaluate(row) < 620
+        assert query_of(page)["find"] == "15"
+
+        # WHEN a span is selected THEN a colleague who opens the address sees it too
+        click_rank(page, SLOW_RANK, 100)
+        until(page, lambda: "span" in query_of(page), lambda: None)
+        settle(page)
+        facts, address = page.inner_text("#timeline-selection dl"), page.url
+        page.goto(address)
+        drawn(page)
+        assert page.inner_text("#timeline-selection dl") == facts
+        assert page.url == address
+
+        # WHEN Escape is pressed twice THEN first the span and then the search is no more selected
+        page.keyboard.press("Escape")
+        until(page, lambda: "span" not in query_of(page), lambda: None)
+        settle(page)
+        page.keyboard.press("Escape")
+        until(page, lambda: "find" not in query_of(page), lambda: None)
+        settle(page)
+
+
+@pytest.mark.parametrize("path", [f"/run/{RUN}", f"/timeline?run={RUN}&step=2"])
+def test_p_opens_the_proof(browser: Browser, url: str, path: str) -> None:
+    with opened(browser, f"{url}{path}") as seen:
+        page = seen.page
+        page.wait_for_selector("main h1")
+        until(page, lambda: "order=excess" in page.url, lambda: page.keyboard.press("p"))
+        drawn(page)
+        assert query_of(page)["rank"] == str(SLOW_RANK)
 
 
 def test_a_chosen_step_is_shown_whole_and_its_run_stays_in_the_address(

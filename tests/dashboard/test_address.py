@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.drawing.raster import ALL_ROWS, Viewport
 from rankscope.analysis.drawing.rows import RowOrder
+from rankscope.analysis.drawing.selection import SpanPlace
 from rankscope.dashboard.address import (
     COMPARE,
     INCIDENT,
@@ -18,6 +19,7 @@ from rankscope.dashboard.address import (
     read_ranks,
     write_address,
 )
+from rankscope.tracer.span import SpanKind
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1)
 
@@ -52,6 +54,10 @@ NAMES = st.text(st.characters(codec="utf-8"), min_size=1)
             ("/timeline", query, View(page=TIMELINE))  # an impossible part of a step
             for query in ("?from=9&to=5&rows=0-1", "?from=1&to=5&rows=3-1", "?rows=0-1")
         ),
+        *(
+            ("/timeline", query, View(page=TIMELINE))  # no span, and no box
+            for query in ("?span=3,cheese,5", "?span=x,wait,5", "?span=3,wait", "?box=9-5,0-1")
+        ),
         ("/timeline", "?fold=0-2,7", View(page=TIMELINE, folded=(0, 1, 2, 7))),
         ("/rank", "?steps=4", View(page=RANK, steps=(4, 4))),
         ("/rank", "?steps=7-3", View(page=RANK)),
@@ -80,6 +86,13 @@ def test_an_unknown_grouping_is_the_default() -> None:
     ranks=st.sets(st.integers(0, 12_287)),
     folded=st.sets(st.integers(0, 300)),
     end_ns=st.none() | st.integers(6, 10**12),
+    span=st.none()
+    | st.builds(
+        SpanPlace,
+        rank=st.integers(0, 12_287),
+        kind=st.sampled_from(SpanKind),
+        at_ns=st.integers(0, 10**14),
+    ),
 )
 def test_every_view_of_the_timeline_has_an_address(
     run: str,
@@ -89,6 +102,7 @@ def test_every_view_of_the_timeline_has_an_address(
     ranks: set[int],
     folded: set[int],
     end_ns: int | None,
+    span: SpanPlace | None,
 ) -> None:
     viewport = None
     if end_ns is not None:
@@ -102,6 +116,8 @@ def test_every_view_of_the_timeline_has_an_address(
         ranks=tuple(sorted(ranks)),
         folded=tuple(sorted(folded)),
         viewport=viewport,
+        span=span,
+        box=viewport,
     )
 
     path, _, query = write_address(view, base_path="/").partition("?")

@@ -90,6 +90,7 @@ class StoreProvider:
         self.viewport_spans = steps.viewport_spans
         self.rank_spans = steps.rank_spans
         self.ranks_of_step = steps.ranks_of_step
+        self.alike_spans = steps.alike_spans
         self.step_replay = steps.step_replay
         self.play = steps.play
         self.picture_revision = steps.picture_revision

@@ -24,6 +24,7 @@ from rankscope.collector.read.ranks import (
     read_closed_bounds,
     read_heartbeat,
     read_hosts,
+    read_peer_samples,
     read_rank,
     read_rank_events,
     read_rank_groups,
@@ -67,6 +68,9 @@ MAX_STEPS = 200
 
 MAX_PEERS = 256
 """Ranks of the same stage whose median is read: that of more differs little."""
+
+MAX_SAMPLED_PEERS = 32
+"""Peers whose samples are read."""
 
 MAX_BUCKETS = 300
 """Points of one sampled quantity."""
@@ -235,18 +239,17 @@ def read_rank_details(
     now_ns = time.time_ns()
     stored_ns = read_reported(store, run_id, rank, epoch=epoch)
     reported_ns = max(stored_ns or 0, beat["at_ns"] if beat else 0)
-    samples = (
-        read_rank_samples(
-            store,
-            run_id,
-            host=place["host"],
-            device=place["local_rank"],
-            span_ns=(bounds[0]["begin_ns"], bounds[-1]["end_ns"]),
-            buckets=MAX_BUCKETS,
-        )
-        if bounds and host
-        else []
-    )
+    samples: list[Row] = []
+    alike: list[Row] = []
+    if bounds and host:
+        window: Any = {
+            "host": host,
+            "span_ns": (bounds[0]["begin_ns"], bounds[-1]["end_ns"]),
+            "buckets": MAX_BUCKETS,
+        }
+        samples = read_rank_samples(store, run_id, device=place["local_rank"], **window)
+        some = peers[:: len(peers) // MAX_SAMPLED_PEERS + 1]
+        alike = read_peer_samples(store, run_id, epoch=epoch, ranks=some, **window)
     return RankDetails(
         rank=rank,
         **{name: place[name] for name in place if name != "epoch"},
@@ -255,7 +258,7 @@ def read_rank_details(
         steps=tuple(row["step"] for row in bounds),
         num_peers=len(peers),
         kinds=_kinds(store, run_id, rank, epoch, bounds, peers) if bounds else (),
-        samples=_series(samples, bounds),
+        samples=_series(samples, alike, bounds),
         processes=_processes(samples),
         events=tuple(
             RankEvent(
@@ -376,21 +379,26 @@ def _kinds(
     return tuple(sorted(found, key=lambda one: KINDS.index(one.kind)))
 
 
-def _series(rows: Sequence[Row], bounds: Sequence[Row]) -> tuple[SampleSeries, ...]:
+def _series(
+    rows: Sequence[Row], alike: Sequence[Row], bounds: Sequence[Row]
+) -> tuple[SampleSeries, ...]:
+    peers = {(row["name"], bool(row["is_device"]), row["bucket"]): row for row in alike}
     found = []
     for (name, device), group in groupby(rows, key=lambda row: (row["name"], row["device"])):
         if name.startswith(PROCESS):
             continue
         mine = list(group)
         at_ns = np.array([row["last_ns"] for row in mine], dtype=np.int64)
+        beside = [peers.get((name, device >= 0, row["bucket"])) for row in mine]
         is_rate = name.partition(":")[0].endswith(COUNTERS)
         if is_rate:
             change = np.diff(np.array([row["highest"] for row in mine], dtype=np.float64))
             change[change < 0] = np.nan  # the counter began anew
             value = change / (np.maximum(np.diff(at_ns), 1) / NS_PER_S)
-            at_ns = at_ns[1:]
+            at_ns, beside = at_ns[1:], beside[1:]
         else:
             value = np.array([row["mean"] for row in mine])
+        column = "rate" if is_rate else "mean"
         if len(value):
             found.append(
                 SampleSeries(
@@ -399,6 +407,9 @@ def _series(rows: Sequence[Row], bounds: Sequence[Row]) -> tuple[SampleSeries, .
                     is_device=device >= 0,
                     at_step=_place_on_steps(at_ns, bounds),
                     value=value,
+                    peers=np.array(
+                        [np.nan if row is None else row[column] for row in beside], np.float64
+                    ),
                 )
             )
     return tuple(found)

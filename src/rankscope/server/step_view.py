@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.analyze import read_operations
+from rankscope.analysis.drawing.selection import AlikeSpan
 from rankscope.analysis.drawing.step_replay import replay_step
 from rankscope.analysis.drawing.tiles import MAX_REDRAWN_SPANS, is_few, needs_spans
 from rankscope.analysis.drawing.timeline import (
@@ -17,8 +18,14 @@ from rankscope.analysis.drawing.timeline import (
 from rankscope.analysis.play import open_play
 from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.collector.read.pictures import StepId
+from rankscope.collector.read.ranks import read_closed_bounds
 from rankscope.collector.read.runs import read_events
-from rankscope.collector.read.spans import SpanSelection, count_selected_spans, read_outline
+from rankscope.collector.read.spans import (
+    SpanSelection,
+    count_selected_spans,
+    read_filtered_spans,
+    read_outline,
+)
 from rankscope.collector.spool.descriptions import RUNNING
 
 from ..sources.store_source import to_event
@@ -38,6 +45,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.play import RunPlay
     from rankscope.analysis.trace.tables import RunSummary, SpanSource
     from rankscope.collector.store.store import Store
+    from rankscope.tracer.span import SpanKind
 
     from .pictures import Places
     from .reports import Reports
@@ -65,6 +73,9 @@ many steps around as fit."""
 
 MAX_REPLAYS = 4
 """Replays kept in memory."""
+
+MAX_CLOSED = 10_000
+"""Newest steps of which a span can be held against alike ones."""
 
 MAX_PLAYS = 1
 """Runs kept in memory to be replayed with changes, up to 1 GB."""
@@ -270,6 +281,41 @@ class StepView:
         )
         return (
             ViewportSpans(is_pending=True) if done is None else ViewportSpans(found=done.result())
+        )
+
+    def alike_spans(  # noqa: PLR0913  # what they have in common
+        self,
+        run_id: str,
+        *,
+        epoch: int,
+        steps: Sequence[int],
+        ranks: Sequence[int],
+        kind: SpanKind,
+        name: str,
+        microbatch: int,
+    ) -> tuple[AlikeSpan, ...]:
+        """Return the spans of a kind, name and micro-batch in closed steps, on some ranks.
+
+        Nothing if there is no store. A step that is not closed yet has no begin.
+        """
+        if self._store is None:
+            return ()
+        closed = read_closed_bounds(self._store, run_id, epoch, most=MAX_CLOSED)
+        begin_ns = {row["step"]: row["begin_ns"] for row in closed if row["step"] in steps}
+        if not begin_ns:
+            return ()
+        spans = read_filtered_spans(
+            self._store, run_id, first=min(begin_ns), last=max(begin_ns), ranks=ranks, kinds=[kind]
+        )
+        columns = ("epoch", "name", "microbatch", "step", "rank", "start_ns", "duration_ns")
+        return tuple(
+            AlikeSpan(
+                step=step, rank=rank, begin_ns=start - begin_ns[step], duration_ns=duration_ns
+            )
+            for *of, step, rank, start, duration_ns in zip(
+                *(spans[column].to_pylist() for column in columns), strict=True
+            )
+            if of == [epoch, name, microbatch] and step in begin_ns
         )
 
     def step_replay(self, recorded: StepTimeline | StepPicture) -> StepReplay | None:

@@ -8,13 +8,20 @@ import numpy as np
 
 from rankscope.analysis.drawing.selection import (
     Arrow,
+    ProofSpan,
+    SpanPlace,
     compare_box,
+    compare_proof,
     describe_span,
+    find_alike,
     find_rank_stops,
+    find_ranks,
+    find_span,
     find_spans,
     frame_stop,
 )
 from rankscope.analysis.drawing.timeline import read_timeline, select_ranks
+from rankscope.analysis.report.report import Proof
 from rankscope.tracer.span import KINDS, SpanFlag, SpanKind
 from tests.support.dashboard.step_builder import comm, compute, step_of
 from tests.support.dashboard.training_builder import training_provider
@@ -88,6 +95,37 @@ def test_a_text_finds_spans_of_a_rank_a_kind_or_a_name() -> None:
     durations = STEP.spans.duration_ns[by_kind].tolist()
     assert durations == sorted(durations, reverse=True)
     assert find_spans(STEP, "no such thing", most=3)[1] == 0
+
+
+def test_a_text_names_a_rank_by_number_or_the_ranks_of_a_host() -> None:
+    step = replace(STEP, hosts={0: "node-a", 1: "node-b", 2: "node-b"})
+
+    texts = ("rank 7", "007", "NODE-B", "", "9" * 30)
+    found = {text: find_ranks(step, text) for text in texts}
+
+    assert found == {"rank 7": (7,), "007": (7,), "NODE-B": (1, 2), "": (), "9" * 30: ()}
+
+
+def test_a_place_names_the_innermost_span_at_its_time_and_alike_ones_do_the_same_work() -> None:
+    # GIVEN a forward of 100 on rank 0 with one of 20 within, and forwards of 30 and 40 on rank 1
+    step = step_of(compute(0, 0, 100), compute(0, 40, 60), compute(1, 0, 30), compute(1, 30, 70))
+    forward = SpanPlace(rank=0, kind=SpanKind.FORWARD, at_ns=45)
+
+    inner, outer = find_span(step, forward), find_span(step, replace(forward, at_ns=39))
+
+    assert inner is not None
+    assert outer is not None
+    assert [int(step.spans.duration_ns[row]) for row in (inner, outer)] == [20, 100]
+    assert find_span(step, replace(forward, at_ns=100)) is None
+    assert find_span(step, replace(forward, kind=SpanKind.OPTIMIZER)) is None
+    alike = [(one.rank, one.begin_ns, one.duration_ns) for one in find_alike(step, inner)]
+    assert alike == [(0, 0, 100), (1, 30, 40), (1, 0, 30), (0, 40, 20)]
+    # AND a proof is held against those of other ranks
+    proof = Proof(epoch=0, step=3, rank=0, begin_ns=0, end_ns=100, excess_ns=60)
+    assert compare_proof(step, proof, (0,)) == ProofSpan(
+        kind="forward", duration_ns=100, num_alike=2, median_ns=35
+    )
+    assert compare_proof(step, replace(proof, begin_ns=7), (0,)) is None
 
 
 def test_a_rank_stops_at_the_end_of_its_last_span_or_where_it_began_what_never_ended() -> None:

@@ -64,8 +64,8 @@ def test_every_span_is_a_bar_and_every_kind_an_entry_of_the_legend() -> None:
     assert [len(one.spans) for one in waits] == [16, 2]
     spans = np.concatenate([one.spans for one in bars])
     assert np.unique(spans).tolist() == list(range(336))
-    # Six kinds, the sample of hatching; the selected span, and arrows.
-    assert len(traces(figure)) == 6 + 1 + 2
+    # Six kinds, and the sample of hatching.
+    assert len(traces(figure)) == 6 + 1
     assert figure.layout.xaxis.ticksuffix == " ms"
 
 

@@ -8,8 +8,8 @@ from rankscope.dashboard.app import create_app
 from rankscope.dashboard.pages import alerts
 from rankscope.dashboard.records.alert_list import AlertList, AlertState, ShownAlert, ShownSilence
 from tests.support.dashboard.builders import FakeProvider
-from tests.support.dashboard.page_text import find_part, rendered, words
-from tests.support.dashboard.posts import UPDATE_PATH, page_post, post
+from tests.support.dashboard.page_text import rendered, words
+from tests.support.dashboard.posts import UPDATE_PATH, page_post
 
 OPEN = ShownAlert(
     name="1a2b3c4d",
@@ -88,31 +88,38 @@ def test_without_alerts_the_page_says_so() -> None:
     assert "No active alert." in page(AlertList())
 
 
-def test_who_may_only_read_gets_no_buttons() -> None:
-    assert "Acknowledge" in page(LIST)
-    assert "Acknowledge" not in page(replace(LIST, may_change=False))
+def test_each_active_alert_has_its_buttons_for_those_who_may_change_it() -> None:
+    held = replace(OPEN, name="2b3c4d5e", state=AlertState.ACKNOWLEDGED)
+    every = replace(LIST, alerts=(OPEN, held, OVER))
 
+    def buttons(found: AlertList) -> list[tuple[str, str | None]]:
+        view = View(page="alerts", show="all")
+        built = str(rendered(alerts.PAGE, FakeProvider(alert_list=found), view))
+        return re.findall(r"data-alert='(\w+)'(?:, data-hours='(\d+)')?", built)
 
-def test_two_alerts_about_one_cause_differ_in_the_choice() -> None:
-    drop = replace(OPEN, name="2b3c4d5e", rule="mfu-drop")
-    provider = FakeProvider(alert_list=replace(LIST, alerts=(OPEN, drop)))
-    made = rendered(alerts.PAGE, provider, View(page="alerts"))
-
-    assert [each["label"] for each in find_part(made, "alerts-choice")["data"]] == [
-        "job: slow-compute on 4-6 (1a2b3c4d)",
-        "job: mfu-drop, slow-compute on 4-6 (2b3c4d5e)",
+    assert buttons(every) == [
+        ("1a2b3c4d", ""),
+        *(("1a2b3c4d", hours) for hours in alerts.DURATIONS),
+        *(("2b3c4d5e", hours) for hours in alerts.DURATIONS),  # it is acknowledged already
     ]
+    assert buttons(replace(every, may_change=False)) == []
+    assert "open the URL that  | rankscope serve" in page(replace(every, may_change=False))
 
 
 def test_the_filter_and_the_changes_are_answered() -> None:
     client = create_app(FakeProvider(alert_list=LIST)).server.test_client()
-    silence = {"alerts-silence.n_clicks": 1, "alerts-choice.value": "1a2b3c4d"}
+    change = {"alert": "1a2b3c4d", "number": 1}
 
     chosen = page_post(client, {"alerts-filter.value": "resolved", "alerts-run.value": ""})
     address = client.post(UPDATE_PATH, json=chosen).get_json()["response"]["url"]["search"]
     assert address == "?show=resolved"
-    acknowledge = {"alerts-acknowledge.n_clicks": 1, "alerts-choice.value": "1a2b3c4d"}
-    assert post(client, page_post(client, acknowledge)) == 200
-    for hours, status in (("8", 200), ("9999", 400)):
-        values = {**silence, "alerts-duration.value": hours}
-        assert post(client, page_post(client, values)) == status
+    for more, done in (
+        ({}, "acknowledged 1a2b3c4d"),
+        ({"hours": "8"}, "silenced 1a2b3c4d for 28800 s"),
+        ({"hours": "9999"}, None),
+    ):
+        posted = page_post(client, {"alerts-change.data": change | more})
+        answer = client.post(UPDATE_PATH, json=posted)
+        assert answer.status_code == (400 if done is None else 200)
+        if done is not None:
+            assert answer.get_json()["response"]["alerts-changed"]["children"] == done

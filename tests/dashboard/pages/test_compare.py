@@ -40,7 +40,7 @@ def test_settings_come_first_then_numbers_then_what_appeared_and_disappeared() -
     order = [
         "A step is 50 % slower.",
         "env NCCL_ALGO | not set | <b>Ring</b>",
-        "step time | 400 ms | 600 ms | +50 %",
+        "step time | 400 ms | 600 ms | 50 % slower",
         "MFU | 50.0 % | n/a | n/a",
         "waiting | 10.0 ms | 200 ms | +190 ms",
         "New | cause",

@@ -67,6 +67,7 @@ DETAILS = RankDetails(
             is_device=True,
             at_step=np.array([6.5, 7.5]),
             value=np.array([1.7e9, 1.3e9]),
+            peers=np.array([1.7e9, 1.7e9]),
         ),
         SampleSeries(
             name="rdma-ecn-marked-packets",
@@ -74,6 +75,7 @@ DETAILS = RankDetails(
             is_device=False,
             at_step=np.array([7.5]),
             value=np.array([0.0]),
+            peers=np.array([np.nan]),
         ),
     ),
     processes=(("dcgm", 3.25),),
@@ -208,15 +210,40 @@ def test_the_heat_map_opens_on_what_the_top_finding_is_seen_in(provider: FakePro
 
 def test_samples_are_on_the_axis_of_the_steps_and_still_counters_are_left_out() -> None:
     figure = rank_over_steps_figure(analysed_report(), DETAILS)
-    excess, peers, own, clock = traces(figure)
+    excess, peers, own, clock_of_peers, clock = traces(figure)
 
     assert excess.customdata == tuple(range(8))
     assert (own.x, own.y[0]) == ((6.5, 7.5), 18.0)
     assert peers.y == (10.0, 10.0)
     assert (clock.x, clock.y) == ((6.5, 7.5), (1.7, 1.3))
+    assert (clock_of_peers.x, clock_of_peers.y) == ((6.5, 7.5), (1.7, 1.7))
     # AND the axis has its name beneath the last panel, and nowhere else
     axes = (figure.layout.xaxis, figure.layout.xaxis2, figure.layout.xaxis3)
     assert [axis.title.text for axis in axes] == [None, None, "step"]
+
+
+def test_what_differs_most_from_the_peers_is_on_top_times_before_samples() -> None:
+    def series(kind: SpanKind, own_s: float) -> KindSeries:
+        return KindSeries(kind=kind, own_s=np.full(2, own_s), peers_s=np.full(2, 0.01))
+
+    def sampled(name: str, value: float) -> SampleSeries:
+        at = np.array([6.5, 7.5])
+        return SampleSeries(
+            name=name, is_rate=False, is_device=True, at_step=at,
+            value=np.full(2, value), peers=np.full(2, 50.0),
+        )  # fmt: skip
+
+    details = replace(
+        DETAILS,
+        kinds=(series(SpanKind.FORWARD, 0.012), series(SpanKind.BACKWARD, 0.03)),
+        samples=(sampled("gpu-power-w", 50.0), sampled("gpu-temperature-c", 80.0)),
+    )
+
+    figure = rank_over_steps_figure(analysed_report(), details)
+
+    titles = [str(one.text).partition(" (")[0] for one in figure.layout.annotations]
+    assert titles == ["compute above the median rank", "backward", "forward", "gpu temperature",
+                      "gpu power"]  # fmt: skip
 
 
 def test_a_step_between_two_without_a_value_is_a_mark() -> None:

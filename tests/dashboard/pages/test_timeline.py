@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from rankscope.analysis.drawing.raster import Viewport
 from rankscope.analysis.drawing.rows import RowOrder
-from rankscope.analysis.drawing.selection import find_rank_stops
+from rankscope.analysis.drawing.selection import AlikeSpan, SpanPlace, find_rank_stops
 from rankscope.analysis.report.report import Proof
+from rankscope.analysis.trace.rows import concatenate
 from rankscope.dashboard.address import TIMELINE, WHOLE, View
 from rankscope.dashboard.app import create_app
 from rankscope.dashboard.pages import timeline as timeline_page
-from rankscope.tracer.span import SpanFlag
+from rankscope.tracer.span import KINDS, SpanFlag
 from tests.support.dashboard.builders import report
 from tests.support.dashboard.page_text import find_part, rendered, words
 from tests.support.dashboard.posts import refreshed
@@ -23,7 +28,8 @@ def test_the_timeline_opens_at_the_last_step_of_the_top_finding() -> None:
 
     shown = words(rendered(timeline_page.PAGE, provider, View(page=TIMELINE)))
 
-    assert "Step 3 | 410 ms, ideal" in shown
+    assert "Step 3 | " in shown
+    assert "410 ms, ideal" in shown
     assert "336 spans of 8 ranks, epoch 0" in shown
 
 
@@ -42,7 +48,7 @@ def test_a_hung_step_is_shown_until_its_last_operation_began() -> None:
     ]
     assert ranges == [[0, pytest.approx(50)], [0, 60_000]]
     note = "No operation began after 40.0 ms, and some that ran then did not end."
-    assert f'{note} "Whole step" shows all 60.0 s of it.' in words(first)
+    assert f'{note} Shown: 50.0 ms of 60.0 s; "Whole step" shows all.' in words(first)
     assert f"{note} |" in words(whole)
 
 
@@ -170,6 +176,80 @@ def test_the_step_of_a_crash_opens_at_its_end_and_marks_where_the_rank_died() ->
     # AND the address that it gets has step and rank, and no name of a finding
     search = find_part(page, "timeline-shown")["data"]["search"]
     assert search == "?run=demo-42&epoch=0&step=3&rank=5&order=excess"
+
+
+def test_the_last_step_that_ended_is_beneath_the_one_in_which_the_job_stopped() -> None:
+    # GIVEN a crash of rank 5 in step 3, and the same spans in step 2
+    made = report(num_steps=4)
+    fatal = replace(made.top_finding, cause="crash", ranks=(5,), steps=(3, 3), proof=None)
+    provider = training_provider(replace(made, findings=(fatal, *made.findings)))
+    spans = provider.tables["demo-42"]
+    provider.tables["demo-42"] = concatenate(replace(spans, step=spans.step - 1), spans)
+
+    page = rendered(timeline_page.PAGE, provider, View(page=TIMELINE, run="demo-42", show="crash"))
+
+    # THEN step 2 is beneath it, with its rows and its time
+    assert "Step 2, the last that ended, took" in words(page)
+    above, beneath = (
+        find_part(page, part)["figure"]["layout"]
+        for part in ("timeline-graph", "timeline-ideal-graph")
+    )
+    assert beneath["xaxis"]["range"] == above["xaxis"]["range"]
+    assert beneath["yaxis"]["ticktext"] == above["yaxis"]["ticktext"]
+
+
+def test_the_address_has_the_selected_span_or_box_or_what_is_searched_for() -> None:
+    provider = training_provider(report(num_steps=4))
+    view = View(page=TIMELINE, run="demo-42", epoch=0, step=3)
+    step = provider.timeline("demo-42", epoch=0, step=3)
+    assert step is not None
+    row = int(np.flatnonzero((step.spans.rank == 5) & ~step.communication)[3])
+    begin_ns = int(step.spans.start_ns[row]) - step.begin_ns
+    kind = KINDS[int(step.spans.kind[row])]
+    elsewhere = AlikeSpan(step=2, rank=5, begin_ns=7, duration_ns=9)
+    provider.alike = (elsewhere,)
+
+    # WHEN a span is in the address THEN it is framed, and its card has alike spans and its JSON
+    place = SpanPlace(rank=5, kind=kind, at_ns=begin_ns)
+    page = rendered(timeline_page.PAGE, provider, replace(view, span=place))
+    (frame,) = [
+        one
+        for one in find_part(page, "timeline-graph")["figure"]["data"]
+        if one.get("name") == "selected"
+    ]
+    assert frame["x"][0] == pytest.approx(begin_ns / 1e6)
+    queries = [
+        query
+        for trace in find_part(page, "timeline-alike")["figure"]["data"]
+        for query in trace["customdata"]
+    ]
+    assert f"?run=demo-42&epoch=0&step=2&span=5,{kind.value},7" in queries
+    copied = json.loads(find_part(page, "timeline-copy")["content"])
+    assert (copied["run"], copied["step"], copied["rank"]) == ("demo-42", 3, 5)
+    assert copied["begin_ns"] == begin_ns
+
+    # WHEN a rank is searched for THEN its row is framed, and the assets are led to it
+    page = rendered(timeline_page.PAGE, provider, replace(view, find="rank 5"))
+    shapes = find_part(page, "timeline-graph")["figure"]["layout"]["shapes"]
+    assert [one["name"] for one in shapes if one.get("name") == "found"] == ["found"]
+    assert "data-line=" in str(page)
+    hidden = Viewport(begin_ns=0, end_ns=10**8, first_row=0, end_row=2)
+    page = rendered(timeline_page.PAGE, provider, replace(view, find="5", viewport=hidden))
+    assert re.search(r"data-search='\?.*from=0&to=100000000&rows=0-", str(page))
+    assert "No rank 99: ranks are 0-7" in words(
+        rendered(timeline_page.PAGE, provider, replace(view, find="99"))
+    )
+
+    # WHEN a box is in the address THEN it is drawn, and compared with the rest
+    box = Viewport(begin_ns=10**6, end_ns=10**7, first_row=2, end_row=4)
+    page = rendered(timeline_page.PAGE, provider, replace(view, box=box))
+    (drawn,) = [
+        one
+        for one in find_part(page, "timeline-graph")["figure"]["layout"]["shapes"]
+        if one.get("name") == "box"
+    ]
+    assert [drawn[end] for end in ("x0", "x1", "y0", "y1")] == [1.0, 10.0, 1.5, 3.5]
+    assert "spans of 2 ranks" in words(page)
 
 
 def test_an_address_without_a_step_gets_the_one_that_is_shown() -> None:

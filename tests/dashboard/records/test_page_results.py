@@ -12,7 +12,11 @@ from rankscope.dashboard.records.page_results import ComparedNumber
     [
         (
             ComparedNumber(name="step time, s", first=0.4, second=0.6, ratio=1.5),
-            ("400 ms", "600 ms", "+50 %"),
+            ("400 ms", "600 ms", "50 % slower"),
+        ),
+        (
+            ComparedNumber(name="step time, s", first=0.6, second=0.27, ratio=0.45),
+            ("600 ms", "270 ms", "55 % faster"),
         ),
         # 20 x of next to nothing: the difference is what the step became longer by.
         (

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.breakdown.goodput import RunHistory
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
     from rankscope.analysis.drawing.rows import RowOrder
+    from rankscope.analysis.drawing.selection import AlikeSpan
     from rankscope.analysis.drawing.step_replay import StepReplay
     from rankscope.analysis.play import RunPlay
     from rankscope.analysis.report.liveness import RankLiveness, StepSilence
@@ -121,6 +122,9 @@ class FakeProvider:
     state_of_server: Health | None = None
     replays: dict[int, StepReplay] = field(default_factory=dict)
     run_play: RunPlay | None = None
+    alike: tuple[AlikeSpan, ...] = ()
+    """Spans of other steps like any selected one."""
+
     is_drawing: bool = False
     """Whether each step is still being read."""
 
@@ -281,6 +285,10 @@ class FakeProvider:
         if self.is_drawing:
             return None
         return read_timeline(self, run_id, epoch=epoch, step=step)
+
+    def alike_spans(self, run_id: str, **_alike: object) -> tuple[AlikeSpan, ...]:
+        self._check(run_id)
+        return self.alike
 
     def picture(
         self,
