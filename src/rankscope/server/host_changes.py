@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import time
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from rankscope.analysis.report.text import format_names, format_time
-from rankscope.collector.errors import StoreHeldError
 from rankscope.collector.read.hosts import HostChange, HostMark, write_host_changes
-from rankscope.collector.store.location import read_server_file
-from rankscope.collector.store.store import open_store
 
 from ..errors import FailedError
 from .alerting import plain_document
-from .holder import ask_holder, refusal
+from .changes import change_router, change_stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,7 +23,6 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
 
 PATH = "/v1/hosts"
-TIMEOUT_S = 60
 HOST_RULE = "host"
 """Rule of the messages to receivers."""
 
@@ -109,14 +103,9 @@ def change_hosts(store_url: str, changes: HostChanges, receivers: Iterable[Recei
             not get the message.
         StoreError: The store could not be opened or written.
     """
-    try:
-        with open_store(store_url) as store:
-            document = apply_host_changes(store, changes, url="")
-    except StoreHeldError as held:
-        server = read_server_file(held.path)
-        if server is None or server.token is None:
-            raise
-    else:
+
+    def apply(store: Store) -> str:
+        document = apply_host_changes(store, changes, url="")
         failed = [each.name for each in receivers if not each.send(document).is_delivered]
         if failed:
             raise FailedError(
@@ -124,33 +113,20 @@ def change_hosts(store_url: str, changes: HostChanges, receivers: Iterable[Recei
                 " URL and its log"
             )
         return str(document["text"])
-    body = changes.model_dump_json()
-    answer = ask_holder(server, "POST", PATH, timeout_s=TIMEOUT_S, body=body)
-    if answer.status != HTTPStatus.OK:
-        raise refusal(server, answer)
-    return str(json.loads(answer.body)["done"])
+
+    return change_stored(store_url, PATH, changes, apply)
 
 
 def host_router(store: Store, receivers: Iterable[Receiver], *, url: str) -> APIRouter:
     """Return the route ``POST /v1/hosts``, for administrators."""
-    from fastapi import APIRouter, Body, HTTPException
+    all_receivers = tuple(receivers)
 
-    router, receivers = APIRouter(tags=["hosts"]), tuple(receivers)
-
-    def change(body: Annotated[dict[str, object], Body()]) -> dict[str, str]:
-        try:
-            changes = HostChanges.model_validate(body)
-        except ValidationError as error:
-            raise HTTPException(422, f"{error.error_count()} wrong values") from error
+    def apply(changes: HostChanges) -> str:
         document = apply_host_changes(store, changes, url=url)
-        for receiver in receivers:
+        for receiver in all_receivers:
             receiver.post(document, on_done=lambda _: None)
-        return {"done": str(document["text"])}
+        return str(document["text"])
 
-    change.__annotations__ = {
-        "body": Annotated[dict[str, object], Body()],
-        "return": dict[str, str],
-    }
-    # Only now: FastAPI reads the annotations here, and cannot resolve the text of local names.
-    router.post(PATH, summary="Exclude hosts, or mark them as golden or spare")(change)
-    return router
+    return change_router(
+        PATH, HostChanges, apply, summary="Exclude hosts, or mark them as golden or spare"
+    )

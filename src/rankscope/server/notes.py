@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from rankscope.collector.errors import StoreHeldError
 from rankscope.collector.read.findings import read_findings
 from rankscope.collector.read.incidents import (
     MAX_AUTHOR_CHARS,
@@ -17,11 +14,9 @@ from rankscope.collector.read.incidents import (
     Note,
     write_note,
 )
-from rankscope.collector.store.location import read_server_file
-from rankscope.collector.store.store import open_store
 
 from ..errors import BadInputError
-from .holder import ask_holder, refusal
+from .changes import change_router, change_stored
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -29,7 +24,6 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
 
 PATH = "/v1/notes"
-TIMEOUT_S = 60
 
 
 class NewNote(BaseModel):
@@ -80,47 +74,12 @@ def add_note(store: Store, note: NewNote) -> str:
 
 
 def note_incident(store_url: str, note: NewNote) -> str:
-    """Store a note in a store, through the server that holds it if there is one.
-
-    Raises:
-        BadInputError: There is no such incident.
-        FailedError: The server that holds the store did not answer, or refused.
-        StoreError: The store could not be opened or written.
-    """
-    try:
-        with open_store(store_url) as store:
-            return add_note(store, note)
-    except StoreHeldError as held:
-        server = read_server_file(held.path)
-        if server is None or server.token is None:
-            raise
-    answer = ask_holder(server, "POST", PATH, timeout_s=TIMEOUT_S, body=note.model_dump_json())
-    if answer.status == HTTPStatus.NOT_FOUND:
-        raise BadInputError(str(json.loads(answer.body)["detail"]))
-    if answer.status != HTTPStatus.OK:
-        raise refusal(server, answer)
-    return str(json.loads(answer.body)["done"])
+    """Store a note in a store, as `change_stored` does."""
+    return change_stored(store_url, PATH, note, lambda store: add_note(store, note))
 
 
 def note_router(store: Store) -> APIRouter:
     """Return the route ``POST /v1/notes``, for administrators."""
-    from fastapi import APIRouter, Body, HTTPException
-
-    router = APIRouter(tags=["incidents"])
-
-    # Not async: the store blocks, so FastAPI runs it in a thread.
-    def add(body: Annotated[dict[str, object], Body()]) -> dict[str, str]:
-        try:
-            return {"done": add_note(store, NewNote.model_validate(body))}
-        except ValidationError as error:
-            raise HTTPException(422, f"{error.error_count()} wrong values") from error
-        except BadInputError as error:
-            raise HTTPException(404, str(error)) from error
-
-    add.__annotations__ = {
-        "body": Annotated[dict[str, object], Body()],
-        "return": dict[str, str],
-    }
-    # Only now: FastAPI reads the annotations here, and cannot resolve the text of local names.
-    router.post(PATH, summary="Add a note to an incident")(add)
-    return router
+    return change_router(
+        PATH, NewNote, lambda note: add_note(store, note), summary="Add a note to an incident"
+    )
