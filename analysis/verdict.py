@@ -217,4 +217,7 @@ def _gain(report: RunReport, finding: Finding) -> str:
     if saved_s is not None and actual_s and price.since in report.steps[1:]:
         mean = f"{format_seconds(saved_s)} ({format_percent(saved_s / actual_s)})"
         text += f", {mean} in the mean of all steps"
+    elif finding.shown_saved_s is not None and not report.is_open(finding):
+        shown = format_seconds(finding.shown_saved_s)
+        text += f" in the mean of all steps, {shown} in those that show it"
     return f" Fixing {_pronoun(finding)} would save {text}."
