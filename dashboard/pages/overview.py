@@ -13,7 +13,7 @@ from dash import Dash, Input, Output, State, html
 from dash.exceptions import PreventUpdate
 
 from rankscope.analysis.diagnose import MATTERS
-from rankscope.analysis.report.report import RunReport
+from rankscope.analysis.report.report import RunReport, Severity
 from rankscope.dashboard.records.progress import AnalysisInProgress
 
 from ..address import OVERVIEW, TIMELINE, View, read_steps, write_address
@@ -114,7 +114,7 @@ def show_overview(provider: ReportProvider, view: View, *, base_path: str) -> Co
         device=profile_cards(report),
         kinds=kinds,
         quality=quality_list(report, base_path=base_path),
-        is_calm=report.top_finding.severity not in MATTERS,
+        is_calm=report.top_finding.severity in (Severity.NONE, Severity.MINOR),
     )
     return Content(children=parts.arrange(run_id, base_path))
 
