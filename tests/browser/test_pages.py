@@ -156,6 +156,7 @@ def test_the_timeline_shows_every_span_and_follows_the_address(browser: Browser)
         seen.page.wait_for_selector(DRAWN)
         assert "336 spans of 8 ranks" in seen.page.inner_text("#timeline-about")
 
+        seen.page.click('summary:has-text("rows:")')
         seen.page.click("text=DP")
         seen.page.wait_for_url("**order=dp")
         seen.page.wait_for_selector("text=DP 1")
