@@ -207,7 +207,8 @@ class IngestService:
             num_stored = await asyncio.shield(asyncio.wrap_future(done))
         answer: dict[str, Any] = {"schema": 1, "num_rows": num_stored}
         if table == HEARTBEATS:
-            answer["requests"] = await self._in_thread(self._requests_for, checked)
+            if requests := await self._in_thread(self._requests_for, checked):
+                answer["requests"] = requests
             hosts = {row["host"] for row in rows}
             if wanted := await self._in_thread(self._to_examine, hosts):
                 answer["to_examine"] = list(wanted)

@@ -39,4 +39,4 @@ def test_the_answer_to_heartbeats_has_the_requests_to_these_ranks(
         others = collector.rows("heartbeats", [heartbeat(6)]).json()
 
     assert [(each["name"], each["ranks"]) for each in theirs["requests"]] == [("a1", [4])]
-    assert others["requests"] == []
+    assert "requests" not in others

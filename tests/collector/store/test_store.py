@@ -48,8 +48,8 @@ def test_a_fresh_store_has_every_table_and_the_newest_version(folder: Path) -> N
         assert store.schema_version() == known_migrations()[-1].version
     assert names == {
         "annotations", "attempts", "bad_rows", "clock", "closed_steps", "deletions", "events",
-        "expired", "findings", "groups", "heartbeats", "host_checks", "kernels", "ledger",
-        "manifests",
+        "expired", "findings", "groups", "heartbeats", "host_changes", "host_checks",
+        "kernels", "ledger", "manifests",
         "microbatches", "owners", "pictures", "placements", "ranks", "reports", "rollups",
         "runs", "samples", "schema_version", "spans", "steps",
     }  # fmt: skip

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from rankscope.analysis.report.text import format_count
 
@@ -18,6 +19,8 @@ from .measure import Collectives, DeviceSpeed, measure_device, measure_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    import torch
 
     from ..group_test import Group
 
@@ -103,15 +106,32 @@ class World:
         own = Place(
             rank=self.rank, host=host, local_rank=local_rank, device="GPU" if is_gpu else "CPU rank"
         )
-        self.places: list[Place] = self.gather(own)
+        self.places: list[Place] = self.gather(own, Place)
         self.hosts = list(dict.fromkeys(place.host for place in self.places))
         self._collectives = collectives(self.device)
 
-    def gather(self, value: Any) -> list[Any]:  # noqa: ANN401  # of any type
-        """Return the values of all ranks, by rank."""
-        values: list[Any] = [None] * self._dist.get_world_size()
-        self._dist.all_gather_object(values, value)
-        return values
+    def gather(self, value: Any, kind: Any) -> list[Any]:  # noqa: ANN401  # of any type
+        """Return the values of all ranks, by rank.
+
+        Args:
+            value: The value of this rank.
+            kind: Its type.
+        """
+        import torch
+
+        adapter = TypeAdapter(kind)
+        # As JSON: torch's functions for objects unpickle what other hosts send.
+        data = bytearray(adapter.dump_json(value))
+        sizes = [int(size) for size in self._gather(torch.tensor([len(data)]))]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(data)] = torch.frombuffer(data, dtype=torch.uint8)
+        texts = zip(self._gather(padded), sizes, strict=True)
+        return [adapter.validate_json(text[:size].numpy().tobytes()) for text, size in texts]
+
+    def _gather(self, own: torch.Tensor) -> list[torch.Tensor]:
+        tensors = [own.new_empty(own.shape) for _ in range(self._dist.get_world_size())]
+        self._dist.all_gather(tensors, own)
+        return tensors
 
     def close(self) -> None:
         """End the process group."""
@@ -121,16 +141,16 @@ class World:
         """Return the ranks of a host."""
         return [place.rank for place in self.places if place.host == host]
 
-    def in_turns(self, work: Callable[[], Any]) -> list[Any]:
+    def in_turns(self, work: Callable[[], Any], kind: Any) -> list[Any]:  # noqa: ANN401
         """Return the values of all ranks: GPUs measure together, processors one after the other."""
         value = None
         if self.device.type == "cuda":
-            return self.gather(work())
+            return self.gather(work(), kind)
         for turn in range(max(place.local_rank for place in self.places) + 1):
             if self.places[self.rank].local_rank == turn:
                 value = work()
             self._dist.barrier()
-        return self.gather(value)
+        return self.gather(value, kind)
 
     def time_groups(self, groups: Sequence[Sequence[int]]) -> dict[str, list[float]]:
         """Return the time of each group by kind of collective, that of its slowest rank.
@@ -146,7 +166,7 @@ class World:
                     "all-reduce": self._collectives.all_reduce(handle, len(group)),
                     "all-to-all": self._collectives.all_to_all(handle, len(group)),
                 }
-        timed = self.gather(own)
+        timed = self.gather(own, dict[str, float])
         return {
             kind: [max(timed[rank][kind] for rank in group) for group in groups]
             for kind in ("all-reduce", "all-to-all")
@@ -188,7 +208,7 @@ Found = tuple[str, str, Outcome]
 
 
 def _all_outcomes(world: World) -> Iterator[Found]:
-    speeds: list[DeviceSpeed] = world.in_turns(lambda: measure_device(world.device))
+    speeds: list[DeviceSpeed] = world.in_turns(lambda: measure_device(world.device), DeviceSpeed)
     parts = [(place.host, place.part) for place in world.places]
     for name, field in DEVICE_FIELDS.items():
         values = [getattr(speed, field) for speed in speeds]
@@ -197,7 +217,7 @@ def _all_outcomes(world: World) -> Iterator[Found]:
         else:
             yield from judge_speeds(name, parts, values)
     firsts = [world.ranks_of(host)[0] for host in world.hosts]
-    loopbacks = world.gather(measure_loopback() if world.rank in firsts else None)
+    loopbacks = world.gather(measure_loopback() if world.rank in firsts else None, float | None)
     yield from judge_speeds(
         "loopback", [(host, "") for host in world.hosts], [loopbacks[rank] for rank in firsts]
     )
