@@ -18,6 +18,7 @@ import numpy as np
 from .loop import MAX_WIDTH
 from .operations import remove_host_operations
 from .program import OperationTimes, Program, compile_program
+from .step_overlap import StepOverlap
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -83,6 +84,7 @@ class Replayer:
         self._device = compile_program(operations, compare_replicas=True)
         self._full = self._device if operations is model.operations else None
         self._compiling = Lock()
+        self._overlap = StepOverlap(model)
         self._recorded_ns = operations.duration_ns
         self._ideal_ns = model.ideal_ns[self._device_rows]
 
@@ -167,7 +169,8 @@ class Replayer:
     ) -> NDArray[np.float64]:
         """Return T of the full replay with other durations and launch gaps.
 
-        Time that a step shares with the one before is the latter's, as in the recorded times.
+        Time that a step shares with the one before is the latter's, as in the recorded times. How
+        long that is follows from the times (`StepOverlap`).
 
         Args:
             duration_ns: Shape (ops,).
@@ -177,8 +180,8 @@ class Replayer:
             Shape (steps,), ns.
         """
         gaps = self.model.operations.gap_ns if gap_ns is None else gap_ns
-        times = self._full_program().step_times(duration_ns, gaps)
-        return times if self.model.overlap_ns is None else times - self.model.overlap_ns
+        gaps, shared_ns = self._overlap.shift(duration_ns, gaps)
+        return self._full_program().step_times(duration_ns, gaps) - shared_ns
 
     def full_with_each(
         self,
@@ -195,32 +198,18 @@ class Replayer:
         Returns:
             Shape (changes, steps), ns.
         """
-        times = self._full_program().changed_step_times(duration_ns, gap_ns, changes)
-        return times if self.model.overlap_ns is None else times - self.model.overlap_ns
+        shifted, shared_ns = self._overlap.shift_each(duration_ns, gap_ns, changes)
+        gaps, _ = self._overlap.shift(duration_ns, gap_ns)
+        return self._full_program().changed_step_times(duration_ns, gaps, shifted) - shared_ns
 
     def full_ideal_times(self, steps: slice) -> OperationTimes:
         """Return the start and end of each operation of some steps in the ideal full replay.
 
-        In it a rank begins a step late only as long as the ideal step before keeps it. `full_ideal`
-        keeps all that the steps share, since it subtracts that.
+        In it a rank begins a step late only as long as the ideal step before keeps it.
         """
-        model, program = self.model, self._full_program()
-        times = program.operation_times(model.ideal_ns, model.ideal_gap_ns, steps=steps)
-        if model.overlap_ns is None or not model.overlap_ns[steps].any():
-            return times
-        numbers = np.arange(len(model.overlap_ns))[steps]
-        rows = slice(*np.searchsorted(model.operations.step, [numbers[0], numbers[-1] + 1]))
-        step = model.operations.step[rows] - numbers[0]
-        rank = model.rank[rows]
-        ends = np.full((len(numbers), int(rank.max()) + 1), np.nan)
-        ends[step, rank] = 0.0
-        np.maximum.at(ends, (step, rank), times.end_ns)
-        late = np.zeros_like(ends)
-        late[1:] = (ends - np.nanmin(ends, axis=1, keepdims=True))[:-1]
-        shared = np.minimum(model.operations.gap_ns[rows], model.overlap_ns[steps][step])
-        gaps = model.ideal_gap_ns.copy()
-        gaps[rows] -= np.fmax(shared - late[step, rank], 0.0)
-        return program.operation_times(model.ideal_ns, gaps, steps=steps)
+        model = self.model
+        gaps_ns, _ = self._overlap.shift(model.ideal_ns, model.ideal_gap_ns)
+        return self._full_program().operation_times(model.ideal_ns, gaps_ns, steps=steps)
 
     def _full_program(self) -> Program:
         with self._compiling:
