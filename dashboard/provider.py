@@ -203,13 +203,18 @@ class ReportProvider(Protocol):
         """Add a tag or a note, or remove it; return what was done, or why not."""
         ...
 
-    def request_of_rank(self, run_id: str, rank: int, level: str) -> str:
+    def excluded_hosts(self, report: RunReport) -> tuple[str, ...]:
+        """Return a sentence about each excluded host that the run of a report uses or has used."""
+        ...
+
+    def request_of_rank(self, run_id: str, rank: int, level: str, *, steps: int) -> str:
         """Request more of a running rank for some steps; return what was done, or why not.
 
         Args:
             run_id: The run.
             rank: The rank.
             level: ``full``, ``profile`` or ``stacks``.
+            steps: Number of steps, 1 to 100.
         """
         ...
 

@@ -28,6 +28,16 @@ WHERE run_id = {run_id:String} AND started_ns IS NOT NULL GROUP BY epoch
 """
 
 
+SELECT_RUNNING = """
+SELECT run_id, groupUniqArray(host) AS hosts FROM ranks FINAL
+WHERE host != '' AND (run_id, epoch) IN (
+    SELECT run_id, max(epoch) FROM ranks FINAL
+    WHERE run_id IN (SELECT run_id FROM runs FINAL WHERE state = 'running') GROUP BY run_id
+)
+GROUP BY run_id ORDER BY run_id
+"""
+
+
 class HostMark(StrEnum):
     """Mark of a host."""
 
@@ -70,6 +80,14 @@ class SeenHost:
     seen_ranks: tuple[int, ...]
 
 
+def is_same_host(one: str, other: str) -> bool:
+    """Return whether two names are of one host, one of which may lack the domain."""
+    if one == other:
+        return True
+    (name, _, domain), (other_name, _, other_domain) = one.partition("."), other.partition(".")
+    return name == other_name and not (domain and other_domain)
+
+
 def write_host_changes(store: Store, changes: Iterable[HostChange]) -> None:
     """Store changes. Returns when they are on disk."""
     store.insert_rows("host_changes", [asdict(change) for change in changes])
@@ -110,3 +128,22 @@ def read_epoch_starts(store: Store, run_id: str) -> dict[int, int]:
     """Return the start of the first process of each epoch of a run, Unix ns."""
     rows = store.rows(SELECT_EPOCH_STARTS, {"run_id": run_id})
     return {row["epoch"]: row["begun_ns"] for row in rows}
+
+
+def read_excluded(store: Store, now_ns: int) -> tuple[HostChange, ...]:
+    """Return the exclusions in force, in order of time."""
+    marks = marks_in_force(read_host_changes(store), now_ns)
+    return tuple(mark for mark in marks if mark.mark is HostMark.EXCLUDED)
+
+
+def read_runs_of_hosts(store: Store, hosts: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return those of some hosts on which the newest epoch of a running job is, by run."""
+    wanted = tuple(hosts)
+    if not wanted:
+        return {}
+    found = {}
+    for row in store.rows(SELECT_RUNNING):
+        used = [host for host in wanted if any(is_same_host(host, name) for name in row["hosts"])]
+        if used:
+            found[row["run_id"]] = tuple(sorted(used))
+    return found

@@ -32,6 +32,7 @@ from ..theme import blank_figure
 from .annotations import annotations_row, register_annotations
 from .components import LOST, RUNNING, announced, card, graph, with_code
 from .device_time import profile_cards
+from .host_use import host_use_card
 from .overview_cards import (
     early_figures,
     findings_table,
@@ -111,7 +112,10 @@ def show_overview(provider: ReportProvider, view: View, *, base_path: str) -> Co
         figures=_draw(report)[1],
         starved=starved_list(report, base_path=base_path),
         findings=[findings_table(report, base_path=base_path)],
-        device=profile_cards(report),
+        device=(
+            *host_use_card(report, provider.excluded_hosts(report)),
+            *profile_cards(report),
+        ),
         kinds=kinds,
         quality=quality_list(report, base_path=base_path),
         is_calm=report.top_finding.severity in (Severity.NONE, Severity.MINOR),

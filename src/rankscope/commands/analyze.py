@@ -153,6 +153,7 @@ def watch_stored(options: AnalyzeOptions) -> None:
 
 
 def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progress) -> str:
+    from rankscope.analysis.breakdown.host_moves import find_moves, format_move
     from rankscope.analysis.diagnose import ends_run
     from rankscope.analysis.report.document import to_document
     from rankscope.collector.client.served_store import ServedStore
@@ -197,6 +198,7 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
             finding["incident"] = number
             finding["host_checks"] = confirmation_document(checks)
         document["rank_states"] = [asdict(state) for state in states]
+        document["host_moves"] = [asdict(move) for move in find_moves(report)]
         document["excluded_hosts"] = [asdict(each) for each in excluded]
         return json.dumps(document, allow_nan=False)
     view = View(
@@ -205,7 +207,10 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
         has_details=options.has_details,
         table_width=table_width(),
         states=states,
-        notes=tuple(map(format_excluded_host, excluded)),
+        notes=(
+            *(f"{format_move(move)}." for move in find_moves(report)),
+            *map(format_excluded_host, excluded),
+        ),
     )
     server = store.server if isinstance(store, ServedStore) else None
     top = numbers[report.findings.index(report.top_finding)]

@@ -40,8 +40,10 @@ CAUSES = {check.name: check.causes for check in CHECKS}
 ACTIVE_CAUSES = {
     "slow-compute": frozenset({"matmul", "memory"}),
     "clock-throttle": frozenset({"matmul", "memory"}),
-    "slow-link": frozenset({"groups", "neighbours", "host-all-reduce", "host-all-to-all"}),
-    "network-degradation": frozenset({"groups"}),
+    "slow-link": frozenset(
+        {"nic-pairs", "groups", "neighbours", "host-all-reduce", "host-all-to-all"}
+    ),
+    "network-degradation": frozenset({"nic-pairs", "groups"}),
     "data-stall": frozenset({"to-device"}),
 }
 """Active tests that confirm a cause."""

@@ -93,6 +93,19 @@ def _pair_rounds(num_hosts: int) -> list[list[Group]]:
     return rounds
 
 
+def plan_ring(num_hosts: int) -> list[list[Group]]:
+    """Return the rounds in which each host is paired with the next one, the last with the first.
+
+    A host is in one pair of a round at most, and has two partners, except of two hosts.
+    """
+    pairs: list[Group] = [(host, host + 1) for host in range(num_hosts - 1)]
+    last: list[Group] = [(0, num_hosts - 1)] if num_hosts > 2 else []  # noqa: PLR2004  # a pair is no ring
+    rounds = (
+        [pairs[::2], pairs[1::2] + last] if num_hosts % 2 == 0 else [pairs[::2], pairs[1::2], last]
+    )
+    return [of_round for of_round in rounds if of_round]
+
+
 def find_suspects(groups: Sequence[Group], slow: Collection[Group]) -> Suspects:
     """Return the slow hosts, from the groups that were slow.
 

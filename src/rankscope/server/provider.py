@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.analysis.verdict import verdict_sentence
 
+from ..sources.excluded_hosts import describe_excluded_hosts
 from .annotations import PageAnnotations
 from .control import request_of_rank
 from .health import HealthReader
@@ -100,6 +101,7 @@ class StoreProvider:
         self.rank_values = ranks.rank_values
 
         self.request_of_rank = partial(request_of_rank, store)
+        self.excluded_hosts = partial(describe_excluded_hosts, store)
 
         self.alerts = alerts.alerts
         self.acknowledge_alert = alerts.acknowledge_alert

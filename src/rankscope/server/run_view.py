@@ -13,6 +13,7 @@ from rankscope.analysis.report.liveness import StepSilence, find_silence
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
 from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.read.findings import read_findings
+from rankscope.collector.read.hosts import read_excluded, read_runs_of_hosts
 from rankscope.collector.read.reports import read_last_loss
 from rankscope.collector.read.rollups import read_mean_times, read_newest_rolled_up
 from rankscope.collector.read.steps import read_step_bounds, read_step_marks, read_step_times
@@ -284,7 +285,12 @@ class RunView:
         """Return every run with what is known of it without an analysis, the newest first."""
         if self._store is None:
             return tuple(RunLine(run=run) for run in self._source.runs())
-        return tuple(map(self._complete_live, read_run_lines(self._store)))
+        excluded = read_excluded(self._store, time.time_ns())
+        used = read_runs_of_hosts(self._store, [mark.host for mark in excluded])
+        return tuple(
+            replace(self._complete_live(line), excluded_hosts=used.get(line.run.run_id, ()))
+            for line in read_run_lines(self._store)
+        )
 
     def _complete_live(self, line: RunLine) -> RunLine:
         """Return a running job's line with its last diagnosis, its newest loss and its silence."""

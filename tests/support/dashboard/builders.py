@@ -128,11 +128,15 @@ class FakeProvider:
     is_drawing: bool = False
     """Whether each step is still being read."""
 
+    excluded: tuple[str, ...] = ()
     num_changes: int = 0
     num_reports: int = 0
     incident_views: dict[int, IncidentView] = field(default_factory=dict)
     notes: list[tuple[str, int, str, str]] = field(default_factory=list)
     """Run, incident, text and author of the notes that a page added."""
+
+    def excluded_hosts(self, report: RunReport) -> tuple[str, ...]:
+        return self.excluded
 
     def runs(self, *, max_age_ns: int = 0) -> tuple[RunSummary, ...]:
         return tuple(
@@ -212,8 +216,8 @@ class FakeProvider:
         self.changed.append((run_id, kind, text, is_removed))
         return f"{'removed' if is_removed else 'added'} {kind} {text}: {run_id}"
 
-    def request_of_rank(self, run_id: str, rank: int, level: str) -> str:
-        return f"{level} requested of rank {rank} of {run_id}"
+    def request_of_rank(self, run_id: str, rank: int, level: str, *, steps: int) -> str:
+        return f"{steps} steps of {level} requested of rank {rank} of {run_id}"
 
     def silence(self, run_id: str) -> StepSilence | None:
         self._check(run_id)
