@@ -40,6 +40,9 @@ class Suspects:
     unclear: tuple[Group, ...] = ()
     """For each slow group that none of them explains: the hosts of which at least one is slow."""
 
+    hidden: tuple[int, ...] = ()
+    """Hosts in no fast group, whose slow groups all have a host that is slow for certain."""
+
     contradictory: tuple[Group, ...] = ()
     """Slow groups whose hosts are all in fast groups too: slow only together, or only for a
     time."""
@@ -117,8 +120,10 @@ def find_suspects(groups: Sequence[Group], slow: Collection[Group]) -> Suspects:
     candidates = {group: tuple(host for host in group if host not in cleared) for group in slow}
     certain = {hosts[0] for hosts in candidates.values() if len(hosts) == 1}
     unexplained = [hosts for hosts in candidates.values() if hosts and not certain & {*hosts}]
+    accused = certain.union(*unexplained)
     return Suspects(
         slow=tuple(sorted(certain)),
         unclear=tuple(sorted(set(unexplained))),
+        hidden=tuple(sorted(set().union(*candidates.values()) - accused)),
         contradictory=tuple(sorted(group for group, hosts in candidates.items() if not hosts)),
     )

@@ -16,11 +16,11 @@ from rankscope.doctor.result import State
 
 
 def suspects_of(num_hosts: int, bad: set[int]) -> tuple[set[int], set[int]]:
-    """Return the hosts found, and those of which at least one of several is bad."""
+    """Return the hosts found, and those that may be bad."""
     groups = [group for of_round in plan_rounds(num_hosts) for group in of_round]
     found = find_suspects(groups, [group for group in groups if bad & {*group}])
     assert found.contradictory == ()
-    return set(found.slow), {host for members in found.unclear for host in members}
+    return set(found.slow), {*found.hidden, *(host for group in found.unclear for host in group)}
 
 
 def test_forty_eight_hosts_are_six_rows_and_eight_columns() -> None:
@@ -65,6 +65,15 @@ def test_several_bad_hosts_are_found_or_not_unique(num_hosts: int, data: st.Data
 
     assert slow <= bad
     assert bad <= slow | unclear
+
+
+def test_a_host_behind_two_slow_ones_is_not_judged() -> None:
+    # Rows (0-3) (4-7) (8-11) (12-16): 11 is in the row of 8 and in the column of 3.
+    groups = [group for of_round in plan_rounds(17) for group in of_round]
+
+    suspects = find_suspects(groups, [group for group in groups if {3, 8, 11} & {*group}])
+
+    assert (suspects.slow, suspects.unclear, suspects.hidden) == ((3, 8), (), (11,))
 
 
 @pytest.mark.parametrize(

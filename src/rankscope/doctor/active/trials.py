@@ -472,6 +472,11 @@ def judge_groups(
             text = f"not unique: at least one of {names} is slow"
             remedy = f"test each {noun} with others"
             yield members[number][0], test, warning(text, remedy, part=names)
+    for number in suspects.hidden:
+        deviating.add(number)
+        host, part = members[number]
+        text = f"not judged: each group with this {noun} has a slow one"
+        yield host, test, warning(text, f"repeat the test without the slow {noun}s", part=part)
     for contradictory in suspects.contradictory:
         names = _names(members, contradictory)
         text = f"{names} are slow together, and each is fast with others"
