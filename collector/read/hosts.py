@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from .findings import MAX_FINDING_RANKS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -35,6 +37,29 @@ WHERE host != '' AND (run_id, epoch) IN (
     WHERE run_id IN (SELECT run_id FROM runs FINAL WHERE state = 'running') GROUP BY run_id
 )
 GROUP BY run_id ORDER BY run_id
+"""
+
+COUNT_FINDINGS = "SELECT count() AS num, max(analysed_ns) AS newest_ns FROM findings"
+
+SELECT_NAMED = """
+WITH grave AS (
+    SELECT run_id, epoch, position, cause, analysed_ns, ranks FROM findings FINAL
+    WHERE analysed_ns >= {since_ns:Int64} AND severity IN ('critical', 'warning')
+        AND length(ranks) BETWEEN 1 AND {most_ranks:UInt32}
+), placed AS (
+    SELECT DISTINCT run_id, epoch, rank, host FROM ranks FINAL
+    WHERE (run_id, epoch) IN (SELECT run_id, epoch FROM grave) AND host != ''
+)
+SELECT run_id, cause, analysed_ns AS opened_ns, arraySort(groupUniqArray(host)) AS hosts,
+    any(num_hosts) AS num_hosts
+FROM (
+    SELECT run_id, epoch, position, cause, analysed_ns, arrayJoin(ranks) AS rank FROM grave
+) AS named
+INNER JOIN placed USING (run_id, epoch, rank)
+INNER JOIN (
+    SELECT run_id, epoch, uniqExact(host) AS num_hosts FROM placed GROUP BY run_id, epoch
+) AS counted USING (run_id, epoch)
+GROUP BY run_id, position, cause, analysed_ns ORDER BY opened_ns, run_id, position
 """
 
 
@@ -88,6 +113,18 @@ def is_same_host(one: str, other: str) -> bool:
     return name == other_name and not (domain and other_domain)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedHosts:
+    """The hosts of the ranks that a finding names."""
+
+    run_id: str
+    cause: str
+    opened_ns: int
+    hosts: tuple[str, ...]
+    num_hosts: int
+    """Hosts of the job."""
+
+
 def write_host_changes(store: Store, changes: Iterable[HostChange]) -> None:
     """Store changes. Returns when they are on disk."""
     store.insert_rows("host_changes", [asdict(change) for change in changes])
@@ -122,6 +159,19 @@ def read_seen_hosts(store: Store, hosts: Iterable[str]) -> tuple[SeenHost, ...]:
     return tuple(
         SeenHost(**{**row, "seen_ranks": tuple(sorted(row["seen_ranks"]))}) for row in rows
     )
+
+
+def count_findings(store: Store) -> tuple[int, int]:
+    """Return a number that changes with each new finding: rows, and the newest time of opening."""
+    (row,) = store.rows(COUNT_FINDINGS)
+    return row["num"], row["newest_ns"]
+
+
+def read_named_hosts(store: Store, *, since_ns: int) -> tuple[NamedHosts, ...]:
+    """Return the hosts that findings of severity warning or critical name, the oldest first."""
+    bound = {"since_ns": since_ns, "most_ranks": MAX_FINDING_RANKS}
+    rows = store.rows(SELECT_NAMED, bound)
+    return tuple(NamedHosts(**{**row, "hosts": tuple(row["hosts"])}) for row in rows)
 
 
 def read_epoch_starts(store: Store, run_id: str) -> dict[int, int]:

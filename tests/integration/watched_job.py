@@ -11,11 +11,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankscope.collector.host.host_events import HostEventQueue, HostEventRows
+from rankscope.collector.host.host_events import HostEventRows
 from rankscope.collector.host.kernel_log import KERNEL_LOG
-from rankscope.collector.host.sampler import Sampler, host_sources, store_sink
 from rankscope.collector.spool.tail import SegmentPolicy, SpoolTail
 from rankscope.collector.store.writer import StoreWriter
+from rankscope.server.host_sampling import HostSampling
 from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
@@ -38,24 +38,20 @@ class Watch:
     ) -> None:
         self._writer = StoreWriter(store)
         self._tail = SpoolTail(spool, self._writer, segment_policy=SegmentPolicy.DELETE)
-        self._events, host = HostEventQueue(), socket.gethostname()
-        self._rows = HostEventRows(host, unix_ns=time.time_ns)
-        sources = host_sources(
-            spool, on_events=self._events.add, kernel_log=kernel_log, rank_logs=logs
-        )
-        self.lines: list[str] = []
-        self._sampler = Sampler(sources, store_sink(store, host=host), say=self.lines.append)
+        self._rows = HostEventRows(socket.gethostname(), unix_ns=time.time_ns)
+        self._sampling = HostSampling(spool, kernel_log=kernel_log, rank_logs=logs)
 
     def turn(self) -> int:
         """Read everything once; return how many ranks run."""
-        self._sampler.turn()
+        self._sampling.sampler.turn()
         progress = self._tail.poll()
         self._rows.note_running(self._tail.running)
-        self._rows.send(self._events.take(), self._writer.upsert)
+        self._rows.send(self._sampling.events.take(), self._writer.upsert)
+        self._sampling.store(self._writer.upsert, placed=self._tail.placed_heartbeats)
         return progress.num_running
 
     def close(self) -> None:
-        self._sampler.close()
+        self._sampling.close()
         self._tail.close()
 
 

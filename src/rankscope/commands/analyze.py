@@ -158,11 +158,7 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
     from rankscope.analysis.report.document import to_document
     from rankscope.collector.client.served_store import ServedStore
 
-    from ..doctor.confirmation import (
-        confirm_findings,
-        confirmation_document,
-        format_confirmations,
-    )
+    from ..doctor.confirmation import confirm_findings, confirmation_document, with_host_checks
     from ..sources.excluded_hosts import format_excluded_host, read_excluded_hosts
     from ..sources.finding_history import FindingHistory, format_recurrence, recurrence_document
     from ..sources.incidents import number_findings
@@ -185,11 +181,11 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
     show("comparing with earlier runs")
     recurrences = FindingHistory(store).follow_report(report, run)
     numbers = number_findings(store, report)
-    confirmed = confirm_findings(store, run.run_id, report.findings)
     excluded = read_excluded_hosts(store, report)
     has_ended = ends_run(report.top_finding)
     states = read_rank_states(store, run, report, rank=options.rank) if has_ended else ()
     if options.as_json:
+        confirmed = confirm_findings(store, run.run_id, report.findings)
         document = to_document(report)
         for finding, recurrence, number, checks in zip(
             document["findings"], recurrences, numbers, confirmed, strict=True
@@ -201,6 +197,7 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
         document["host_moves"] = [asdict(move) for move in find_moves(report)]
         document["excluded_hosts"] = [asdict(each) for each in excluded]
         return json.dumps(document, allow_nan=False)
+    report = with_host_checks(store, report)
     view = View(
         top=options.top,
         rank=options.rank,
@@ -218,8 +215,7 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
         "proof": format_proof(report, server),
         "incident": format_incident(report.run, top, server),
     }
-    beside = (map(format_recurrence, recurrences), map(format_confirmations, confirmed))
-    follows = tuple("; ".join(filter(None, texts)) for texts in zip(*beside, strict=True))
+    follows = tuple(map(format_recurrence, recurrences))
     return _format_report(report, follows, view, places)
 
 

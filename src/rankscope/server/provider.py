@@ -73,7 +73,7 @@ class StoreProvider:
         alerts = PageAlerts(alerting)
         incidents = PageIncidents(runs, reports, store=store, alerts=alerts)
         self.verdict = verdict_sentence
-        self.revision = reports.revision
+        self.revision = runs.revision
 
         self.runs = runs.runs
         self.report = runs.report

@@ -12,6 +12,7 @@ from rankscope.analysis.breakdown.mfu import read_mfu
 from rankscope.analysis.report.liveness import StepSilence, find_silence
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
 from rankscope.analysis.verdict import verdict_sentence
+from rankscope.collector.errors import StoreError
 from rankscope.collector.read.findings import read_findings
 from rankscope.collector.read.hosts import read_excluded, read_runs_of_hosts
 from rankscope.collector.read.reports import read_last_loss
@@ -29,6 +30,7 @@ from rankscope.dashboard.records.progress import (
 )
 from rankscope.tracer.span import COMM_KINDS, KINDS, NS_PER_S, SpanKind
 
+from ..doctor.confirmation import with_host_checks
 from ..errors import find_exit_code, format_error
 from ..sources.stored_findings import to_tracked
 from ..sources.stored_reports import MAX_RANKS, read_run_lines
@@ -77,6 +79,12 @@ RUNS_AGE_NS = 500_000_000
 HISTORY_AGE_NS = 2_000_000_000
 MAX_HISTORIES = 8
 """Histories of runs that are kept, of several thousand numbers each."""
+
+MAX_CHECKED = 8
+"""Reports that are kept with the checks of their hosts."""
+
+CHECKS_AGE_NS = 5_000_000_000
+"""Age of these checks: a host is examined within a minute."""
 
 SMALL_SPANS = 500_000
 """Largest run whose analysis takes only seconds."""
@@ -142,6 +150,9 @@ class RunView:
         )
         self._comparisons: KeptResults[RunComparison] = KeptResults(MAX_COMPARISONS)
         self._marked: KeptResults[MarkedSteps] = KeptResults(MAX_MARKED)
+        self._checked: SharedResults[tuple[str, int], RunReport] = SharedResults(
+            max_results=MAX_CHECKED
+        )
 
     def runs(self, *, max_age_ns: int = RUNS_AGE_NS) -> tuple[RunSummary, ...]:
         """Return every run, the newest first, as of ``max_age_ns`` ago at most."""
@@ -184,7 +195,7 @@ class RunView:
             UnknownRunError: The store holds no run of this name.
         """
         if self._reports.has_report(run_id):
-            return self._with_failures(self._reports.get(run_id))
+            return self._completed(self._reports.get(run_id))
         run = self.find(run_id)
         key = ("report", run_id)
         jobs, store = self._queues.of_run(run), self._store
@@ -193,7 +204,7 @@ class RunView:
         if isinstance(error, UnknownRunError):
             raise error
         if done is not None and error is None:
-            return self._with_failures(done.result())
+            return self._completed(done.result())
         steps = self._marked_steps(run_id)
         if isinstance(error, Exception):
             return AnalysisFailed(run=run, reason=_format_failure(error), steps=steps)
@@ -219,10 +230,32 @@ class RunView:
         )
         return None if done is None or done.exception() is not None else done.result()
 
-    def _with_failures(self, report: RunReport | None) -> RunReport | None:
-        """Return a report that says what could not be done for its run since it was made."""
-        failures = () if report is None else self._failures_of(report.run)
-        if report is None or not failures:
+    def revision(self, run_id: str) -> int:
+        """Return a number that changes with the diagnosis of a run, and the checks beside it."""
+        report = self._reports.peek(run_id)
+        checked = () if report is None else self._with_checks(report).findings
+        notes = tuple(finding.host_notes for finding in checked)
+        return hash((self._reports.revision(run_id), notes))
+
+    def _with_checks(self, report: RunReport) -> RunReport:
+        """Return a report with what the checks of its hosts say since it was made."""
+        store = self._store
+        if store is None:
+            return report
+        with suppress(StoreError):  # they are missing until it answers
+            return self._checked.get(
+                (report.run, self._reports.revision(report.run)),
+                lambda: with_host_checks(store, report),
+                max_age_ns=CHECKS_AGE_NS,
+            )
+        return report
+
+    def _completed(self, report: RunReport | None) -> RunReport | None:
+        """Return a report with what has happened since it was made: checks of hosts, failures."""
+        if report is None:
+            return None
+        report, failures = self._with_checks(report), self._failures_of(report.run)
+        if not failures:
             return report
         warnings = (*report.quality.warnings, *failures)
         return replace(report, quality=replace(report.quality, warnings=warnings))
