@@ -22,6 +22,8 @@ SOURCES := . src/rankscope/*/
 # narrowed by ARGS uses one process, because starting two takes longer.
 TWO_PROCESSES := --numprocesses=logical --maxprocesses=2 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
 SHARED_RUN := -m "not alone and not nightly" $(TWO_PROCESSES) --durations=10
+# These alone are collected: of all tests, it would take longer than they do.
+ALONE := $(shell grep -rlF --include='test_*.py' 'pytest.mark.alone' tests)
 FAST_RUN := -m "not nightly and not slow and not multiproc and not browser and not alone" $(TWO_PROCESSES)
 
 .PHONY: help demo test test-fast nightly lint types check-imports pytest format diagnosis faults edges fuzz outage other-torch lock audit browser servers clean
@@ -53,7 +55,7 @@ test-fast: $(STAMP) ## lint, and the tests that are quick and start no processes
 nightly: $(STAMP) browser servers ## all tests; hypothesis explores with more examples and a fresh seed: make nightly SEED=7 repeats one
 	@echo "hypothesis seed $(SEED): make nightly SEED=$(SEED) tries the same examples"
 	@$(BIN)/python -m pytest -m "not alone" $(TWO_PROCESSES) $(EXPLORING)
-	@$(BIN)/python -m pytest -m alone $(EXPLORING)
+	@$(BIN)/python -m pytest -m alone $(EXPLORING) $(ALONE)
 
 lint: $(STAMP) ## ruff (lint and format), retired words
 	@$(BIN)/ruff check $(SOURCES)
@@ -71,7 +73,7 @@ ifdef ARGS
 	@$(BIN)/python -m pytest $(ARGS)
 else
 	@$(BIN)/python -m pytest $(SHARED_RUN)
-	@$(BIN)/python -m pytest -m "alone and not nightly"
+	@$(BIN)/python -m pytest -m "alone and not nightly" $(ALONE)
 endif
 
 browser: ## a headless Chromium for the browser tests
