@@ -87,6 +87,7 @@ def memory_group() -> Iterator[Path]:
                 time.sleep(0.1)
 
 
+@pytest.mark.nightly
 def test_a_process_that_takes_the_cpu_of_a_rank_is_named(tmp_path: Path, store: Store) -> None:
     with start_ranks(tmp_path, 3, 10_000, pinned=1) as ranks:
         watch = Watch(store, spool_of(tmp_path))
@@ -169,6 +170,7 @@ def test_a_rank_that_a_user_kills_has_no_trace_of_the_kernel(tmp_path: Path, sto
     assert "onnection" in notes(finding)["rank logs"]
 
 
+@pytest.mark.nightly
 def test_a_line_of_a_given_kernel_log_classes_the_end_of_its_process(
     tmp_path: Path, store: Store
 ) -> None:
