@@ -38,6 +38,7 @@ from benchmarks.hang_jobs import (
     Stop,
 )
 from rankscope.analysis.analyze import analyze_run
+from rankscope.memory import without_collection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -305,7 +306,8 @@ def judge(case: Case, *, seed: int) -> Result:
     """Analyse one hang, and compare the verdict with the right answer."""
     source = Recording(case.job, case.hang, seed=seed + case.number)
     begin = time.process_time()
-    report = analyze_run(source, RUN)
+    with without_collection():  # as `rankscope analyze` and the server's analysis do
+        report = analyze_run(source, RUN)
     analyze_s = time.process_time() - begin
     top = report.top_finding
     named, truth = set(top.ranks), set(case.ranks)

@@ -100,7 +100,7 @@ class Entry(NamedTuple):
     kind: str
     name: str
     num_bytes: int = 0
-    """0 or less: none or unknown."""
+    """0: none or unknown."""
 
     dtype: str = ""
     """Type of the elements; "" if it is unknown."""
@@ -779,10 +779,12 @@ def _find_left_behind(
         blocked: The communications in which ranks are.
         left: Those that ranks have left, by the dumps of their flight recorders.
     """
-    members = {group.group_id: frozenset(group.members) for group in epoch.groups}
     ranks_left: dict[Instance, set[int]] = defaultdict(set)
     for entry in left:
         ranks_left[entry.instance].add(entry.rank)
+    if not ranks_left:
+        return {}
+    members = {group.group_id: frozenset(group.members) for group in epoch.groups}
     inside: dict[Instance, dict[int, Entry]] = defaultdict(dict)
     for entry in blocked:
         if not entry.is_p2p and entry.instance in ranks_left:
@@ -1036,7 +1038,7 @@ def _entries(epoch: int, spans: SpanTable, chosen: NDArray[np.bool_]) -> Iterabl
             instance=Instance(int(spans.group_id[row]), int(spans.seq[row]), *map(int, sides)),
             kind=KINDS[spans.kind[row]].value,
             name=spans.names[spans.name[row]],
-            num_bytes=int(spans.num_bytes[row]),
+            num_bytes=max(int(spans.num_bytes[row]), 0),
         )
 
 
@@ -1068,7 +1070,10 @@ def _read_open(
     for entry in entries:
         try:
             group_id, seq, step = int(entry["group_id"], 16), int(entry["seq"]), int(entry["step"])
-            num_bytes, start_ns = int(entry.get("num_bytes", 0)), int(entry.get("start_ns", 0))
+            num_bytes, start_ns = (
+                max(int(entry.get("num_bytes", 0)), 0),
+                int(entry.get("start_ns", 0)),
+            )
             sides = tuple(map(int, entry.get("sides") or ()))
         except (KeyError, TypeError, ValueError):
             continue
@@ -1089,5 +1094,6 @@ def _read_open(
             (other,) = set(pair) - {rank}  # of an older tracer
             is_send = communication.kind == SpanKind.PP_SEND or communication.name == "send"
             sides = (rank, other) if is_send else (other, rank)
-        communication = communication._replace(instance=Instance(group_id, seq, *sides[:2]))
+        if sides:
+            communication = communication._replace(instance=Instance(group_id, seq, *sides[:2]))
         yield communication

@@ -633,8 +633,12 @@ def test_of_two_unlike_ranks_the_one_that_differs_from_alike_groups_is_named() -
 
     (finding,) = find_hangs(job(), table(as_tp), UP_TO_16, RunContext())
     (unknown,) = find_hangs(job(), table(as_tp[:2]), UP_TO_16, RunContext())
+    # Sizes are unknown as 0 in events, and as -1 in spans.
+    sizes = (0, 0, NONE, NONE)
+    sized = [replace(op, num_bytes=size) for op, size in zip(as_tp, sizes, strict=True)]
+    (without_sizes,) = find_hangs(job(), table(sized), UP_TO_16, RunContext())
 
-    assert (finding.ranks, unknown.ranks) == ((5,), ())
+    assert (finding.ranks, unknown.ranks, without_sizes.ranks) == ((5,), (), (5,))
 
 
 def test_a_rank_that_enters_a_collective_after_all_others_have_ended_is_the_odd_one() -> None:
