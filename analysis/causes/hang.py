@@ -40,6 +40,7 @@ from .detector import Cause, ProofForm, insufficient
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    import networkx as nx
     from numpy.typing import NDArray
 
     from ..trace.context import EventRecord, RunContext
@@ -525,7 +526,7 @@ def _not_entered(job: _Job) -> Finding | None:  # noqa: PLR0911  # one for each 
         # What the others wait for may be explained without those of which nothing has arrived.
         _, received_instances = _follow_waits(job.stuck, ignored=job.not_received)
         of_received = [comm for comm in job.stuck if comm.instance in received_instances]
-        if odd := _odd_of_circle(of_received) - job.not_received:
+        if odd := _odd_of_circle(of_received, job.not_received) - job.not_received:
             last_ranks, silent, ends = set(odd), set(), of_received
     if not silent and job.left_behind:
         stops = _stop_texts(job, job.left_behind)
@@ -535,7 +536,7 @@ def _not_entered(job: _Job) -> Finding | None:  # noqa: PLR0911  # one for each 
     if not silent and (endless := _entered_by_all(job, ends)):
         return endless
     traced = {info.rank for info in job.epoch.ranks} - _without_capture(job)
-    absent = _find_absent(job, silent) if silent and not silent & traced else set()
+    absent = _find_absent(job, silent)
     if silent and not silent & traced and not absent:
         return insufficient(
             f"ranks are blocked in {job.stuck[0]}, and the communication of"
@@ -591,16 +592,15 @@ def _hosts_not_received(job: _Job, silent: set[int]) -> Finding | None:
 
 
 def _find_absent(job: _Job, silent: set[int]) -> set[int]:
-    """Return the silent ranks if nothing of them was ever recorded, and they alone can be it.
+    """Return the silent ranks of which nothing was ever recorded, if the others wait for these.
 
-    Before the first step has ended, they never joined. Later, one such rank may not be traced, and
-    of several it is unknown which is missing.
+    Before the first step has ended, they never joined. Later, one that is the only such rank may
+    also be one that is not traced; of several it is unknown which is missing.
     """
     recorded = {info.rank for info in job.epoch.ranks}
-    if silent & recorded:
-        return set()
-    has_stepped = bool((job.steps.epoch == job.epoch.epoch).any())
-    return silent if not has_stepped or job.world_size - len(recorded) == 1 else set()
+    if not bool((job.steps.epoch == job.epoch.epoch).any()):
+        return silent - recorded
+    return silent if not silent & recorded and job.world_size - len(recorded) == 1 else set()
 
 
 def _is_saving(job: _Job, silent: set[int]) -> bool:
@@ -639,19 +639,33 @@ def _follow_waits(
     """
     import networkx as nx  # slow to import, and few runs hang
 
+    waits = _build_waits(stuck, ignored)
+    ends: set[int | Instance] = set().union(*nx.attracting_components(waits))
+    ranks = {end for end in ends if isinstance(end, int)}
+    return ranks, {end for end in ends if not isinstance(end, int)}
+
+
+def _build_waits(stuck: Iterable[_Stuck], ignored: frozenset[int]) -> nx.DiGraph[int | Instance]:
+    """Return the graph of ranks that wait for communications, and these for ranks."""
+    import networkx as nx
+
     waits: nx.DiGraph[int | Instance] = nx.DiGraph()
     for comm in stuck:
         waits.add_nodes_from(entry.rank for entry in comm.inside)
         if comm.members:
             waits.add_edges_from((entry.rank, comm.instance) for entry in comm.inside)
             waits.add_edges_from((comm.instance, rank) for rank in comm.missing - ignored)
-    ends: set[int | Instance] = set().union(*nx.attracting_components(waits))
-    ranks = {end for end in ends if isinstance(end, int)}
-    return ranks, {end for end in ends if not isinstance(end, int)}
+    return waits
 
 
-def _odd_of_circle(ends: Iterable[_Stuck]) -> frozenset[int]:
-    """Return those that are missing where most members are, if all others there wait for these."""
+def _odd_of_circle(ends: Iterable[_Stuck], ignored: frozenset[int] = frozenset()) -> frozenset[int]:
+    """Return the ranks that are in another communication than the others, which wait for them.
+
+    They are missing where most members are, and all others there wait for these; or it is the only
+    rank without whose wait there is no circle.
+    """
+    import networkx as nx
+
     ends = tuple(ends)
     for comm in ends:
         inside = {entry.rank for entry in comm.inside}
@@ -660,7 +674,16 @@ def _odd_of_circle(ends: Iterable[_Stuck]) -> frozenset[int]:
             inside <= other.missing for other in others
         ):
             return comm.missing
-    return frozenset()
+    waits = _build_waits(ends, ignored)
+    if nx.is_directed_acyclic_graph(waits):
+        return frozenset()
+    in_circle = {node for edge in nx.find_cycle(waits) for node in edge if isinstance(node, int)}
+    breaking = [
+        rank
+        for rank in sorted(in_circle)
+        if nx.is_directed_acyclic_graph(nx.restricted_view(waits, [rank], []))
+    ]
+    return frozenset(breaking) if len(breaking) == 1 else frozenset()
 
 
 def _one_too_many(job: _Job, shown: _Stuck) -> Finding | None:

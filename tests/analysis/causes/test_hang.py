@@ -141,6 +141,21 @@ def test_collectives_in_different_orders_are_a_cycle() -> None:
     assert finding.evidence.startswith("no rank is silent: rank 0 is blocked in all_reduce 5")
 
 
+def test_the_only_rank_that_all_circles_pass_is_the_odd_one() -> None:
+    # GIVEN rank 5, in a collective of all ranks, and ranks 4 and 6, which need it in their group;
+    # the others need these two
+    run = run_of(groups=(GROUPS[0], replace(GROUPS[2], members=(4, 5, 6))))
+    alone, entered_before = comm(5, seq=42), comm(5, flags=SpanFlag.NOTHING)
+    need_it = [comm(4, TP_HIGH, seq=3), comm(6, TP_HIGH, seq=3)]
+    others = [comm(rank) for rank in (0, 1, 2, 3, 7)]
+    spans = table([alone, entered_before, *need_it, *others])
+
+    (finding,) = find_hangs(run, spans, UP_TO_16, RunContext())
+
+    assert finding.ranks == (5,)
+    assert finding.evidence.startswith("no rank is silent: ")
+
+
 def test_a_rank_that_waits_for_a_circle_is_not_named_with_it() -> None:
     # GIVEN ranks 0 and 1 in different orders, and rank 7, which waits for rank 0 and others
     order = [comm(0, TP_LOW, seq=5), comm(1, TP_LOW, seq=6)]
@@ -471,6 +486,10 @@ def untraced(*ranks: int) -> RunInfo:
     return replace(whole, epochs=(EpochInfo(epoch=0, ranks=traced, groups=GROUPS),))
 
 
+def spans_of(num: int) -> list[Span]:
+    return [comm(rank) for rank in range(num)]
+
+
 def test_of_several_ranks_that_were_not_traced_it_is_unknown_which_is_missing() -> None:
     spans = table(comm(rank) for rank in range(6))
 
@@ -478,6 +497,10 @@ def test_of_several_ranks_that_were_not_traced_it_is_unknown_which_is_missing() 
     # Before the first step has ended they are not untraced: they never joined.
     (at_start,) = find_hangs(untraced(6, 7), spans, steps_of(), RunContext())
 
+    # Nor is one that was recorded, and waits for them in a communication that is not traced.
+    (partner,) = find_hangs(untraced(7), table(spans_of(5)), steps_of(), RunContext())
+
+    assert partner.ranks == (7,)
     assert finding.cause == "insufficient-evidence"
     assert "the communication of ranks 6 and 7 was not recorded" in finding.evidence
     assert (at_start.cause, at_start.ranks) == ("hang", (6, 7))
