@@ -259,6 +259,9 @@ class Recording:
         self._sent: dict[tuple[int, int, bool, int], _Lane] = {}
         self._numbers = Counter(job.earlier_calls())
         self._elsewhere: list[tuple[int, float, SpanKind, str, int, int]] = []
+        self._untraced: set[int] = set()
+        """Ranks that are blocked in communication that is not traced."""
+
         self._info = describe(job, hang)
         self._ids = group_ids(job)
         self._run()
@@ -437,9 +440,11 @@ class Recording:
         opened: dict[int, list[dict[str, object]]] = defaultdict(list)
         names = sorted({lane.op.name for lane in self._lanes})
         for lane in self._lanes:
-            if lane.op.do is Do.TP and not self._job.traces_tp:
-                continue
             rank = self._rank[lane.stage]
+            if lane.op.do is Do.TP and not self._job.traces_tp:
+                blocked = np.isfinite(lane.start) & ~np.isfinite(lane.end)
+                self._untraced.update(rank[blocked].tolist())
+                continue
             has_begun = np.isfinite(lane.start)
             has_ended = has_begun & np.isfinite(lane.end) & (lane.end <= self._arrived_ns[rank])
             is_open = has_begun & ~np.isfinite(lane.end) & np.isinf(self._arrived_ns[rank])
@@ -560,7 +565,8 @@ class Recording:
                 at_ns = max(int(str(span["start_ns"])) for span in spans)
                 yield event_row(rank, "stalled", at_ns, {"step": job.step, "open": spans})
             if has_stack[rank]:
-                frames = hang.frames if rank in halted else _frames_of(spans)
+                frames = _frames_of(spans, is_waiting=rank in self._untraced)
+                frames = hang.frames if rank in halted else frames
                 main = {"name": "MainThread", "frames": [*frames, *LOOP]}
                 if rank in halted and hang.call:
                     main["call"] = hang.call
@@ -699,13 +705,12 @@ def event_row(rank: int, kind: str, at_ns: int, data: dict[str, object]) -> dict
     return {"epoch": 0, "rank": rank, "at_ns": at_ns, "kind": kind, "text": kind, "data": text}
 
 
-def _frames_of(spans: list[dict[str, object]]) -> tuple[str, ...]:
-    """Return the stack of a rank that is blocked in the innermost of its open spans."""
-    last = next((span for span in reversed(spans) if span["seq"] != NONE), None)
-    if last is None:
+def _frames_of(spans: list[dict[str, object]], *, is_waiting: bool) -> tuple[str, ...]:
+    """Return the stack of a rank that waits for others, or is in none of its spans."""
+    if not is_waiting and all(span["seq"] == NONE for span in spans):
         return ()
     return (
-        f"{LIBRARY}/torch/distributed/distributed_c10d.py:2806 {last['name']}",
+        f"{LIBRARY}/torch/distributed/distributed_c10d.py:2806 all_reduce",
         f"{LIBRARY}/torch/distributed/c10d_logger.py:81 exception_logging.<locals>.wrapper",
     )
 

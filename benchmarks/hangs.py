@@ -198,6 +198,9 @@ def find_doubt(kind: Kind, job: Job, hang: Hang, ranks: tuple[int, ...]) -> str:
         return "all members have entered a collective: any pair of its hosts may be cut off"
     if hang.unshipped_hosts & {rank // job.ranks_per_host for rank in ranks}:
         return "nothing of its host arrived, nor of others"
+    is_inside = any(halt.stop is Stop.INSIDE for halt in hang.halts)
+    if not job.traces_tp and job.tp > 1 and is_inside and hang.stack_share < 1.0:
+        return "its tensor-parallel partners have the same spans, and stacks are missing"
     return ""
 
 
@@ -314,7 +317,9 @@ def judge(case: Case, *, seed: int) -> Result:
     cause = "crash" if case.kind is Kind.KILLED else "hang"
     is_right = top.cause == cause and named == truth
     if not is_right and case.doubt:
-        is_known_wrong = top.cause in {"hang", "crash"} and bool(named - truth)
+        alike = {case.job.position(rank)[:2] for rank in truth}
+        others = {rank for rank in named - truth if case.job.position(rank)[:2] not in alike}
+        is_known_wrong = bool(others or (named and not named & truth))
         verdict = "wrong" if is_known_wrong else "undecided"
     else:
         verdict = "right" if is_right else "wrong"

@@ -543,13 +543,14 @@ def _not_entered(job: _Job) -> Finding | None:  # noqa: PLR0911  # one for each 
             f" {format_ranks(tuple(sorted(silent)))} was not recorded, so it is unknown which rank"
             " is missing: trace every rank"
         )
-    behind = _least_advanced(job.epoch, silent & traced, job.spans)
+    behind = _least_advanced(job, silent & traced)
     if silent and silent <= job.not_received and (unknown := _hosts_not_received(job, silent)):
         return unknown
     odd = _odd_of_circle(ends)
-    culprits = (
-        absent or job.suspects(behind) or odd - job.not_received or odd or last_ranks & traced
-    )
+    suspects = job.suspects(behind)
+    if suspects and (partners := _odd_partners(job, suspects)):
+        odd, suspects, silent = frozenset(partners), set(), set()
+    culprits = absent or suspects or odd - job.not_received or odd or last_ranks & traced
     culprits |= job.left_behind.keys() & traced
     shown = next((comm for comm in job.stuck if comm.missing & culprits), None)
     if shown is None or _is_saving(job, silent):
@@ -565,13 +566,19 @@ def _not_entered(job: _Job) -> Finding | None:  # noqa: PLR0911  # one for each 
     certainty *= len(shown.inside) / max(num_others, 1)
     if not silent and not odd:
         certainty = min(certainty, THRESHOLDS.undecided_certainty / THRESHOLDS.ended_confidence)
-    text = _evidence(job, shown, culprits)
+    text = _evidence(job, shown, culprits) + _records_text(job, culprits, absent)
+    return job.finding(culprits, text, steps=shown.steps, certainty=certainty)
+
+
+def _records_text(job: _Job, culprits: Collection[int], absent: Collection[int]) -> str:
+    """Return what was not recorded, or has not arrived."""
+    text = ""
     if absent:
         text += "; nothing of it was ever recorded: it never joined, or is not traced"
     missing = frozenset[int]().union(*(comm.missing for comm in job.stuck))
-    if not_received := job.not_received & missing - culprits:
+    if not_received := (job.not_received & missing).difference(culprits):
         text += f"; nothing has arrived from {format_count(len(not_received), 'other rank')} since"
-    return job.finding(culprits, text, steps=shown.steps, certainty=certainty)
+    return text
 
 
 def _hosts_not_received(job: _Job, silent: set[int]) -> Finding | None:
@@ -770,23 +777,51 @@ def _without_capture(job: _Job) -> set[int]:
     return set() if job.blocked & failed else failed
 
 
-def _least_advanced(
-    epoch: EpochInfo, silent: frozenset[int] | set[int], spans: SpanTable
-) -> set[int]:
+def _least_advanced(job: _Job, silent: set[int]) -> set[int]:
     """Return the silent ranks without those that came further than a silent partner.
 
     Tensor-parallel partners do the same work. If their communication is not traced, those that
-    wait for a partner inside a forward or backward are silent as well.
+    wait for a partner inside a forward or backward are silent as well. A span that is still open
+    has begun.
     """
-    places = {info.rank: (info.coords.pp, info.coords.dp, info.coords.cp) for info in epoch.ranks}
-    rows = np.isin(spans.rank, list(silent)) & (spans.epoch == epoch.epoch)
-    counts = Counter(zip(spans.step[rows].tolist(), spans.rank[rows].tolist(), strict=True))
+    places, spans = _read_places(job.epoch), job.spans
+    rows = np.isin(spans.rank, list(silent)) & (spans.epoch == job.epoch.epoch)
+    begun = [*zip(spans.step[rows].tolist(), spans.rank[rows].tolist(), strict=True)]
+    begun += [
+        (int(entry.get("step") or 0), rank) for rank in silent for entry in job.opened.get(rank, ())
+    ]
+    counts = Counter(begun)
     progress = dict.fromkeys(silent, (NONE, 0))
     progress |= {rank: (step, num) for (step, rank), num in sorted(counts.items())}
     least: dict[tuple[int, int, int], tuple[int, int]] = {}
     for rank, done in progress.items():
         least[places[rank]] = min(done, least.get(places[rank], done))
     return {rank for rank, done in progress.items() if done == least[places[rank]]}
+
+
+def _read_places(epoch: EpochInfo) -> dict[int, tuple[int, int, int]]:
+    """Return the position of each rank, equal for tensor-parallel partners."""
+    return {info.rank: (info.coords.pp, info.coords.dp, info.coords.cp) for info in epoch.ranks}
+
+
+def _odd_partners(job: _Job, suspects: set[int]) -> set[int]:
+    """Return the tensor-parallel partners for which suspects wait in untraced communication.
+
+    A partner that has entered another communication, which less than half of its members have, is
+    where it should not be. Empty if there is none, or the stack of a suspect does not wait.
+    """
+    waiting = job.places(suspects)
+    if any(waiting.get(rank) is not StackPlace.COLLECTIVE for rank in suspects):
+        return set()
+    places = _read_places(job.epoch)
+    of_suspects = {places[rank] for rank in suspects}
+    return {
+        entry.rank
+        for comm in job.stuck
+        if len(comm.entered) < THRESHOLDS.majority_share * len(comm.members)
+        for entry in comm.inside
+        if places.get(entry.rank) in of_suspects
+    }
 
 
 def _find_left_behind(

@@ -115,7 +115,11 @@ def test_of_silent_tensor_parallel_partners_the_least_advanced_is_named() -> Non
     both_inside = [forward, replace(forward, rank=5)]
     (neither_is,) = find_hangs(run, table([*others, *both_inside]), UP_TO_16, RunContext())
 
+    in_event = RunContext(events=(in_spans(4, FORWARD),))
+    (one_has_begun,) = find_hangs(run, table(others), UP_TO_16, in_event)
+
     assert one_is_behind.ranks == (5,)
+    assert one_has_begun.ranks == (5,)
     assert neither_is.ranks == (4, 5)
 
 
@@ -554,6 +558,23 @@ def test_a_silent_rank_whose_stack_is_in_a_collective_waits_itself() -> None:
     )
 
     (finding,) = find_hangs(job(), others, UP_TO_16, RunContext(events=stacks))
+
+    assert finding.ranks == (5,)
+
+
+def test_a_partner_that_is_alone_elsewhere_is_named_before_the_one_that_waits_for_it() -> None:
+    # GIVEN rank 4 in a collective with rank 5 that is not traced, and rank 5 in a barrier
+    whole = job()
+    infos = tuple(
+        replace(info, coords=Coords(dp=info.rank // 2, tp=info.rank % 2))
+        for info in whole.epochs[0].ranks
+    )
+    world = GroupInfo(group_id=6, kind="other", name="world", members=tuple(range(8)))
+    run = replace(whole, epochs=(EpochInfo(epoch=0, ranks=infos, groups=(*GROUPS, world)),))
+    waiting = in_frames(4, "/lib/site-packages/torch/distributed/distributed_c10d.py:2 all_reduce")
+    spans = [entered(5, "barrier", group=6), *(comm(rank) for rank in (0, 1, 2, 3, 6, 7))]
+
+    (finding,) = find_hangs(run, table(spans), UP_TO_16, RunContext(events=(waiting,)))
 
     assert finding.ranks == (5,)
 
