@@ -64,8 +64,9 @@ MAX_ODD = 4
 
 UNFINISHED = int(SpanFlag.OPEN | SpanFlag.ERROR)
 
-WAITS = frozenset({StackPlace.COLLECTIVE, StackPlace.DRIVER})
-"""Places of a stack in which a rank waits for others, or for its device, which may."""
+WAITS = (StackPlace.COLLECTIVE, StackPlace.DRIVER)
+"""Places of a stack in which a rank waits for others, or for its device, which may wait for them or
+fail: the surest first."""
 
 TOO_MANY = "a collective too many"
 """In the evidence, if the others do not wait for the named ranks."""
@@ -264,7 +265,9 @@ class _Job:
         """
         received = silent - self.not_received or silent
         places = self.places(received)
-        rest = {rank for rank in received if places.get(rank) not in WAITS} or received
+        rest = received
+        for place in WAITS:
+            rest = {rank for rank in rest if places.get(rank) is not place} or rest
         return rest - (self.reporting - places.keys()) or rest
 
     def last_step(self, ranks: Iterable[int]) -> int | None:

@@ -549,12 +549,15 @@ def in_frames(rank: int, frame: str) -> EventRecord:
     return event(rank, "stack", step=17, threads=[{"name": "MainThread", "frames": [frame]}])
 
 
-def test_a_silent_rank_whose_stack_is_in_a_collective_waits_itself() -> None:
+@pytest.mark.parametrize(
+    "frame", ["torch/utils/data/dataloader.py:1284 _try_get_data", "torch/cuda/streams.py:224 f"]
+)
+def test_a_silent_rank_whose_stack_is_in_a_collective_waits_itself(frame: str) -> None:
     # GIVEN ranks 4 and 5, whose communication inside compute is not traced
     others = table(comm(rank) for rank in (0, 1, 2, 3, 6, 7))
     stacks = (
         in_frames(4, "/lib/site-packages/torch/distributed/distributed_c10d.py:2 all_reduce"),
-        in_frames(5, "/lib/site-packages/torch/utils/data/dataloader.py:1284 _try_get_data"),
+        in_frames(5, f"/lib/site-packages/{frame}"),
     )
 
     (finding,) = find_hangs(job(), others, UP_TO_16, RunContext(events=stacks))
