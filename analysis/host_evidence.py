@@ -221,9 +221,8 @@ def _relevant_kinds(finding: Finding, record: Record) -> tuple[str, ...]:
     if shown_in is ShownIn.TRANSFERS:
         return ("network",)
     if shown_in is ShownIn.COMPUTE:
-        names = {
-            record.run.ranks[rank].device_name for rank in finding.ranks if rank in record.run.ranks
-        }
+        ranks = record.run.ranks
+        names = {ranks[rank].device_name for rank in finding.ranks if rank in ranks}
         return ("CPU",) if names <= {"cpu", ""} else ("GPU",)
     if finding.cause in {"data-stall", "checkpoint"}:
         return ("CPU", "disk")

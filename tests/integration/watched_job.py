@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -122,6 +123,33 @@ def drain(watch: Watch, ranks: Sequence[subprocess.Popen[bytes]]) -> None:
         watch.turn()
 
 
+def _stop_if_asked(folder: Path) -> None:
+    """Stop as the file says that a test has made: in the folder's fault of that name."""
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader, Dataset
+
+    class Asleep(Dataset[int]):
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> int:
+            time.sleep(WITHIN_S)
+            return index
+
+    if (folder / "loader").exists():
+        next(iter(DataLoader(Asleep())))
+    if (folder / "workers").exists():
+        next(iter(DataLoader(Asleep(), num_workers=1)))
+    if (folder / "fifo").exists():
+        (folder / "fifo").read_bytes()  # a pipe that nothing writes to
+    if (folder / "barrier").exists():
+        dist.barrier()
+    if (folder / "sleep").exists():
+        time.sleep(WITHIN_S)
+    if (folder / "raise").exists():
+        json.loads((folder / "raise").read_text())
+
+
 def _work(seconds: float) -> None:
     until_s = time.thread_time() + seconds
     while time.thread_time() < until_s:
@@ -129,7 +157,7 @@ def _work(seconds: float) -> None:
 
 
 def main(rank: int, world: int, num_steps: int, folder: Path, pinned: int | None) -> None:
-    """Train as one rank; rank 1 allocates without end once there is a file `grow`."""
+    """Train as one rank; rank 1 stops, or allocates without end, once there is a file for that."""
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -163,6 +191,8 @@ def main(rank: int, world: int, num_steps: int, folder: Path, pinned: int | None
             (folder / "step").write_text(str(step))
         if rank == 1 and (folder / "grow").exists():
             kept.append(bytearray(b"x" * (32 << 20)))
+        if rank == 1:
+            _stop_if_asked(folder)
     dist.destroy_process_group()
 
 
