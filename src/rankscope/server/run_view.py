@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.breakdown.goodput import StepMark, summarize_history
 from rankscope.analysis.breakdown.mfu import read_mfu
+from rankscope.analysis.breakdown.run_history import StepMark, summarize_history
 from rankscope.analysis.report.liveness import StepSilence, find_silence
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
 from rankscope.analysis.verdict import verdict_sentence
@@ -29,6 +29,7 @@ from rankscope.dashboard.records.progress import (
 from rankscope.tracer.span import COMM_KINDS, KINDS, NS_PER_S, SpanKind
 
 from ..errors import find_exit_code, format_error
+from ..sources.goodput import read_goodput
 from ..sources.stored_findings import to_tracked
 from ..sources.stored_reports import MAX_RANKS, read_run_lines
 from .around_runs import analyze_steps, compare_finished, read_startup, read_strip
@@ -39,7 +40,8 @@ from .shared_results import SharedResults
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rankscope.analysis.breakdown.goodput import RunHistory
+    from rankscope.analysis.breakdown.run_history import RunHistory
+    from rankscope.analysis.goodput import Goodput
     from rankscope.analysis.report.liveness import RankLiveness
     from rankscope.analysis.report.report import Finding, RunReport
     from rankscope.analysis.trace.tables import RunInfo, RunSummary, SpanSource
@@ -76,6 +78,9 @@ RUNS_AGE_NS = 500_000_000
 HISTORY_AGE_NS = 2_000_000_000
 MAX_HISTORIES = 8
 """Histories of runs that are kept, of several thousand numbers each."""
+
+GOODPUT_AGE_NS = 10_000_000_000
+"""Age of a run's goodput between two diagnoses: reading it visits all of its steps."""
 
 SMALL_SPANS = 500_000
 """Largest run whose analysis takes only seconds."""
@@ -134,6 +139,9 @@ class RunView:
         self._runs: SharedResults[None, tuple[RunSummary, ...]] = SharedResults(max_results=1)
         self._infos: SharedResults[RunSummary, RunInfo] = SharedResults(max_results=1)
         self._histories: SharedResults[str, RunHistory | None] = SharedResults(
+            max_results=MAX_HISTORIES
+        )
+        self._goodputs: SharedResults[tuple[str, int], Goodput | None] = SharedResults(
             max_results=MAX_HISTORIES
         )
         self._kind_times: SharedResults[tuple[str, int], MeanKindTimes] = SharedResults(
@@ -227,7 +235,7 @@ class RunView:
         return replace(report, quality=replace(report.quality, warnings=warnings))
 
     def history(self, run_id: str) -> RunHistory | None:
-        """Return loss, epochs and goodput of the newest steps; None if no step has ended."""
+        """Return loss and epochs of the newest steps; None if no step has ended."""
         store = self._store
         if store is None:
             return None
@@ -237,6 +245,19 @@ class RunView:
             return summarize_history(StepMark(**row) for row in rows)
 
         return self._histories.get(run_id, read, max_age_ns=HISTORY_AGE_NS)
+
+    def goodput(self, run_id: str) -> Goodput | None:
+        """Return what the time of a run was spent on, by its last diagnosis; None if unknown."""
+        store = self._store
+        if store is None:
+            return None
+
+        def read() -> Goodput | None:
+            report = self._reports.peek(run_id)
+            return read_goodput(store, run_id, report, state=self.find(run_id).state)
+
+        revision = self._reports.revision(run_id)
+        return self._goodputs.get((run_id, revision), read, max_age_ns=GOODPUT_AGE_NS)
 
     def kind_times(self, run_id: str) -> MeanKindTimes | None:
         """Return the mean times of the newest closed steps by kind; None if no step is closed."""
