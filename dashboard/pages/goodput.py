@@ -71,14 +71,14 @@ def _parts(goodput: Goodput) -> Component:
                 ],
                 className="unbroken",
             ),
-            format_device_hours(goodput.hours(part)),
+            _number(goodput.hours(part)),
             format_percent(goodput.share(part), digits=1),
             dmc.TableTd(_meaning(goodput, part), className="quiet"),
         ]
         for part in GoodputPart
         if goodput.rank_s[part] > 0
     ]  # fmt: skip
-    head = {"part": "", "time": "number", "share": "number", "meaning": ""}
+    head = {"part": "", "GPU-hours": "number", "share": "number", "meaning": ""}
     return table("parts of the goodput", head, rows, class_name="plain-rows goodput-parts")
 
 
@@ -106,7 +106,7 @@ def _epochs(goodput: Goodput) -> Component:
                 f"{epoch.num_ranks:,}",
                 UNKNOWN if epoch.steps is None else format_range(epoch.steps),
                 f"{epoch.num_repeated:,}",
-                format_device_hours(whole_s / 3_600),
+                _number(whole_s / 3_600),
                 dmc.TableTd(
                     html.Div(_bar(epoch.rank_s), style=width), className="epoch-bar", **decorative()
                 ),
@@ -116,8 +116,8 @@ def _epochs(goodput: Goodput) -> Component:
         "epoch": "number",
         "ranks": "number",
         "steps": "number",
-        "repeated later": "number",
-        "time": "number",
+        "repeated": "number",
+        "GPU-hours": "number",
         "": "",
     }
     return html.Div(
@@ -131,6 +131,10 @@ def _epochs(goodput: Goodput) -> Component:
             table("epochs", head, rows, class_name="plain-rows"),
         ]
     )
+
+
+def _number(hours: float) -> str:
+    return format_device_hours(hours).partition(" ")[0]
 
 
 def _bar(rank_s: Mapping[str, float], *, class_name: str = "parts-bar") -> Component:
