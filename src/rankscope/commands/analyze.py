@@ -161,6 +161,7 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
     from ..doctor.confirmation import confirm_findings, confirmation_document, with_host_checks
     from ..sources.excluded_hosts import format_excluded_host, read_excluded_hosts
     from ..sources.finding_history import FindingHistory, format_recurrence, recurrence_document
+    from ..sources.goodput import read_goodput
     from ..sources.incidents import number_findings
     from ..sources.rank_states import read_rank_states
     from ..sources.store_source import StoreSource
@@ -184,6 +185,8 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
     excluded = read_excluded_hosts(store, report)
     has_ended = ends_run(report.top_finding)
     states = read_rank_states(store, run, report, rank=options.rank) if has_ended else ()
+    (state,) = (each.state for each in source.runs() if each.run_id == run.run_id)
+    goodput = read_goodput(store, run.run_id, report, state=state)
     if options.as_json:
         confirmed = confirm_findings(store, run.run_id, report.findings)
         document = to_document(report)
@@ -193,6 +196,7 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
             finding["follows"] = recurrence_document(recurrence)
             finding["incident"] = number
             finding["host_checks"] = confirmation_document(checks)
+        document["goodput"] = goodput and goodput.to_document()
         document["rank_states"] = [asdict(state) for state in states]
         document["host_moves"] = [asdict(move) for move in find_moves(report)]
         document["excluded_hosts"] = [asdict(each) for each in excluded]
@@ -208,6 +212,7 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
             *(f"{format_move(move)}." for move in find_moves(report)),
             *map(format_excluded_host, excluded),
         ),
+        goodput=goodput,
     )
     server = store.server if isinstance(store, ServedStore) else None
     top = numbers[report.findings.index(report.top_finding)]

@@ -81,6 +81,7 @@ class StoreProvider:
         self.strip = runs.strip
         self.startup = runs.startup
         self.history = runs.history
+        self.goodput = runs.goodput
         self.kind_times = runs.kind_times
         self.silence = runs.silence
         self.comparison = runs.comparison

@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.breakdown.goodput import StepMark, summarize_history
 from rankscope.analysis.breakdown.mfu import read_mfu
+from rankscope.analysis.breakdown.run_history import StepMark, summarize_history
 from rankscope.analysis.report.liveness import StepSilence, find_silence
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
 from rankscope.analysis.verdict import verdict_sentence
@@ -32,6 +32,7 @@ from rankscope.tracer.span import COMM_KINDS, KINDS, NS_PER_S, SpanKind
 
 from ..doctor.confirmation import with_host_checks
 from ..errors import find_exit_code, format_error
+from ..sources.goodput import read_goodput
 from ..sources.stored_findings import to_tracked
 from ..sources.stored_reports import MAX_RANKS, read_run_lines
 from .around_runs import analyze_steps, compare_finished, read_startup, read_strip
@@ -42,7 +43,8 @@ from .shared_results import SharedResults
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rankscope.analysis.breakdown.goodput import RunHistory
+    from rankscope.analysis.breakdown.run_history import RunHistory
+    from rankscope.analysis.goodput import Goodput
     from rankscope.analysis.report.liveness import RankLiveness
     from rankscope.analysis.report.report import Finding, RunReport
     from rankscope.analysis.trace.tables import RunInfo, RunSummary, SpanSource
@@ -85,6 +87,9 @@ MAX_CHECKED = 8
 
 CHECKS_AGE_NS = 5_000_000_000
 """Age of these checks: a host is examined within a minute."""
+
+GOODPUT_AGE_NS = 10_000_000_000
+"""Age of a run's goodput between two diagnoses: reading it visits all of its steps."""
 
 SMALL_SPANS = 500_000
 """Largest run whose analysis takes only seconds."""
@@ -143,6 +148,9 @@ class RunView:
         self._runs: SharedResults[None, tuple[RunSummary, ...]] = SharedResults(max_results=1)
         self._infos: SharedResults[RunSummary, RunInfo] = SharedResults(max_results=1)
         self._histories: SharedResults[str, RunHistory | None] = SharedResults(
+            max_results=MAX_HISTORIES
+        )
+        self._goodputs: SharedResults[tuple[str, int], Goodput | None] = SharedResults(
             max_results=MAX_HISTORIES
         )
         self._kind_times: SharedResults[tuple[str, int], MeanKindTimes] = SharedResults(
@@ -261,7 +269,7 @@ class RunView:
         return replace(report, quality=replace(report.quality, warnings=warnings))
 
     def history(self, run_id: str) -> RunHistory | None:
-        """Return loss, epochs and goodput of the newest steps; None if no step has ended."""
+        """Return loss and epochs of the newest steps; None if no step has ended."""
         store = self._store
         if store is None:
             return None
@@ -271,6 +279,19 @@ class RunView:
             return summarize_history(StepMark(**row) for row in rows)
 
         return self._histories.get(run_id, read, max_age_ns=HISTORY_AGE_NS)
+
+    def goodput(self, run_id: str) -> Goodput | None:
+        """Return what the time of a run was spent on, by its last diagnosis; None if unknown."""
+        store = self._store
+        if store is None:
+            return None
+
+        def read() -> Goodput | None:
+            report = self._reports.peek(run_id)
+            return read_goodput(store, run_id, report, state=self.find(run_id).state)
+
+        revision = self._reports.revision(run_id)
+        return self._goodputs.get((run_id, revision), read, max_age_ns=GOODPUT_AGE_NS)
 
     def kind_times(self, run_id: str) -> MeanKindTimes | None:
         """Return the mean times of the newest closed steps by kind; None if no step is closed."""

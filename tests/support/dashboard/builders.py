@@ -48,11 +48,12 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
-    from rankscope.analysis.breakdown.goodput import RunHistory
+    from rankscope.analysis.breakdown.run_history import RunHistory
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
     from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.drawing.selection import AlikeSpan
     from rankscope.analysis.drawing.step_replay import StepReplay
+    from rankscope.analysis.goodput import Goodput
     from rankscope.analysis.play import RunPlay
     from rankscope.analysis.report.liveness import RankLiveness, StepSilence
     from rankscope.dashboard.records.incident import Incident, IncidentView
@@ -112,6 +113,7 @@ class FakeProvider:
     """Changes of annotations: run, kind, text and whether it was removed."""
 
     past: RunHistory | None = None
+    spent: Goodput | None = None
     details: dict[int, RankDetails] = field(default_factory=dict)
     values: dict[RankQuantity, RankValues] = field(default_factory=dict)
     unfinished: dict[str, AnalysisInProgress | AnalysisFailed] = field(default_factory=dict)
@@ -168,6 +170,9 @@ class FakeProvider:
 
     def history(self, run_id: str) -> RunHistory | None:
         return self.past
+
+    def goodput(self, run_id: str) -> Goodput | None:
+        return self.spent
 
     def rank_details(self, report: RunReport, rank: int) -> RankDetails | None:
         return self.details.get(rank)
