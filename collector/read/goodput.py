@@ -29,15 +29,14 @@ SELECT epoch, world_size, state, ranks.first_ns AS first_ns, failed_ns, last_exi
     ) AS total_tokens
 FROM (SELECT * FROM runs FINAL WHERE run_id = {run_id:String}) AS runs
 LEFT JOIN (
-    SELECT epoch, min(started_ns) AS first_ns,
-        minIf(exit_ns, exit_state IN ('failed', 'lost')) AS failed_ns,
-        max(exit_ns) AS last_exit_ns,
-        countIf(exit_state IN ('', 'running')) AS num_running,
-        uniqExact(rank) AS num_known
+    SELECT epoch, toNullable(min(started_ns)) AS first_ns,
+        toNullable(minIf(exit_ns, exit_state IN ('failed', 'lost'))) AS failed_ns,
+        toNullable(max(exit_ns)) AS last_exit_ns,
+        toNullable(countIf(exit_state IN ('', 'running'))) AS num_running,
+        toNullable(uniqExact(rank)) AS num_known
     FROM ranks FINAL WHERE run_id = {run_id:String} GROUP BY epoch
 ) AS ranks USING epoch
 ORDER BY epoch
-SETTINGS join_use_nulls = 1
 """
 
 SELECT_STEPS = """

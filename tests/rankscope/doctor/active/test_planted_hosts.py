@@ -35,7 +35,7 @@ def examine_paced(num_hosts: int, slow: set[int]) -> tuple[set[int], set[int]]:
 
 @pytest.mark.multiproc
 @pytest.mark.alone
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("slow", "accused", "unclear"),
     [
