@@ -9,10 +9,11 @@ Tensors are stored under their names in the whole model, so another layout can l
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import warnings
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from .loop import RankState
+
+T = TypeVar("T")
 
 NUM_KEPT = 2
 """Complete checkpoints that are kept."""
@@ -91,23 +94,26 @@ class Checkpoints:
 
         One rank of each data-parallel group reads, and sends the tensors to the others.
         """
-        newest = [find_newest(self._folder) if self._state.rank == 0 else None]
-        dist.broadcast_object_list(newest)
-        if newest[0] is None:
+        newest = find_newest(self._folder) if self._state.rank == 0 else None
+        newest = broadcast_plain(newest, src=0, group=None)
+        if newest is None:
             return 0
         group = self._mesh.get_group("dp")
         reader = dist.get_global_rank(group, 0)
         read: dict[str, torch.Tensor] = {}
         if self._state.rank == reader:
-            read = read_tensors(self._path(newest[0]), names=self._parameters())
-        described = [{name: (tensor.shape, tensor.dtype) for name, tensor in read.items()}]
-        dist.broadcast_object_list(described, src=reader, group=group)
+            read = read_tensors(self._path(newest), names=self._parameters())
+        described = [
+            (name, list(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+            for name, tensor in read.items()
+        ]
+        described = broadcast_plain(described, src=reader, group=group)
         device = next(iter(self._state.stage.parameters())).device
-        for name, (shape, dtype) in described[0].items():
-            whole = read.get(name, torch.empty(shape, dtype=dtype)).to(device)
+        for name, shape, dtype in described:
+            whole = read.get(name, torch.empty(shape, dtype=getattr(torch, dtype))).to(device)
             dist.broadcast(whole, src=reader, group=group)
             self._set(name, whole)
-        return newest[0]
+        return newest
 
     def close(self) -> None:
         """Wait until the last save is complete."""
@@ -163,6 +169,16 @@ class Checkpoints:
         os.close(folder)
         for old in list_steps(self._folder)[:-NUM_KEPT]:
             shutil.rmtree(self._path(old), ignore_errors=True)
+
+
+def broadcast_plain(value: T, *, src: int, group: dist.ProcessGroup | None) -> T:
+    """Return the value of rank ``src``, which must be plain JSON, on all ranks of a group."""
+    sent = torch.tensor(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    size = torch.tensor(len(sent))
+    dist.broadcast(size, src=src, group=group)
+    text = sent if dist.get_rank() == src else torch.empty(int(size), dtype=torch.uint8)
+    dist.broadcast(text, src=src, group=group)
+    return cast("T", json.loads(bytes(text.tolist())))
 
 
 def copy_shard(target: torch.Tensor, whole: torch.Tensor) -> None:

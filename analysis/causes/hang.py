@@ -607,6 +607,8 @@ def _find_absent(job: _Job, silent: set[int]) -> set[int]:
     Before the first step has ended, they never joined. Later, one that is the only such rank may
     also be one that is not traced; of several it is unknown which is missing.
     """
+    if job.dumps:  # a rank without a readable dump may have joined
+        return set()
     recorded = {info.rank for info in job.epoch.ranks}
     if not bool((job.steps.epoch == job.epoch.epoch).any()):
         return silent - recorded

@@ -207,9 +207,23 @@ class Replayer:
 
         In it a rank begins a step late only as long as the ideal step before keeps it.
         """
-        model = self.model
-        gaps_ns, _ = self._overlap.shift(model.ideal_ns, model.ideal_gap_ns)
-        return self._full_program().operation_times(model.ideal_ns, gaps_ns, steps=steps)
+        model, program = self.model, self._full_program()
+        times = program.operation_times(model.ideal_ns, model.ideal_gap_ns, steps=steps)
+        if model.overlap_ns is None or not model.overlap_ns[steps].any():
+            return times
+        numbers = np.arange(len(model.overlap_ns))[steps]
+        rows = slice(*np.searchsorted(model.operations.step, [numbers[0], numbers[-1] + 1]))
+        step = model.operations.step[rows] - numbers[0]
+        rank = model.rank[rows]
+        ends = np.full((len(numbers), int(rank.max()) + 1), np.nan)
+        ends[step, rank] = 0.0
+        np.maximum.at(ends, (step, rank), times.end_ns)
+        late = np.zeros_like(ends)
+        late[1:] = (ends - np.nanmin(ends, axis=1, keepdims=True))[:-1]
+        shared = np.minimum(model.operations.gap_ns[rows], model.overlap_ns[steps][step])
+        gaps = model.ideal_gap_ns.copy()
+        gaps[rows] -= np.fmax(shared - late[step, rank], 0.0)
+        return program.operation_times(model.ideal_ns, gaps, steps=steps)
 
     def _full_program(self) -> Program:
         with self._compiling:
