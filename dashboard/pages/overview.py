@@ -238,7 +238,7 @@ class _Parts:
                 html.Div(self.findings, id="overview-findings"),
             ),
             *self.device,
-            html.Div(self.goodput, id="overview-goodput"),
+            html.Div(self.goodput, id="overview-goodput", className="wide-cards"),
             self.kinds,
             card(html.H2("Data quality"), html.Div(self.quality, id="overview-quality")),
         ]
