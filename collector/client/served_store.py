@@ -28,8 +28,12 @@ CONNECT_S = 10
 ANSWER_S = 600
 
 
-def open_for_reading(url: str) -> Store:
+def open_for_reading(url: str, *, read_only: bool = False) -> Store:
     """Open the store at ``url``; if a server holds it, open it through that server.
+
+    Args:
+        url: URL of the store.
+        read_only: Make the engine refuse every write: not even a new report is kept.
 
     Raises:
         StoreUrlError: The URL has no known form.
@@ -38,7 +42,7 @@ def open_for_reading(url: str) -> Store:
         StoreError: It could not be opened for another reason.
     """
     try:
-        return open_store(url)
+        return open_store(url, read_only=read_only)
     except StoreHeldError as held:
         server = find_server(url)
         if server is None:

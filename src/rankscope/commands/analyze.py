@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,11 +19,9 @@ from ..terminal.lines import (
 from .flags import AsJson, Store, open_existing_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from rankscope.analysis.report.report import RunReport
-    from rankscope.analysis.trace.context import RunContext
-    from rankscope.analysis.trace.tables import RunInfo, SpanSource, SpanTable
     from rankscope.collector.store.store import Store as OpenStore
 
     from ..terminal.report_text import View
@@ -153,17 +151,11 @@ def watch_stored(options: AnalyzeOptions) -> None:
 
 
 def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progress) -> str:
-    from rankscope.analysis.breakdown.host_moves import find_moves, format_move
-    from rankscope.analysis.diagnose import ends_run
-    from rankscope.analysis.report.document import to_document
     from rankscope.collector.client.served_store import ServedStore
 
-    from ..doctor.confirmation import confirm_findings, confirmation_document, with_host_checks
-    from ..sources.excluded_hosts import format_excluded_host, read_excluded_hosts
-    from ..sources.finding_history import FindingHistory, format_recurrence, recurrence_document
-    from ..sources.goodput import read_goodput
-    from ..sources.incidents import number_findings
-    from ..sources.rank_states import read_rank_states
+    from ..doctor.confirmation import with_host_checks
+    from ..server.run_answer import find_or_analyze, read_answer
+    from ..sources.finding_history import format_recurrence
     from ..sources.store_source import StoreSource
     from ..terminal.proof_address import format_incident, format_proof
     from ..terminal.report_text import View
@@ -180,99 +172,27 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
     steps = options.first, options.last
     report = find_or_analyze(store, run, steps=steps, is_fresh=options.is_fresh, show=show)
     show("comparing with earlier runs")
-    recurrences = FindingHistory(store).follow_report(report, run)
-    numbers = number_findings(store, report)
-    excluded = read_excluded_hosts(store, report)
-    has_ended = ends_run(report.top_finding)
-    states = read_rank_states(store, run, report, rank=options.rank) if has_ended else ()
-    (state,) = (each.state for each in source.runs() if each.run_id == run.run_id)
-    goodput = read_goodput(store, run.run_id, report, state=state)
+    answer = read_answer(store, run, report, rank=options.rank)
     if options.as_json:
-        confirmed = confirm_findings(store, run.run_id, report.findings)
-        document = to_document(report)
-        for finding, recurrence, number, checks in zip(
-            document["findings"], recurrences, numbers, confirmed, strict=True
-        ):
-            finding["follows"] = recurrence_document(recurrence)
-            finding["incident"] = number
-            finding["host_checks"] = confirmation_document(checks)
-        document["goodput"] = goodput and goodput.to_document()
-        document["rank_states"] = [asdict(state) for state in states]
-        document["host_moves"] = [asdict(move) for move in find_moves(report)]
-        document["excluded_hosts"] = [asdict(each) for each in excluded]
-        return json.dumps(document, allow_nan=False)
+        return json.dumps(answer.to_document(store), allow_nan=False)
     report = with_host_checks(store, report)
     view = View(
         top=options.top,
         rank=options.rank,
         has_details=options.has_details,
         table_width=table_width(),
-        states=states,
-        notes=(
-            *(f"{format_move(move)}." for move in find_moves(report)),
-            *map(format_excluded_host, excluded),
-        ),
-        goodput=goodput,
+        states=answer.states,
+        notes=answer.notes,
+        goodput=answer.goodput,
     )
     server = store.server if isinstance(store, ServedStore) else None
-    top = numbers[report.findings.index(report.top_finding)]
+    top = answer.numbers[report.findings.index(report.top_finding)]
     places = {
         "proof": format_proof(report, server),
         "incident": format_incident(report.run, top, server),
     }
-    follows = tuple(map(format_recurrence, recurrences))
+    follows = tuple(map(format_recurrence, answer.recurrences))
     return _format_report(report, follows, view, places)
-
-
-def find_or_analyze(
-    store: "OpenStore",
-    run: "RunInfo",
-    *,
-    steps: tuple[int | None, int | None],
-    is_fresh: bool = False,
-    show: "Callable[[str], None]",
-) -> "RunReport":
-    """Return the report of a run that is known already, or analyse the run and keep its report.
-
-    Args:
-        store: The store.
-        run: The run, of that store.
-        steps: First and last step; None: from the first, to the last.
-        is_fresh: Whether to analyse it anyway.
-        show: Takes a line about the progress.
-
-    Raises:
-        EmptyRunError: The run has no spans in these steps.
-        StoreError: The store could not be read.
-    """
-    from rankscope.analysis.analyze import analyze_known
-
-    from ..server.reports import find_run
-    from ..sources.store_source import StoreSource
-    from ..sources.stored_reports import StoredReports
-
-    source = StoreSource(store)
-    is_whole = steps == (None, None)
-    report = _find_report(store, run.run_id) if is_whole and not is_fresh else None
-    if report is None:
-        report = analyze_known(_ShownSource(source, show), run, first=steps[0], last=steps[1])
-        if is_whole and not store.read_only:
-            StoredReports(store).keep(find_run(source, run.run_id), report)
-    return report
-
-
-def _find_report(store: "OpenStore", run_id: str) -> "RunReport | None":
-    """Return the report of an ended run that the server of the store shows, or that is stored."""
-    from rankscope.collector.client.served_store import ServedStore
-
-    from ..server.reports import find_run
-    from ..server.served_report import fetch_report
-    from ..sources.store_source import StoreSource
-    from ..sources.stored_reports import StoredReports
-
-    if isinstance(store, ServedStore):
-        return fetch_report(store.server, run_id)
-    return StoredReports(store).find(find_run(StoreSource(store), run_id))
 
 
 def _format_report(
@@ -313,31 +233,6 @@ def _format_report(
     ]
     gap = "".join(f"\n{line}" for line in lines) + gap
     return f"{emphasize(verdict, colour)}{gap}{rest}"
-
-
-class _ShownSource:
-    """A source that shows what is read of it."""
-
-    def __init__(self, source: "SpanSource", show: "Callable[[str], None]") -> None:
-        self._source, self._show = source, show
-        self.runs, self.run_info, self.steps = source.runs, source.run_info, source.steps
-
-    def spans(
-        self, run_id: str, *, first: int | None = None, last: int | None = None
-    ) -> "SpanTable":
-        """Return the spans of these steps."""
-        self._show(f"reading the spans of run {run_id}")
-        found = self._source.spans(run_id, first=first, last=last)
-        self._num_spans = len(found)
-        return found
-
-    def context(
-        self, run_id: str, *, first: int | None = None, last: int | None = None
-    ) -> "RunContext":
-        """Return the context of these steps, which is read last."""
-        found = self._source.context(run_id, first=first, last=last)
-        self._show(f"replaying and comparing {self._num_spans:,} spans of run {run_id}")
-        return found
 
 
 def parse_steps(text: str) -> tuple[int | None, int | None]:

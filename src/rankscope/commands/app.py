@@ -15,6 +15,7 @@ from .doctor import doctor
 from .export import export
 from .hosts import hosts
 from .import_trace import import_
+from .mcp import mcp
 from .notebooks import notebooks
 from .run import run
 from .runs import findings, runs
@@ -63,6 +64,7 @@ app.command()(findings)
 app.command()(serve)
 app.command()(agent)
 app.command()(control)
+app.command()(mcp)
 app.command()(demo)
 app.command()(notebooks)
 app.command()(doctor)

@@ -23,7 +23,7 @@ from ..terminal.lines import (
     terminal_width,
     wrap_text,
 )
-from .analyze import find_or_analyze, parse_steps
+from .analyze import parse_steps
 from .flags import AsJson, Store, open_existing_store
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def compare_stored(
         StoreError: The store could not be opened or read.
     """
     from ..server.around_runs import compare_finished
+    from ..server.run_answer import find_or_analyze
     from ..sources.store_source import StoreSource
 
     with open_existing_store(store_url) as store, Progress() as progress:

@@ -1,0 +1,1 @@
+"""Answers for an assistant that reads the store: bounded, and never a change of it."""
