@@ -6,7 +6,7 @@ import re
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from rankscope.analysis.report.text import format_age
+from rankscope.analysis.report.text import format_age, format_count
 from rankscope.collector.host.kernel_messages import Action, MessageKind, ReadMessage, read_message
 from rankscope.tracer.span import NS_PER_S
 
@@ -27,6 +27,9 @@ MAX_OUTCOMES = 12
 OF_JOBS = frozenset({MessageKind.FAULT, MessageKind.OOM_KILLER})
 """Kinds of messages about a job, which say nothing of the host."""
 
+FAILED = "dmesg: "
+"""Beginning of what dmesg writes if it may not read the log."""
+
 UPTIME = re.compile(r"^\[ *(\d+\.\d+)\]")
 DATE = re.compile(r"^\[(\w{3} \w{3} [ \d]\d [\d:]{8} \d{4})\]")
 ISO_DATE = re.compile(r"^(?:kern +:\w+ *: )?(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
@@ -44,8 +47,8 @@ def check_kernel_log(host: Host) -> Iterator[Outcome]:
     output = host.tool("dmesg")
     if output is None and host.is_recorded:
         output = host.first_tool(("dmesg", "-T"), ("journalctl", "-k"))
-    lines = [] if output is None else output.text.splitlines()
-    if not lines or "not permitted" in lines[0]:
+    lines = [] if output is None or output.status else output.text.splitlines()
+    if not lines or lines[0].startswith(FAILED):
         yield not_applicable("the kernel's log cannot be read")
         return
     times = [seconds for line in lines if (seconds := _seconds(line)) is not None]
@@ -57,7 +60,7 @@ def check_kernel_log(host: Host) -> Iterator[Outcome]:
     ]
     outcomes = [*_judge(messages, now_s)]
     yield from outcomes or [
-        healthy(f"{len(lines):,} lines of the kernel's log, none about a fault")
+        healthy(f"{format_count(len(lines), 'line')} of the kernel's log, none about a fault")
     ]
 
 
