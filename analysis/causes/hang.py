@@ -321,6 +321,7 @@ class _Job:
             steps=steps,
             confidence=THRESHOLDS.ended_confidence * self.certainty * certainty,
             evidence=evidence,
+            epoch=self.epoch.epoch,
         )
 
 
