@@ -106,7 +106,9 @@ def _with_notes(finding: Finding, record: Record) -> Finding:
 
 
 def _epoch_of(finding: Finding, record: Record) -> int:
-    """Return the epoch of a finding's last step; without steps, the newest."""
+    """Return the epoch that a finding ended, or that of its last step, or the newest."""
+    if finding.epoch is not None:
+        return finding.epoch
     epochs = [epoch.epoch for epoch in record.run.epochs]
     if finding.steps is None:
         return epochs[-1]
@@ -124,14 +126,16 @@ def _bounds_ns(finding: Finding, record: Record) -> tuple[int, int] | None:
         return (
             (int(steps.start_ns[rows].min()), int(steps.end_ns[rows].max())) if rows.any() else None
         )
-    exits = [ended for ended in record.context.exits if ended.at_ns is not None]
-    named = [ended.at_ns or 0 for ended in exits if ended.rank in finding.ranks]
-    if not named and not len(steps):
+    epoch = _epoch_of(finding, record)
+    ends_ns = steps.end_ns[steps.epoch == epoch]
+    exits = [ended for ended in record.context.exits if ended.epoch == epoch]
+    named = [ended.at_ns for ended in exits if ended.at_ns and ended.rank in finding.ranks]
+    if not named and not len(ends_ns):
         return None
-    end_ns = max(named) if named else int(steps.end_ns.max())
+    end_ns = max(named) if named else int(ends_ns.max())
     begin_ns = end_ns - LAST_NS
-    if finding.cause == HANG.name and len(steps):  # a hang begins with its last step
-        begin_ns = min(begin_ns, int(steps.end_ns.max()))
+    if finding.cause == HANG.name and len(ends_ns):  # a hang begins with its last step
+        begin_ns = min(begin_ns, int(ends_ns.max()))
     return begin_ns, end_ns + AROUND_NS
 
 

@@ -122,9 +122,17 @@ def find_placements(
     return tuple(placements)
 
 
-def name_hosts(finding: Finding, placements: tuple[RankPlacements, ...]) -> Finding:
-    """Return a finding with the hosts of its ranks in its last step, also in its evidence."""
+def name_hosts(
+    finding: Finding, placements: tuple[RankPlacements, ...], run: RunInfo
+) -> Finding:
+    """Return a finding with the hosts of its ranks, also in its evidence.
+
+    They are those of the epoch that it ended, or else of its last step.
+    """
     of_rank = placements_of(finding, placements).of_rank if placements else {}
+    ended = next((epoch for epoch in run.epochs if epoch.epoch == finding.epoch), None)
+    if ended is not None:
+        of_rank = {info.rank: (info.host, info.local_rank) for info in ended.ranks}
     hosts = dict.fromkeys(of_rank[rank][0] for rank in finding.ranks if rank in of_rank)
     named = replace(finding, hosts=tuple(host for host in hosts if host))
     names = format_hosts(named, placements)

@@ -268,6 +268,7 @@ def find_crashes(
             confidence=THRESHOLDS.ended_confidence * doubt,
             evidence=_evidence(epochs, first, failures),
             end_class=first[0].label,
+            epoch=epochs[-1],
         )
         findings.append(finding)
     return tuple(findings)

@@ -321,6 +321,7 @@ class _Job:
             steps=steps,
             confidence=THRESHOLDS.ended_confidence * self.certainty * certainty,
             evidence=evidence,
+            epoch=self.epoch.epoch,
         )
 
 
@@ -652,7 +653,11 @@ def _follow_waits(
     import networkx as nx  # slow to import, and few runs hang
 
     waits = _build_waits(stuck, ignored)
-    ends: set[int | Instance] = set().union(*nx.attracting_components(waits))
+    ends: set[int | Instance] = set()
+    # nx.attracting_components builds another graph of all components: of 12,288 ranks, slowly.
+    for component in nx.strongly_connected_components(waits):
+        if all(node in component for waiting in component for node in waits[waiting]):
+            ends |= component
     ranks = {end for end in ends if isinstance(end, int)}
     return ranks, {end for end in ends if not isinstance(end, int)}
 

@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rankscope.tracer.span import SpanKind
@@ -189,11 +190,17 @@ def find_place(frames: Iterable[str], call: str = "") -> StackPlace:
 
     Inside a collective, the system call is the library's own.
     """
-    place = next(
+    place = _place_of_frames(tuple(frames))
+    return place if place is StackPlace.COLLECTIVE else _place_of_call(call) or place
+
+
+@lru_cache(maxsize=1024)
+def _place_of_frames(frames: tuple[str, ...]) -> StackPlace:
+    """Return the place of the innermost frame of a known library; most ranks have the same."""
+    return next(
         (place for frame in frames for place, pattern in FRAMES if pattern.search(frame)),
         StackPlace.NEVER_JOINED,
     )
-    return place if place is StackPlace.COLLECTIVE else _place_of_call(call) or place
 
 
 def _place_of_call(call: str) -> StackPlace | None:

@@ -14,7 +14,7 @@ from ..report.proof_card import MAX_GROUPS, ProofCard, ProofFact
 from ..report.text import format_count, format_duration, format_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from ..causes.detector import Record
     from ..report.report import Finding
@@ -30,8 +30,8 @@ def states_card(finding: Finding, record: Record) -> ProofCard | None:
     It is the communication that the rank's own report of a stall or a loss names as open, or else
     the last one that begins of its spans. None if nothing was recorded.
     """
-    last = _last_spans(record)
-    last |= _open_operations(record)
+    last = _open_operations(record)
+    last |= _last_spans(record, known=last.keys())
     if not last:
         return None
     end_ns = max(at_ns for _, at_ns in last.values())
@@ -63,8 +63,8 @@ def _bounded(facts: list[ProofFact]) -> tuple[ProofFact, ...]:
     return (*facts[: MAX_GROUPS - 1], more)
 
 
-def _last_spans(record: Record) -> dict[int, tuple[str, int]]:
-    """Return, by rank, the last begun span of the newest epoch and when it ended, Unix ns."""
+def _last_spans(record: Record, *, known: Collection[int]) -> dict[int, tuple[str, int]]:
+    """Return, by other rank, the last begun span of the newest epoch and its end, Unix ns."""
     spans = record.spans
     rows = np.flatnonzero(spans.epoch == record.run.epochs[-1].epoch)
     if not len(rows):
@@ -73,6 +73,8 @@ def _last_spans(record: Record) -> dict[int, tuple[str, int]]:
     is_last = np.append(spans.rank[order][1:] != spans.rank[order][:-1], True)
     last: dict[int, tuple[str, int]] = {}
     for row in order[is_last].tolist():
+        if spans.rank[row] in known:
+            continue
         is_open = bool(spans.flags[row] & UNFINISHED)
         entry = {
             "name": spans.names[spans.name[row]],
@@ -88,7 +90,7 @@ def _last_spans(record: Record) -> dict[int, tuple[str, int]]:
 
 def _open_operations(record: Record) -> dict[int, tuple[str, int]]:
     """Return, by rank, the innermost open span of its last report of a stall or a loss."""
-    opened: dict[int, tuple[str, int]] = {}
+    innermost: dict[int, Mapping[str, Any]] = {}
     for event in record.context.events:
         listed: Any = event.data.get("open")
         if event.kind not in ("stalled", "lost") or event.epoch != record.run.epochs[-1].epoch:
@@ -96,9 +98,11 @@ def _open_operations(record: Record) -> dict[int, tuple[str, int]]:
         entries = [entry for entry in listed or () if isinstance(entry, dict)]
         inside = [entry for entry in entries if _number(entry, "seq") >= 0] or entries
         if inside:
-            begin_ns = max(_number(inside[-1], "start_ns"), 0)
-            opened[event.rank] = (f"inside {_describe(inside[-1])}", begin_ns)
-    return opened
+            innermost[event.rank] = inside[-1]
+    return {
+        rank: (f"inside {_describe(entry)}", max(_number(entry, "start_ns"), 0))
+        for rank, entry in innermost.items()
+    }
 
 
 def _number(entry: Mapping[str, Any], name: str) -> int:

@@ -219,8 +219,9 @@ def align_clocks(run: RunInfo, spans: SpanTable) -> Alignment:
     joining = [
         group.group_id
         for epoch in run.epochs
+        for code_of_rank in [{info.rank: clock[epoch.epoch, info.rank] for info in epoch.ranks}]
         for group in epoch.groups
-        if len({clock.get((epoch.epoch, rank)) for rank in group.members}) > 1
+        if _joins_clocks(group.members, code_of_rank)
     ]
     pairs = _find_meetings(spans, clock, joining)
     if declared_ns is None:
@@ -256,6 +257,12 @@ def align_clocks(run: RunInfo, spans: SpanTable) -> Alignment:
         lines=by_place,
         steps=steps,
     )
+
+
+def _joins_clocks(members: Sequence[int], code_of_rank: Mapping[int, int]) -> bool:
+    """Return whether members of a group have several clocks."""
+    first = code_of_rank.get(members[0]) if members else None
+    return any(code_of_rank.get(rank) != first for rank in members)
 
 
 def _find_step_begins(spans: SpanTable, lines: Mapping[tuple[int, int], ClockLine]) -> StepBegins:

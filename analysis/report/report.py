@@ -108,6 +108,10 @@ class Finding:
     hosts: tuple[str, ...] = ()
     """Hosts of these ranks in these steps, each once; empty if unknown."""
 
+    epoch: int | None = None
+    """The epoch that it ended, whose last steps a later one may have repeated on other hosts; None:
+    that of its steps."""
+
     severity: Severity | None = None
     """None if it was not graded, as of a finding read back from the store."""
 
@@ -156,16 +160,28 @@ class RankPlacements:
 
 
 def placements_of(finding: Finding, placements: tuple[RankPlacements, ...]) -> RankPlacements:
-    """Return where ranks are in the last step of a finding; without such a step, at the end.
+    """Return where ranks are in the epoch, or else in the last step, of a finding, or at the end.
 
     Args:
         placements: Of the run, at least one.
     """
+    ended = next((each for each in placements if finding.epoch in each.epochs), None)
+    if ended is not None:
+        return ended
     last = None if finding.steps is None else finding.steps[1]
     later = (
         placement for placement in placements if last is not None and last <= placement.steps[-1]
     )
     return next(later, placements[-1])
+
+
+def epoch_of(
+    finding: Finding, placements: tuple[RankPlacements, ...], *, newest: int
+) -> int:
+    """Return the epoch of a finding; ``newest`` if none is known."""
+    if finding.epoch is not None:
+        return finding.epoch
+    return placements_of(finding, placements).epochs[-1] if placements else newest
 
 
 def format_hosts(finding: Finding, placements: tuple[RankPlacements, ...]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from .report import GRACE_STEPS, Severity, placements_of
+from .report import GRACE_STEPS, Severity, epoch_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -162,9 +162,7 @@ class FindingTracker:
             finding = _since_onset(finding, before, report)
         closed_ns = None if report.is_open(finding) else at_ns
         onset, until = finding.steps or (None, None)
-        epoch = max(report.epochs, default=-1)
-        if report.placements:
-            epoch = placements_of(finding, report.placements).epochs[-1]
+        epoch = epoch_of(finding, report.placements, newest=max(report.epochs, default=-1))
         if before is None:
             return TrackedFinding(
                 run_id=self._run_id,

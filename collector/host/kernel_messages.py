@@ -60,6 +60,10 @@ class Action(StrEnum):
     NEXT_BOOT = "turn ECC on, or restart the host"
 
 
+SERIOUS = frozenset({Action.RESET_GPU, Action.RESET_OR_DRAIN, Action.NVLINK, Action.RESTART_HOST})
+"""Remedies without which no job may use the device."""
+
+
 class Xid(NamedTuple):
     """Meaning of an Xid, and what to do."""
 
@@ -118,6 +122,9 @@ XIDS: dict[int, Xid] = {
 """By code. A range of codes has one row where the catalogue names only the unit.
 Source: as `Action`; the catalogue for Ampere and newer devices."""
 
+SEVERITIES = {"Nonfatal": " (non-fatal)", "Fatal": " (fatal)"}
+"""Words for those that Xids of NVLink name."""
+
 UNKNOWN_XID = Xid("see NVIDIA's Xid catalogue", Action.RESTART_APP)
 
 SXIDS: dict[int, str] = {
@@ -145,8 +152,8 @@ IS_GONE = r"fallen off the bus and is not responding"
 class KernelMessage:
     """One allow-listed message.
 
-    Groups of its pattern: ``code``, ``pci`` (address of a device), ``pid``, ``process``, and
-    ``what`` (a device, a host, a number: what the text names).
+    Groups of its pattern: ``code``, ``pci`` (address of a device), ``pid``, ``process``,
+    ``severity``, and ``what``, else ``name`` (a device, a host, a number: what the text names).
     """
 
     kind: MessageKind
@@ -158,11 +165,20 @@ class KernelMessage:
     ends_process: bool = False
     """Whether it explains why a process of that time ended."""
 
+    is_serious: bool = False
+    """Whether no job may use the host until it is repaired."""
+
 
 def _row(
-    kind: MessageKind, pattern: str, meaning: str, remedy: str, *, ends_process: bool = False
+    kind: MessageKind,
+    pattern: str,
+    meaning: str,
+    remedy: str,
+    *,
+    ends_process: bool = False,
+    is_serious: bool = False,
 ) -> KernelMessage:
-    return KernelMessage(kind, re.compile(pattern), meaning, remedy, ends_process)
+    return KernelMessage(kind, re.compile(pattern), meaning, remedy, ends_process, is_serious)
 
 
 PCI = r"(?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})"
@@ -171,7 +187,8 @@ MESSAGES: tuple[KernelMessage, ...] = (
     _row(
         MessageKind.XID,
         rf"NVRM: Xid \((?:PCI:)?{PCI}(?:\.\d)?[^)]*\): (?P<code>\d+),?"
-        r"(?: pid='?(?P<pid>\d+|<unknown>)'?)?(?:, name=(?P<process>[^,]*))?",
+        r"(?: pid='?(?P<pid>\d+|<unknown>)'?)?(?:, name=(?P<process>[^,]*))?"
+        r"(?: \w+ (?P<severity>Fatal|Nonfatal) )?",
         "",
         "",
     ),
@@ -184,6 +201,20 @@ MESSAGES: tuple[KernelMessage, ...] = (
         "out of memory: killed process {pid} ({process})",
         "give the job more memory, or let it use less: fewer data loader workers, smaller buffers",
         ends_process=True,
+    ),
+    _row(
+        MessageKind.GPU_RESET,
+        r"NVRM: .*(?P<what>NV_ERR_RESET_REQUIRED)",
+        "the NVIDIA driver asks for a reset of a GPU",
+        Action.RESET_GPU,
+        is_serious=True,
+    ),
+    _row(
+        MessageKind.GPU_RESET,
+        r"NVRM: .*[pP]ostRxDet(?:ect)?LinkMask.*failed",
+        "NVLinks to another GPU did not come up",
+        Action.NVLINK,
+        is_serious=True,
     ),
     _row(
         MessageKind.GPU_RESET,
@@ -203,10 +234,31 @@ MESSAGES: tuple[KernelMessage, ...] = (
     ),
     _row(
         MessageKind.MACHINE_CHECK,
-        r"(?P<what>\[Hardware Error\]: (?:CPU \d+: Machine Check|event severity: \w+)"
-        r"|EDAC \S+: \d+ (?:CE|UE)\b)",
+        r"EDAC (?P<name>\S+): \d+ UE\b(?:.*? on (?P<what>[^\s(]+))?",
+        "uncorrected memory error ({what})",
+        "drain the host and replace the memory module",
+        is_serious=True,
+    ),
+    _row(
+        MessageKind.MACHINE_CHECK,
+        r"EDAC (?P<name>\S+): \d+ CE\b(?:.*? on (?P<what>[^\s(]+))?",
+        "corrected memory errors ({what})",
+        "replace the memory module if their number grows",
+    ),
+    _row(
+        MessageKind.MACHINE_CHECK,
+        r"(?P<what>\[Hardware Error\]: (?:CPU \d+: Machine Check|event severity: \w+"
+        r"|Machine check events logged|(?:Corrected|Uncorrected|Deferred)\b[\w, ]* error))",
         "hardware error of a CPU or of memory ({what})",
         "look at `ras-mc-ctl --summary` or the BMC's log; drain the host if it is not corrected",
+    ),
+    _row(
+        MessageKind.PCIE,
+        r"AER: (?P<what>(?:Multiple )?Uncorrect(?:ed|able) \(Fatal\) error|can't recover"
+        r"|device recovery failed)",
+        "PCIe error ({what})",
+        "drain the host and restart it; have the device or its slot replaced if it returns",
+        is_serious=True,
     ),
     _row(
         MessageKind.PCIE,
@@ -234,6 +286,14 @@ MESSAGES: tuple[KernelMessage, ...] = (
         r"|nfs: server \S+ not responding|Remounting filesystem read-only|BTRFS error)",
         "file system: {what}",
         "check the file system and its server; checkpoints and input may stall",
+    ),
+    _row(
+        MessageKind.LINK,
+        rf"mlx5_core (?P<what>{PCI}\.\d).*(?:Port module event\[error\]: module \d+, (?P<name>.*)"
+        r"|(?P<power>insufficient power on the PCIe slot)"
+        r"|(?P<heat>[Hh]igh temperature on sensors))",
+        "network adapter {what}: {name}{power}{heat}",
+        "check its transceiver and cable, its cooling and its slot",
     ),
     _row(
         MessageKind.NETWORK_RESET,
@@ -296,6 +356,7 @@ class ReadMessage:
     text: str
     remedy: str
     ends_process: bool
+    is_serious: bool
     line: str
     code: int | None = None
     pid: int | None = None
@@ -323,16 +384,20 @@ def _read(message: KernelMessage, match: re.Match[str], line: str) -> ReadMessag
     pid = groups.get("pid", "")
     code = int(groups["code"]) if groups.get("code", "").isdigit() else None
     text, remedy, ends = message.meaning, message.remedy, message.ends_process
+    is_serious = message.is_serious
     if message.kind is MessageKind.XID:
         code = 79 if code is None else code
         xid = XIDS.get(code, UNKNOWN_XID)
-        text, remedy = f"Xid {code}: {xid.meaning}", xid.action.value
-        ends = xid.action not in {Action.IGNORE, Action.FOLLOW}
+        is_mild = groups.get("severity") == "Nonfatal"
+        severity = SEVERITIES.get(groups.get("severity", ""), "")
+        text, remedy = f"Xid {code}: {xid.meaning}{severity}", xid.action.value
+        ends = xid.action not in {Action.IGNORE, Action.FOLLOW} and not is_mild
+        is_serious = xid.action in SERIOUS and not is_mild
     elif message.kind is MessageKind.SXID:
         severity = "non-fatal" if "Non-fatal" in line else "fatal" if "Fatal" in line else ""
         meaning = SXIDS.get(code or 0, "see NVIDIA's list of SXids")
         text = f"SXid {code}: {meaning}{f' ({severity})' if severity else ''}"
-        ends = severity == "fatal"
+        ends = is_serious = severity == "fatal"
     else:
         text = text.format_map(groups)
     return ReadMessage(
@@ -340,6 +405,7 @@ def _read(message: KernelMessage, match: re.Match[str], line: str) -> ReadMessag
         text=text,
         remedy=remedy,
         ends_process=ends,
+        is_serious=is_serious,
         line=line,
         code=code,
         pid=int(pid) if pid.isdigit() else None,

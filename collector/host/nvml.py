@@ -15,6 +15,21 @@ ECC_CORRECTED, ECC_UNCORRECTED = 0, 1
 ECC_SINCE_LOAD, ECC_EVER = 0, 1
 """Source: NVML, ``nvmlClockType_t``, ``nvmlMemoryErrorType_t``, ``nvmlEccCounterType_t``."""
 
+DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND = 9, 12
+"""Answers of a host without the driver. Source: NVML, ``nvmlReturn_t``."""
+
+
+class DriverFailedError(SourceAbsentError):
+    """The driver's library is there, and fails or finds no device.
+
+    Args:
+        problem: What it says.
+    """
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{problem}: no GPU samples")
+        self.problem = problem
+
 
 def load_library() -> Any:  # noqa: ANN401  # it has no types
     """Return the library of the package nvidia-ml-py, which is not initialised."""
@@ -29,6 +44,7 @@ class Nvml:
 
     Raises:
         SourceAbsentError: No package, no driver, or no device.
+        DriverFailedError: One that fails or finds no device.
     """
 
     def __init__(self, load: Callable[[], Any] = load_library) -> None:
@@ -39,7 +55,10 @@ class Nvml:
         try:
             self.library.nvmlInit()
         except self.library.NVMLError as error:
-            raise SourceAbsentError(f"no NVIDIA driver ({error}): no GPU samples") from error
+            if getattr(error, "value", None) in {DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND}:
+                text = f"no NVIDIA driver ({error}): no GPU samples"
+                raise SourceAbsentError(text) from error
+            raise DriverFailedError(f"the NVIDIA driver's library fails ({error})") from error
         self.num_devices: int = self.ask("nvmlDeviceGetCount") or 0
         handles = (self.ask("nvmlDeviceGetHandleByIndex", n) for n in range(self.num_devices))
         self.devices = {n: handle for n, handle in enumerate(handles) if handle is not None}
@@ -47,7 +66,7 @@ class Nvml:
 
         if not self.devices:
             self.close()
-            raise SourceAbsentError("the NVIDIA driver finds no device: no GPU samples")
+            raise DriverFailedError("the NVIDIA driver finds no device")
 
     def ask(self, name: str, *arguments: object) -> Any:  # noqa: ANN401  # of any type
         """Return the answer of a function; None if it has none (``Not Supported``)."""

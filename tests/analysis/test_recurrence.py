@@ -11,10 +11,15 @@ from rankscope.analysis.recurrence import (
     Placement,
     Recurrence,
     find_recurrence,
+    name_hosts,
 )
+from rankscope.analysis.report.report import Finding, RankPlacements, epoch_of
+from tests.support.analysis.exit_builders import run_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rankscope.analysis.trace.tables import RankInfo
 
 SIZES = (4, 1, 1)
 """Four data-parallel positions, each on a host of its own."""
@@ -175,3 +180,33 @@ def test_a_finding_does_not_recur(
     now: PlacedFinding, hosts: str, history: list[PlacedFinding]
 ) -> None:
     assert recurrence(now, hosts, history) is None
+
+
+def _on_host(info: RankInfo, host: str) -> RankInfo:
+    return replace(info, host=host, local_rank=0)
+
+
+def test_a_crash_is_on_the_host_of_its_epoch() -> None:
+    # Step 13 was repeated after the restart, on other hosts.
+    two = run_of(4, num_epochs=2)
+    epochs = tuple(
+        replace(epoch, ranks=tuple(map(_on_host, epoch.ranks, hosts)))
+        for epoch, hosts in zip(two.epochs, ("abcd", "abde"), strict=True)
+    )
+    run = replace(two, epochs=epochs)
+    moved = tuple(
+        RankPlacements(
+            epochs=(epoch,),
+            steps=steps,
+            of_rank={info.rank: (info.host, 0) for info in run.epochs[epoch].ranks},
+        )
+        for epoch, steps in ((0, (5, 9)), (1, (10, 15)))
+    )
+    crash = Finding(
+        cause="crash", ranks=(2,), steps=(13, 13), confidence=0.9, evidence="killed", epoch=0
+    )
+
+    assert name_hosts(crash, moved, run).hosts == ("c",)
+    assert name_hosts(crash, moved[1:], run).hosts == ("c",)
+    assert name_hosts(replace(crash, epoch=None), moved, run).hosts == ("d",)
+    assert epoch_of(crash, moved, newest=1) == 0

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ..server.host_changes import HostChanges, Mark
 
-DRY_RUN = "dry run: nothing was written. Add --yes to do it"
+DRY_RUN = "dry run, nothing is written without --yes:"
 NO_MARKS = "no host is excluded, golden or spare"
 MAX_RUNS = 3
 """Runs of a host that are listed."""
@@ -76,7 +76,7 @@ def list_marks(*, as_json: AsJson = False, store: Store = None) -> None:
             mark.host,
             str(mark.mark),
             format_time(mark.at_ns),
-            "included" if mark.until_ns is None else format_time(mark.until_ns),
+            _format_end(mark),
             printable(mark.set_by) or EMPTY,
             printable(mark.reason) or EMPTY,
         )
@@ -88,6 +88,14 @@ def list_marks(*, as_json: AsJson = False, store: Store = None) -> None:
         if rows
         else NO_MARKS
     )
+
+
+def _format_end(mark: "HostChange") -> str:
+    from rankscope.collector.read.hosts import HostMark
+
+    if mark.until_ns is not None:
+        return format_time(mark.until_ns)
+    return "included" if mark.mark is HostMark.EXCLUDED else EMPTY
 
 
 @hosts.command()
@@ -234,6 +242,8 @@ def hostfile(
     said = [f"{format_count(len(nodes.hosts), 'host')} (--nnodes {len(nodes.hosts)})"]
     said += [f"left out {', '.join(nodes.removed)}"] if nodes.removed else []
     said += [f"added the spare {', '.join(nodes.added)}"] if nodes.added else []
+    num_missing = len(nodes.removed) - len(nodes.added)
+    said += [f"no spare for {num_missing} of them"] if with_spares and num_missing > 0 else []
     typer.echo("; ".join(said), err=True)
 
 
@@ -316,8 +326,8 @@ def _change(
 
     check_exists(store)
     if not yes:
-        typer.echo(describe_changes(changes))
         typer.echo(DRY_RUN)
+        typer.echo(describe_changes(changes))
         return
     alerts = AlertConfig() if config is None else read_alert_config(config)
     with ExitStack() as stack:

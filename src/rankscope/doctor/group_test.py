@@ -56,7 +56,7 @@ def plan_rounds(num_hosts: int) -> list[list[Group]]:
     of a tournament.
     """
     if num_hosts < MIN_GRID_HOSTS:
-        return _pair_rounds(num_hosts)
+        return plan_pairs(num_hosts)
     most = math.isqrt(num_hosts)
     exact = [rows for rows in range(most, most // 2, -1) if num_hosts % rows == 0]
     num_rows = next((rows for rows in exact if rows >= MIN_ROWS), most)
@@ -75,8 +75,11 @@ def plan_rounds(num_hosts: int) -> list[list[Group]]:
     return [rows, full, [tuple(sorted((*last, partner)))]]
 
 
-def _pair_rounds(num_hosts: int) -> list[list[Group]]:
-    """Return the first rounds of a tournament, by the circle method."""
+def plan_pairs(num_hosts: int) -> list[list[Group]]:
+    """Return the first rounds of a tournament, by the circle method.
+
+    A host is in one pair of a round at most, and has three partners from four hosts on.
+    """
     if num_hosts < 2:  # noqa: PLR2004  # a pair
         return []
     players: list[int | None] = [*range(num_hosts)] + ([None] if num_hosts % 2 else [])
@@ -94,19 +97,6 @@ def _pair_rounds(num_hosts: int) -> list[list[Group]]:
         )
         players = [players[0], players[-1], *players[1:-1]]
     return rounds
-
-
-def plan_ring(num_hosts: int) -> list[list[Group]]:
-    """Return the rounds in which each host is paired with the next one, the last with the first.
-
-    A host is in one pair of a round at most, and has two partners, except of two hosts.
-    """
-    pairs: list[Group] = [(host, host + 1) for host in range(num_hosts - 1)]
-    last: list[Group] = [(0, num_hosts - 1)] if num_hosts > 2 else []  # noqa: PLR2004  # a pair is no ring
-    rounds = (
-        [pairs[::2], pairs[1::2] + last] if num_hosts % 2 == 0 else [pairs[::2], pairs[1::2], last]
-    )
-    return [of_round for of_round in rounds if of_round]
 
 
 def find_suspects(groups: Sequence[Group], slow: Collection[Group]) -> Suspects:

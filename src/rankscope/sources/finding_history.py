@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rankscope.analysis.recurrence import PlacedFinding, Placement, Recurrence, find_recurrence
-from rankscope.analysis.report.report import placements_of
+from rankscope.analysis.report.report import epoch_of
 from rankscope.collector.read.findings import (
     MAX_FINDING_RANKS,
     read_finding_jobs,
@@ -124,9 +124,7 @@ def _reported(
 ) -> PlacedFinding | None:
     if not finding.ranks or len(finding.ranks) > MAX_FINDING_RANKS:
         return None
-    epoch = max(report.epochs, default=-1)
-    if report.placements:
-        epoch = placements_of(finding, report.placements).epochs[-1]
+    epoch = epoch_of(finding, report.placements, newest=max(report.epochs, default=-1))
     of_rank = places.get(epoch, {})
     return PlacedFinding(
         run_id=report.run,

@@ -32,6 +32,7 @@ class FakeNvml:
         self.num_devices = num_devices
         self.unsupported = unsupported
         self.is_open = False
+        self.init_error: int | None = None
         self.reasons = 0x41
         self.answers: dict[str, Callable[..., Any]] = {
             "nvmlDeviceGetCount": lambda: self.num_devices,
@@ -79,6 +80,8 @@ class FakeNvml:
     def nvmlInit(self) -> None:  # noqa: N802
         if self.num_devices < 0:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+        if self.init_error is not None:
+            raise pynvml.NVMLError(self.init_error)
         self.is_open = True
 
     def nvmlShutdown(self) -> None:  # noqa: N802

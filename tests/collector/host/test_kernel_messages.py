@@ -33,7 +33,26 @@ LINES = {
     "NVRM: Xid (PCI:0000:00:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 00"
     " (0x026001c6 0x00000000)": (
         XID,
-        "Xid 149: NVLink error",
+        "Xid 149: NVLink error (fatal)",
+        None,
+    ),
+    "NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x00000008)": (
+        XID,
+        "Xid 145: NVLink error (non-fatal)",
+        None,
+    ),
+    # leptonai/gpud #1271
+    "Jul 09 10:42:47 pool0-0082 kernel: NVRM: knvlinkDiscoverPostRxDetLinks_GH100: Getting peer0's"
+    " postRxDetLinkMask failed!": (
+        MessageKind.GPU_RESET,
+        "NVLinks to another GPU did not come up",
+        None,
+    ),
+    # scitix/sichek #51
+    "[Sun Jan 11 09:52:01 2026] NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required"
+    " [NV_ERR_RESET_REQUIRED] (0x00000062) returned from status @ kernel_channel.c:2874": (
+        MessageKind.GPU_RESET,
+        "the NVIDIA driver asks for a reset of a GPU",
         None,
     ),
     "NVRM: Xid (PCI:0000:9b:00): 94, pid=1234, name=python3, Contained ECC error": (
@@ -105,15 +124,43 @@ LINES = {
         "hardware error of a CPU or of memory ([Hardware Error]: CPU 12: Machine Check)",
         None,
     ),
-    "EDAC MC0: 1 CE memory read error on CPU_SrcID#0_Ha#0_Chan#1_DIMM#0": (
+    # illinois-scicomp/machine-shop-maintenance #66
+    "[Mon Oct  3 13:52:42 2022] EDAC MC1: 262 CE memory read error on"
+    " CPU_SrcID#0_Ha#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x2031c14 offset:0x940 grain:32)": (
         MessageKind.MACHINE_CHECK,
-        "hardware error of a CPU or of memory (EDAC MC0: 1 CE)",
+        "corrected memory errors (CPU_SrcID#0_Ha#0_Chan#1_DIMM#0)",
+        None,
+    ),
+    # ovro-lwa/lwa-issues #117, by dmesg -H
+    "[  +0.000006] EDAC MC3: 1 UE memory read error on CPU_SrcID#1_MC#1_Chan#2_DIMM#0 (channel:2"
+    " slot:0 page:0xb757589 offset:0xdc0 grain:32 -  OVERFLOW)": (
+        MessageKind.MACHINE_CHECK,
+        "uncorrected memory error (CPU_SrcID#1_MC#1_Chan#2_DIMM#0)",
+        None,
+    ),
+    # andikleen/mcelog #116: the only line where a daemon takes the rest
+    "[202072.518835] mce: [Hardware Error]: Machine check events logged": (
+        MessageKind.MACHINE_CHECK,
+        "hardware error of a CPU or of memory ([Hardware Error]: Machine check events logged)",
         None,
     ),
     # Linux, drivers/pci/pcie/aer.c
     "pcieport 0000:16:02.0: AER: Uncorrected (Fatal) error received: 0000:16:02.0": (
         MessageKind.PCIE,
         "PCIe error (Uncorrected (Fatal) error)",
+        None,
+    ),
+    # rwth-i6/returnn #1500
+    "[  +0.000844] nvidia 0000:03:00.0: AER: can't recover (no error_detected callback)": (
+        MessageKind.PCIE,
+        "PCIe error (can't recover)",
+        None,
+    ),
+    # pop-os/pop #3363
+    "Sep 19 16:18:02 bubz kernel: [68183.615790] pcieport 0000:00:03.1: AER: Correctable error"
+    " message received from 0000:00:00.0": (
+        MessageKind.PCIE,
+        "PCIe error (Correctable error)",
         None,
     ),
     # Linux, drivers/nvme/host/pci.c
@@ -155,6 +202,18 @@ LINES = {
         "network link eth0 went down",
         None,
     ),
+    # NVIDIA/NVSentinel #752
+    "mlx5_core 0000:5c:00.0: Port module event[error]: module 0, Cable error, High Temperature": (
+        MessageKind.LINK,
+        "network adapter 0000:5c:00.0: Cable error, High Temperature",
+        None,
+    ),
+    "mlx5_core 0000:12:00.0: mlx5_pcie_event:299: Detected insufficient power on the PCIe slot"
+    " (27W).": (
+        MessageKind.LINK,
+        "network adapter 0000:12:00.0: insufficient power on the PCIe slot",
+        None,
+    ),
     # Linux, drivers/net/ethernet/broadcom/bnxt/bnxt.c
     "bnxt_en 0000:3b:00.0 enp59s0f0np0: NIC Link is Down": (
         MessageKind.LINK,
@@ -190,6 +249,7 @@ LINES = {
 OTHERS = (
     # leptonai/gpud #1209
     "mlx5_core 0000:ab:00.0 mlx5_5: Port: 1 Link ACTIVE",
+    "mlx5_core 0000:ab:00.0: Port module event: module 0, Cable plugged",
     "EXT4-fs (md127p3): re-mounted 0f3cd65a-338b-4574-bba3-ecef214e1917 r/w. Quota mode: none.",
     # equinor/ert #7797: the victim is in the line after it
     "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,task=perl,pid=1440763,uid=21417",
@@ -225,3 +285,25 @@ def test_an_xid_that_follows_another_event_explains_no_end(code: int, ends: bool
     assert message is not None
     assert message.ends_process is ends
     assert message.pci == "0000:3b:00"
+
+
+@pytest.mark.parametrize(
+    ("line", "is_serious"),
+    [
+        ("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.", True),
+        ("NVRM: Xid (PCI:0000:3b:00): 13, pid=7, name=python3, Graphics Exception", False),
+        ("NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Fatal XC0 i0 Link 13 (0x1)", True),
+        ("NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x1)", False),
+        ("nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): 20034, Fatal, Link 28 LTSSM Fault Up", True),
+        ("nvidia-nvswitch4: SXid (PCI:0000:c6:00.0): 19084, Non-fatal, Link 29 AN1", False),
+        ("EDAC MC3: 1 UE memory read error on DIMM_A1", True),
+        ("EDAC MC3: 1 CE memory read error on DIMM_A1", False),
+        ("pcieport 0000:16:02.0: AER: Multiple Uncorrected (Fatal) error received", True),
+        ("pcieport 0000:16:02.0: AER: Uncorrected (Non-Fatal) error received", False),
+    ],
+)
+def test_what_needs_a_repair_is_serious(line: str, is_serious: bool) -> None:  # noqa: FBT001
+    message = read_message(line)
+
+    assert message is not None
+    assert message.is_serious is is_serious

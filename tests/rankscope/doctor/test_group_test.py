@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.doctor.active.trials import judge_groups
-from rankscope.doctor.group_test import MIN_GRID_HOSTS, find_suspects, plan_ring, plan_rounds
-from rankscope.doctor.outliers import find_slow
+from rankscope.doctor.active.trials import judge_groups, judge_speeds
+from rankscope.doctor.group_test import MIN_GRID_HOSTS, find_suspects, plan_pairs, plan_rounds
+from rankscope.doctor.outliers import count_fast_if_few, find_slow
 from rankscope.doctor.result import State
 
 
@@ -142,25 +142,26 @@ def test_outliers_are_found_among_eight(num_slow: int) -> None:
 
 
 @given(st.integers(min_value=2, max_value=60))
-def test_each_host_has_two_neighbours_on_a_ring(num_hosts: int) -> None:
-    rounds = plan_ring(num_hosts)
+def test_each_host_has_three_partners(num_hosts: int) -> None:
+    rounds = plan_pairs(num_hosts)
 
     pairs = [pair for of_round in rounds for pair in of_round]
     for of_round in rounds:
         assert len({host for pair in of_round for host in pair}) == 2 * len(of_round)
-    assert len(pairs) == len(set(pairs)) == (1 if num_hosts == 2 else num_hosts)
-    assert all(abs(one - other) in {1, num_hosts - 1} for one, other in pairs)
+    assert len(pairs) == len(set(pairs))
+    partners = np.bincount([host for pair in pairs for host in pair], minlength=num_hosts)
+    assert partners.min() == min(num_hosts - 1, 3)
 
 
 @pytest.mark.parametrize("bad", [(0, 0), (3, 1)])
-def test_a_slow_adapter_is_named_by_both_of_its_pairs(bad: tuple[int, int]) -> None:
+def test_a_slow_adapter_is_named_by_all_of_its_pairs(bad: tuple[int, int]) -> None:
     num_hosts, num_adapters = 4, 2
     members = [(f"n{host}", f"mlx5_{lane}") for lane in range(num_adapters) for host in range(4)]
     number = bad[1] * num_hosts + bad[0]
     groups = [
         tuple(lane * num_hosts + host for host in pair)
         for lane in range(num_adapters)
-        for of_round in plan_ring(num_hosts)
+        for of_round in plan_pairs(num_hosts)
         for pair in of_round
     ]
     noise = np.random.default_rng(5).normal(1.0, 0.02, len(groups)).tolist()
@@ -201,3 +202,44 @@ def test_two_slow_hosts_are_found_from_noisy_times(num_hosts: int) -> None:
 def test_three_things_have_too_few_peers() -> None:
     assert find_slow([1.0, 1.0, 9.0]) is None
     assert find_slow([1.0, 1.01, 0.99, 9.0]) is not None
+
+
+@pytest.mark.parametrize("bad", [{3}, {1, 4}])
+def test_slow_adapters_of_six_hosts_are_named(bad: set[int]) -> None:
+    groups = [pair for of_round in plan_pairs(6) for pair in of_round]
+    noise = np.random.default_rng(11).normal(1.0, 0.02, len(groups)).tolist()
+    times = [v * (4.0 if bad & {*g} else 1.0) for v, g in zip(noise, groups, strict=True)]
+    members = [(f"h{host}", "eth0") for host in range(6)]
+
+    found = [*judge_groups("nic-pairs", members, groups, [{"all-reduce": times}])]
+
+    named = {host for host, _, outcome in found if outcome.state is State.ERROR}
+    assert named == {f"h{host}" for host in bad}
+
+
+def test_a_few_fast_groups_make_none_healthy() -> None:
+    groups = [(0, 1), (2, 3), (1, 2), (0, 3), (0, 2), (1, 3)]
+    members = [(f"h{host}", "") for host in range(4)]
+    times = [1.0, 1.01, 4.0, 4.1, 4.02, 3.98]
+
+    ((_, _, outcome),) = judge_groups("groups", members, groups, [{"all-reduce": times}])
+
+    assert outcome.state is State.WARNING
+    assert outcome.reason.startswith("4 of 6 groups of 4 hosts are slower than the others")
+
+
+def test_a_few_fast_devices_make_none_healthy() -> None:
+    parts = [("n1", f"GPU {index}") for index in range(8)]
+    speeds = [700.0, 702.0, 520.0, 521.0, 519.0, 522.0, 520.0, 518.0]
+
+    ((_, _, outcome),) = judge_speeds("matmul", parts, speeds)
+
+    assert outcome.state is State.WARNING
+    assert "6 of 8 are slower than the others" in outcome.reason
+
+
+def test_noise_of_one_level_is_no_second_one() -> None:
+    random = np.random.default_rng(9)
+    few = sum(bool(count_fast_if_few(random.normal(1.0, 0.02, 9).tolist())) for _ in range(500))
+
+    assert few <= 2

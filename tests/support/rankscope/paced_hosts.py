@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-PACE_S = 0.002
-"""Time for which a good host holds the token."""
+PACE_S = 0.02
+"""Time for which a good host holds the token: far longer than a busy machine delays a process."""
 
 SLOW_RATIO = 3.0
 NUM_TURNS = 4
+SLOW_TOKEN = b"slow"
 
 
 class PacedHosts:
@@ -27,9 +28,13 @@ class PacedHosts:
     Args:
         num_hosts: Number of hosts, each a process.
         slow: Numbers of those that take `SLOW_RATIO` as long.
+        bad_pair: Numbers of two that do so in groups that have both.
     """
 
-    def __init__(self, num_hosts: int, slow: Collection[int]) -> None:
+    def __init__(
+        self, num_hosts: int, slow: Collection[int], *, bad_pair: Collection[int] = ()
+    ) -> None:
+        self._bad_pair = frozenset(bad_pair)
         self.hosts = [f"n{number:02}" for number in range(num_hosts)]
         context = multiprocessing.get_context("fork")
         self._stack = ExitStack()
@@ -58,8 +63,9 @@ class PacedHosts:
         turns = [[rank for _ in range(NUM_TURNS) for rank in group] for group in groups]
         holders = {self._ends[turn[0]]: place for place, turn in enumerate(turns)}
         position = [0] * len(groups)
-        for end in holders:
-            end.send_bytes(b"x")
+        tokens = [self._token(group) for group in groups]
+        for end, place in holders.items():
+            end.send_bytes(tokens[place])
         while holders:
             for ready in wait([*holders]):
                 end = next(end for end in holders if end is ready)
@@ -71,8 +77,12 @@ class PacedHosts:
                     continue
                 following = self._ends[turns[place][position[place]]]
                 holders[following] = place
-                following.send_bytes(b"x")
+                following.send_bytes(tokens[place])
         return {"all-reduce": done_s}
+
+    def _token(self, group: Sequence[int]) -> bytes:
+        is_bad = bool(self._bad_pair) and self._bad_pair <= {*group}
+        return SLOW_TOKEN if is_bad else b"x"
 
     def close(self) -> None:
         """End the processes."""
@@ -81,6 +91,6 @@ class PacedHosts:
 
 def _hold(end: Connection, pace_s: float) -> None:
     """Hold each token for a time, then give it back; an empty one ends it."""
-    while end.recv_bytes():
-        time.sleep(pace_s)
+    while token := end.recv_bytes():
+        time.sleep(pace_s * (SLOW_RATIO if token == SLOW_TOKEN else 1.0))
         end.send_bytes(b"x")

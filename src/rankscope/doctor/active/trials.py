@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 
 from rankscope.analysis.report.text import format_count
 
-from ..group_test import Group, find_suspects, plan_ring, plan_rounds
-from ..outliers import find_slow
+from ..group_test import Group, find_suspects, plan_pairs, plan_rounds
+from ..outliers import count_fast_if_few, find_slow
 from ..result import Outcome, Result, error, healthy, not_applicable, warning
 from .adapters import Adapter, only_interface, own_adapters
 from .measure import Collectives, DeviceSpeed, measure_device, measure_loopback
@@ -31,6 +31,8 @@ TIMEOUT = timedelta(seconds=180)
 """Time for a collective: a slow link must be measured, and a dead one must end the test."""
 
 FEW_PEERS = "fewer than 3 peers: no verdict"
+TOO_FEW_FAST = "too few are fast to say that the slow ones are bad"
+COMPARE = "test them with golden hosts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +55,8 @@ ACTIVE_TESTS = (
     ActiveTest(name="neighbours", what="all-reduce of neighbouring ranks of a host", unit="GB/s"),
     ActiveTest(
         name="nic-pairs",
-        what="all-reduce and all-to-all of each network adapter with its counterpart on the next"
-        " host",
+        what="all-reduce and all-to-all of each network adapter with its counterparts on three"
+        " other hosts",
         unit="GB/s",
     ),
     ActiveTest(name="groups", what="all-reduce and all-to-all of groups of hosts", unit="GB/s"),
@@ -284,6 +286,10 @@ def judge_speeds(
     if slow is None:
         yield hosts[0], name, not_applicable(f"{spread}; {FEW_PEERS}")
         return
+    if num_fast := count_fast_if_few([1.0 / speed for speed in speeds]):
+        text = f"{spread}: {len(speeds) - num_fast} of {len(speeds)} are slower than the others"
+        yield hosts[0], name, warning(f"{text}; {TOO_FEW_FAST}", COMPARE)
+        return
     middle = sorted(speeds)[len(speeds) // 2]
     deviating = set()
     for (host, part), speed, is_slow in zip(parts, speeds, slow.tolist(), strict=True):
@@ -339,7 +345,7 @@ def group_outcomes(world: GroupTimer) -> Iterator[Found]:
 
 
 def _pair_outcomes(world: World) -> Iterator[Found]:
-    """Test each network adapter with its counterparts on the hosts before and after its own."""
+    """Test each network adapter with its counterparts on other hosts."""
     if len(world.hosts) == 1:
         yield world.hosts[0], "nic-pairs", not_applicable("one host")
         return
@@ -353,7 +359,7 @@ Pair = tuple[int, Group]
 
 
 class AdapterPairs:
-    """Pairs of adapters: those of one number on neighbouring hosts.
+    """Pairs of adapters: those of one number on two hosts.
 
     Args:
         world: The ranks.
@@ -369,7 +375,7 @@ class AdapterPairs:
             [(rank, adapter) for rank in world.ranks_of(host) for adapter in of_rank[rank]]
             for host in world.hosts
         ]
-        self._rounds = plan_ring(len(world.hosts))
+        self._rounds = plan_pairs(len(world.hosts))
         self._num = min(map(len, self._adapters))
 
     def measure(self) -> dict[Pair, dict[str, float]]:
@@ -456,6 +462,11 @@ def judge_groups(
     if slow_groups is None:
         yield members[own[0]][0], test, not_applicable(f"{shape}; {FEW_PEERS}")
         return
+    num_fast = 0 if slow_groups else _num_fast(passes)
+    if num_fast:
+        text = f"{len(groups) - num_fast} of {shape} are slower than the others; {TOO_FEW_FAST}"
+        yield members[own[0]][0], test, warning(text, COMPARE)
+        return
     suspects = find_suspects(groups, slow_groups.keys())
     deviating = set()
     for number in suspects.slow:
@@ -503,6 +514,11 @@ def _slow_groups(groups: Sequence[Group], passes: Sequence[Times]) -> dict[Group
             text = f"{kind} {values[place] / least:.2g} times as long as that of the fastest"
             slow_groups.setdefault(groups[place], text)
     return slow_groups if is_judged else None
+
+
+def _num_fast(passes: Sequence[Times]) -> int:
+    """Return the number of fast groups if they are too few in each pass, in one kind; else 0."""
+    return max(min(count_fast_if_few(times[kind]) for times in passes) for kind in passes[-1])
 
 
 def _names(members: Sequence[tuple[str, str]], numbers: Sequence[int]) -> str:

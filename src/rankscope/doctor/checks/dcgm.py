@@ -18,6 +18,17 @@ OVERALL = re.compile(r"Overall Health\W+(?:value\W+)?(\w+)")
 DIAGNOSTIC = ("dcgmi", "diag", "-r", "1", "-j")
 ROW = re.compile(r"^\|(?P<name>[^|]+)\|(?P<text>[^|]+)\|\s*$")
 STATUS = re.compile(r"^(pass|fail|warn|skip)", re.IGNORECASE)
+PASS, FAIL, WARN = "pass", "fail", "warn"
+ENTITY = r"(?:GPU(?P<gpu>\d+)|[A-Z]\w*)"
+VERDICT = re.compile(
+    rf"^(?:{ENTITY}: )?(?P<status>Pass|Fail|Warn|Skip)(?: - (?:GPUs?: (?P<gpus>[\d, ]+)|All))?$"
+)
+"""A verdict in the table: of all, of some GPUs (DCGM 3), or of one (DCGM 4)."""
+
+NOTE = re.compile(rf"^(?P<kind>Warning|Info|Error)(?:: {ENTITY})?$")
+MARGIN = "  "
+"""Spaces behind the longest text of a row. Source: DCGM, ``dcgmi/Diag.cpp``."""
+
 REMEDIES = {
     "persistence mode": "nvidia-smi -pm 1, or start nvidia-persistenced",
     "page retirement/row remap": "reset the GPU; if it stays, replace it",
@@ -142,27 +153,54 @@ def _status(text: str) -> str:
     return text if match is None else match[1].lower()
 
 
+@dataclass(slots=True)
+class _TableTest:
+    """A test of the table, whose rows are read one after the other."""
+
+    name: str
+    verdicts: list[tuple[str, str]]
+    """Status and GPUs; DCGM 4 has a row without GPUs, which counts, before those of the GPUs."""
+
+    notes: list[tuple[str, str, str]]
+    """Kind, GPU if the row names one, and text."""
+
+    def results(self) -> Iterator[DiagnosticResult]:
+        """Yield a result for each verdict."""
+        (status, gpus), *others = self.verdicts
+        verdicts = self.verdicts
+        if not gpus:  # DCGM 4 writes "Fail" for a GPU with a warning, too
+            bad = [(each, gpu) for each, gpu in others if each in {FAIL, WARN}]
+            verdicts = [(WARN if status == WARN else each, gpu) for each, gpu in bad]
+        for each, gpu in verdicts or [(status, gpus)]:
+            notes = [note for note in self.notes if note[1] in {"", gpu} and each != PASS]
+            kinds = {kind for kind, *_ in notes} - {"Info"} or {"Info"}
+            texts = [" ".join(text.split()) for kind, _, text in notes if kind in kinds]
+            yield DiagnosticResult(name=self.name, gpus=gpu, status=each, text="; ".join(texts))
+
+
 def _table(text: str) -> Iterator[DiagnosticResult]:
-    """Yield the results of the table; the rows below a result explain it."""
-    last: DiagnosticResult | None = None
+    """Yield the results of the table: rows without a name go on with those above."""
+    test: _TableTest | None = None
     for line in text.splitlines():
         row = ROW.match(line)
         if row is None:
             continue
         name, value = row["name"].strip(" -+"), row["text"].strip()
-        if last is not None and name in {"Warning", "Info", "Error", ""}:
-            last = DiagnosticResult(
-                name=last.name, gpus=last.gpus, status=last.status,
-                text=" ".join(filter(None, (last.text, value))),
-            )  # fmt: skip
+        verdict, note = VERDICT.match(value), NOTE.match(name)
+        if name and verdict is not None and note is None:
+            if test is not None:
+                yield from test.results()
+            test = _TableTest(name, [], [])
+        if test is None:
             continue
-        if last is not None:
-            yield last
-        gpus = re.search(r"GPUs?:? ?([\d, ]+)", value)
-        last = None
-        if STATUS.match(value):
-            last = DiagnosticResult(
-                name=name, gpus=gpus[1].strip() if gpus else "", status=_status(value), text=""
-            )
-    if last is not None:
-        yield last
+        if verdict is not None and note is None:
+            gpus = (verdict["gpus"] or verdict["gpu"] or "").strip()
+            test.verdicts.append((_status(verdict["status"]), gpus))
+        elif note is not None:
+            test.notes.append((note["kind"], note["gpu"] or "", row["text"][1:]))
+        elif not name and test.notes:
+            # A text is cut after so many characters, also within a word.
+            kind, gpu, begun = test.notes[-1]
+            test.notes[-1] = (kind, gpu, begun.removesuffix(MARGIN) + row["text"][1:])
+    if test is not None:
+        yield from test.results()

@@ -32,10 +32,11 @@ PHYSICAL_ERRORS = frozenset(
         "rx_crc_errors_phy", "rx_symbol_err_phy", "rx_pcs_symbol_err_phy", "tx_errors_phy",
         "rx_fcs_err_frames", "rx_align_err_frames", "rx_fec_uncorrectable_blocks",
         "rx_crc_errors.nic", "illegal_bytes.nic", "rx_crc_errors", "rx_fcs_errors",
+        "module_bus_stuck", "module_high_temp", "module_bad_shorted",
     }
 )  # fmt: skip
-"""Frames that a link has damaged, in the words of mlx5, bnxt_en, i40e, ice and others.
-Source: the drivers below Linux, ``drivers/net/ethernet``."""
+"""Frames that a link has damaged, and alarms of its transceiver, in the words of mlx5, bnxt_en,
+i40e, ice and others. Source: the drivers below Linux, ``drivers/net/ethernet``."""
 
 ALLOWANCES = {
     "bw_in_allowance_exceeded": "beyond the limit of received bandwidth:",

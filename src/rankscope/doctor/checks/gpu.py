@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.report.text import format_count, format_duration
-from rankscope.collector.host.gpu import plain_uuid
+from rankscope.collector.host.gpu import plain_pci, plain_uuid
 from rankscope.tracer.span import NS_PER_US
 
 from ..host import is_container
@@ -26,7 +26,7 @@ DISPLAY_CLASSES = ("0x0300", "0x0302")
 """PCI classes of a GPU: VGA controller and 3D controller. An NVSwitch is a bridge."""
 
 LINK = "pci/pci_gpu_link_info"
-NO_GPU = "this host has no NVIDIA GPU"
+NO_GPU = "no driver lists an NVIDIA GPU"
 
 LOST_TEXTS = ("GPU is lost", "Unknown Error", "requires reset", "ERR!")
 FAILURES = {
@@ -63,6 +63,7 @@ PAST_THROTTLES = {
 }
 """Times of such reasons since the driver was loaded; a GPU between jobs has no present reason."""
 
+CORRUPTED_INFOROM = re.compile(r"infoROM is corrupted at gpu (\S+)")
 FINE_FABRIC_TEXTS = frozenset({"healthy", "full", "false", "no", "disabled"})
 NVLINK_BOARDS = re.compile(r"SXM|HBM3$|^NVIDIA (?:GB\d+|[HB]20|[HB][123]00)$")
 """Product names of boards that NVLink connects always, not by a bridge that may be missing."""
@@ -98,22 +99,32 @@ def bus_gpus(host: Host) -> list[Path]:
     ]
 
 
+def wanted_gpus(host: Host) -> tuple[int, str]:
+    """Return how many GPUs the host must have, and who says so."""
+    if host.expected_gpus:
+        return host.expected_gpus, "expected"
+    if not is_container(host) and (num := len(bus_gpus(host))):
+        return num, "on the PCI bus"
+    return len(host.glob("/proc/driver/nvidia/gpus/*")), "of the kernel's driver"
+
+
 def check_count(host: Host) -> Iterator[Outcome]:
     """Compare the GPUs that the driver lists with those on the bus and those that the job wants."""
     output, report = report_output(host), read_report(host)
     is_shared = is_container(host)
-    on_bus = 0 if is_shared else len(bus_gpus(host))
     if output is not None and output.status is None:
         yield error("nvidia-smi does not answer: the driver hangs", "see dmesg; reboot the host")
         return
+    if report is not None and report.problem:
+        yield error(report.problem, "see dmesg; install the driver again, or reboot the host")
+        return
     text = "" if output is None else output.text
     num = 0 if report is None else len(report.gpus)
-    wanted = host.expected_gpus or on_bus
+    wanted, source = wanted_gpus(host)
     failure = next((message for message in FAILURES if message in text), None)
     if failure is not None:
         yield error(f"nvidia-smi: {_first_line(text, failure)}", FAILURES[failure])
     elif num < wanted:
-        source = "expected" if host.expected_gpus else "on the PCI bus"
         remedy = "see dmesg for Xid 79; reboot the host; if it returns, replace the GPU"
         if output is None:
             remedy = "install the driver, or give the container its GPUs"
@@ -124,6 +135,7 @@ def check_count(host: Host) -> Iterator[Outcome]:
         yield from _none(host, text, is_shared=is_shared)
     elif report is not None:
         found = [*_missing(report), *_lost(report), *_hidden(host, num)]
+        found += _corrupted_inforoms(report, text)
         models = Counter(gpu.text("product_name") or "GPU" for gpu in report.gpus)
         value = ", ".join(f"{number} x {model}" for model, number in models.items())
         if len(models) > 1:
@@ -135,14 +147,20 @@ def _none(host: Host, text: str, *, is_shared: bool) -> Iterator[Outcome]:
     """Yield why there is no GPU: an error if the driver says so of a host that may have some."""
     failure = next((message for message in (NO_DEVICE, *NO_DRIVER) if message in text), None)
     is_bus_known = host.path("/sys/bus/pci/devices").exists()
+    lost = next((word for word in LOST_TEXTS if word in text), None)
     if failure is not None and not is_shared and (failure == NO_DEVICE or not is_bus_known):
         remedy = "install or load the driver, and see dmesg for why it takes no GPU"
         yield error(f"nvidia-smi: {_first_line(text, failure)[:200]}", remedy)
+    elif lost is not None and failure is None:
+        yield error(
+            f"nvidia-smi: {_first_line(text, lost)[:200]}", "reset the GPU or reboot the host"
+        )
     elif text and not is_shared and failure is None:
         first = next(iter(text.strip().splitlines()), "")
         yield warning(f"nvidia-smi has no report: {first[:200]}", "run nvidia-smi -q, see dmesg")
     else:
-        yield not_applicable("this container has no NVIDIA GPU" if is_shared else NO_GPU)
+        place = "this container" if is_shared else "this host"
+        yield not_applicable(f"{place} has no NVIDIA GPU")
 
 
 def _first_line(text: str, message: str) -> str:
@@ -154,6 +172,16 @@ def _missing(report: Report) -> Iterator[Outcome]:
         yield warning(
             f"{report.num_attached} GPUs are attached, and {len(report.gpus)} are described",
             "see nvidia-smi -L and dmesg",
+        )
+
+
+def _corrupted_inforoms(report: Report, text: str) -> Iterator[Outcome]:
+    parts = {plain_pci(gpu.text("pci/pci_bus_id") or ""): gpu.part for gpu in report.gpus}
+    for address in dict.fromkeys(CORRUPTED_INFOROM.findall(text)):
+        yield warning(
+            "its infoROM is corrupted, which has its serial number and its history of errors",
+            "flash the firmware, or replace the GPU",
+            part=parts.get(plain_pci(address), address),
         )
 
 

@@ -6,7 +6,7 @@ import re
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from rankscope.analysis.report.text import format_age
+from rankscope.analysis.report.text import format_age, format_count
 from rankscope.collector.host.kernel_messages import Action, MessageKind, ReadMessage, read_message
 from rankscope.tracer.span import NS_PER_S
 
@@ -24,15 +24,17 @@ Source: choice; what stays bad is an error of other checks too."""
 MAX_AGE_S = 86_400.0
 MAX_OUTCOMES = 12
 
-SERIOUS = frozenset(
-    {Action.RESET_GPU, Action.RESET_OR_DRAIN, Action.NVLINK, Action.RESTART_HOST}
-)  # fmt: skip
 OF_JOBS = frozenset({MessageKind.FAULT, MessageKind.OOM_KILLER})
 """Kinds of messages about a job, which say nothing of the host."""
 
+FAILED = "dmesg: "
+"""Beginning of what dmesg writes if it may not read the log."""
+
 UPTIME = re.compile(r"^\[ *(\d+\.\d+)\]")
 DATE = re.compile(r"^\[(\w{3} \w{3} [ \d]\d [\d:]{8} \d{4})\]")
-ISO_DATE = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+ISO_DATE = re.compile(r"^(?:kern +:\w+ *: )?(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+SYSLOG_DATE = re.compile(r"^(\w{3} [ \d]\d \d\d:\d\d:\d\d) ")
+"""Without a year: lines of one log are compared."""
 
 
 class _Message(NamedTuple):
@@ -45,8 +47,8 @@ def check_kernel_log(host: Host) -> Iterator[Outcome]:
     output = host.tool("dmesg")
     if output is None and host.is_recorded:
         output = host.first_tool(("dmesg", "-T"), ("journalctl", "-k"))
-    lines = [] if output is None else output.text.splitlines()
-    if not lines or "not permitted" in lines[0]:
+    lines = [] if output is None or output.status else output.text.splitlines()
+    if not lines or lines[0].startswith(FAILED):
         yield not_applicable("the kernel's log cannot be read")
         return
     times = [seconds for line in lines if (seconds := _seconds(line)) is not None]
@@ -58,7 +60,7 @@ def check_kernel_log(host: Host) -> Iterator[Outcome]:
     ]
     outcomes = [*_judge(messages, now_s)]
     yield from outcomes or [
-        healthy(f"{len(lines):,} lines of the kernel's log, none about a fault")
+        healthy(f"{format_count(len(lines), 'line')} of the kernel's log, none about a fault")
     ]
 
 
@@ -76,7 +78,7 @@ def _judge(messages: list[_Message], now_s: float | None) -> Iterator[Outcome]:
             continue
         when = "" if age_s is None else f", {format_age(int(age_s) * NS_PER_S)} ago"
         times = f", {len(alike):,} times" if len(alike) > 1 else ""
-        is_serious = newest.message.remedy in SERIOUS and (age_s or 0.0) <= RECENT_S
+        is_serious = newest.message.is_serious and (age_s or 0.0) <= RECENT_S
         make = error if is_serious else warning
         yield make(f"{text}{times}{when}", newest.message.remedy)
 
@@ -99,6 +101,8 @@ def _seconds(line: str) -> float | None:
             return datetime.strptime(match[1], "%a %b %d %H:%M:%S %Y").timestamp()  # noqa: DTZ007
         if match := ISO_DATE.match(line):
             return datetime.fromisoformat(match[1]).timestamp()
+        if match := SYSLOG_DATE.match(line):
+            return datetime.strptime(f"2000 {match[1]}", "%Y %b %d %H:%M:%S").timestamp()  # noqa: DTZ007
     except ValueError:
         return None
     return None

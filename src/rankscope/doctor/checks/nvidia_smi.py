@@ -118,6 +118,8 @@ class Report:
     cuda: str
     num_attached: int | None
     gpus: tuple[Gpu, ...]
+    problem: str = ""
+    """Why the driver's library lists no GPU; "" if it does, or if there is no driver."""
 
 
 def parse_report(text: str) -> Report | None:
@@ -205,7 +207,7 @@ def parse_links(*texts: str) -> dict[int, Links]:
         for line in text.splitlines():
             if match := GPU_LINE.match(line):
                 of_gpu = links.setdefault(int(match[1]), Links())
-            elif ALL_INACTIVE in line:
+            elif ALL_INACTIVE in line.lower():
                 of_gpu.has_no_active = True
             elif match := LINK_ERROR.match(line):
                 of_gpu.errors[match[2]] = of_gpu.errors.get(match[2], 0) + int(match[3])

@@ -5,6 +5,7 @@ It is built as `nvidia-smi -q -x` would print it, so that the same checks read b
 
 from __future__ import annotations
 
+import ctypes
 import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from rankscope.collector.host.nvml import (
     ECC_EVER,
     ECC_SINCE_LOAD,
     ECC_UNCORRECTED,
+    DriverFailedError,
     Nvml,
     load_library,
 )
@@ -31,12 +33,18 @@ REASONS = {
 """Bits of the reasons of a low clock. Source: NVML, ``nvmlClocksEventReasons``."""
 
 
+LIBRARY = "libnvidia-ml.so.1"
+MISSING_FILE = "No such file or directory"
+
+
 def read_nvml_report(load: Callable[[], Any] = load_library) -> Report:
     """Return the report of all devices; without a library, a driver or a device it has none."""
     try:
         nvml = Nvml(load)
+    except DriverFailedError as error:
+        return Report(driver="", cuda="", num_attached=None, gpus=(), problem=error.problem)
     except SourceAbsentError:
-        return Report(driver="", cuda="", num_attached=None, gpus=())
+        return Report(driver="", cuda="", num_attached=None, gpus=(), problem=_load_problem())
     cuda = nvml.ask("nvmlSystemGetCudaDriverVersion")
     report = Report(
         driver=_text(nvml.ask("nvmlSystemGetDriverVersion")),
@@ -46,6 +54,15 @@ def read_nvml_report(load: Callable[[], Any] = load_library) -> Report:
     )
     nvml.close()
     return report
+
+
+def _load_problem() -> str:
+    """Return why a library that is there cannot be loaded; "" if there is none."""
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        return "" if MISSING_FILE in str(error) else f"the NVIDIA driver's library: {error}"
+    return ""
 
 
 def _text(answer: str | bytes | None) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rankscope.analysis.report.text import format_count
 from rankscope.collector.host.sample import read_number
 
+from ..host import is_container
 from ..result import Outcome, error, healthy, not_applicable, summarize, warning
 from .gpu import NO_GPU, bus_gpus, read_report
 from .nvidia_smi import DISTANCES, parse_topology
@@ -70,6 +71,15 @@ EXPECTED_COUNTERS = frozenset(
 )
 """Counters that grow on healthy hosts too: at a reboot, and with adaptive routing. They are
 compared with those of the host's other ports."""
+
+ADAPTER_CLASS = "0x0207"
+"""PCI class of an InfiniBand controller."""
+
+TOOL_FAILURE = re.compile(r"^.*(?:ibpanic|ibwarn|Fatal error).*$", re.MULTILINE)
+SLOT_NAME = re.compile(r"PCI_SLOT_NAME=(\S+)")
+ADDRESS = re.compile(r"^([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)$")
+NO_ADAPTER = "sys files not found"
+"""Message of `ibstatus` on a host without any adapter."""
 
 CA_LINE = re.compile(r"^CA '([^']+)'", re.MULTILINE)
 PORT_LINE = re.compile(r"^\s*Port (\d+):\s*$", re.MULTILINE)
@@ -277,14 +287,41 @@ def training_ports(host: Host) -> list[Port]:
     return [port for port in ports if not is_mixed or port.layer == INFINIBAND]
 
 
+def _without_ports(host: Host) -> Iterator[Outcome]:
+    """Yield adapters on the PCI bus without a port, and tools that fail to read one."""
+    addresses = {_address(host, path / "device") for path in host.glob(f"{CLASS}/*")}
+    is_known = "" not in addresses and not is_container(host)
+    for path in host.glob("/sys/bus/pci/devices/*") if is_known else ():
+        is_adapter = (host.read(path / "class") or "").startswith(ADAPTER_CLASS)
+        is_virtual = (path / "physfn").exists() or (path / "driver").resolve().name == "vfio-pci"
+        if is_adapter and not is_virtual and path.name not in addresses:
+            text = "an InfiniBand adapter on the PCI bus has no port"
+            remedy = "load its driver (mlx5_ib), and see dmesg for its firmware"
+            yield error(text, remedy, part=path.name)
+    for tool in PARSERS:
+        output = None if host.glob(f"{CLASS}/*/ports/*") else host.tool(*tool)
+        failure = None if output is None else TOOL_FAILURE.search(output.text)
+        if failure is not None and NO_ADAPTER not in failure[0]:
+            text = f"{' '.join(tool)}: {failure[0].strip()[:200]}"
+            yield warning(text, "see dmesg: an adapter does not answer")
+
+
+def _address(host: Host, path: Path) -> str:
+    """Return the PCI address of a device; "" if it is unknown."""
+    match = SLOT_NAME.search(host.read(path / "uevent") or "") or ADDRESS.search(
+        path.resolve().name
+    )
+    return "" if match is None else match[1]
+
+
 def check_state(host: Host) -> Iterator[Outcome]:
-    """Find ports that NCCL may use and that are not active."""
+    """Find ports that NCCL may use and that are not active, and adapters without a port."""
     ports = training_ports(host)
-    if not ports:
+    outcomes = [*_without_ports(host)]
+    if not ports and not outcomes:
         yield not_applicable(NO_PORT)
         return
     active_cards = {port.card for port in ports if port.state == ACTIVE and port.card}
-    outcomes = []
     for port in ports:
         if port.state == ACTIVE:
             continue

@@ -136,7 +136,7 @@ CHECKS: tuple[Check, ...] = (
     _version("nic-firmware", rdma.check_firmware, "`fw_ver` in sysfs, or `ibstat`"),
     _rdma("rdma-state", rdma.check_state, "sysfs, or `ibstat`; `NCCL_IB_HCA`",
           warning="a port is disabled, or the second one of its card is down",
-          error="a port that NCCL may use is not active"),
+          error="a port that NCCL may use is not active, or an adapter has none"),
     _rdma("rdma-rate", rdma.check_rate, "sysfs, or `ibstat`",
           error="a link on one lane, or slower than its like",),
     _rdma("rdma-errors", rdma.check_errors, "`counters` and `hw_counters` in sysfs, twice",
@@ -198,7 +198,8 @@ CHECKS: tuple[Check, ...] = (
             causes=HOST | END),
     _system("kernel-log", kernel_log.check_kernel_log, "`dmesg`, of the last day",
             warning="a message about a device, a link, a disk or a file system",
-            error="an Xid of the last hour that asks for a reset",
+            error="an Xid, a fatal SXid, a PCIe or a memory error of the last hour that asks for"
+            " a repair",
             causes=COMPUTE | NETWORK | HOST | END),
     _system("huge-pages", system.check_huge_pages, "`/sys/kernel/mm/transparent_hugepage`",
             causes=frozenset()),

@@ -110,6 +110,6 @@ def run_active(hosts: NetworkHosts, folder: Path) -> list[dict[str, str]]:
         )
         for rank in range(len(hosts.names))
     ]  # fmt: skip
-    outputs = [process.communicate(timeout=280) for process in processes]
+    outputs = [process.communicate(timeout=600) for process in processes]
     checks = json.loads(outputs[0][0])["checks"]
     return [check for check in checks if check["section"] == "active tests"]

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.doctor.checks import gpu
 from rankscope.doctor.checks.gpu import judge_ecc, judge_pcie, judge_remaps, judge_throttle
-from rankscope.doctor.checks.nvidia_smi import parse_links, parse_topology
+from rankscope.doctor.checks.nvidia_smi import Report, parse_links, parse_topology
 from rankscope.doctor.checks.nvml import read_nvml_report
+from rankscope.doctor.host import Host
 from rankscope.doctor.result import State
 from tests.collector.host.test_gpu import FakeNvml
 from tests.support.rankscope.recorded_host import RecordedHost, gpu_report
@@ -246,6 +248,40 @@ def test_no_library_is_no_gpu() -> None:
         raise ImportError
 
     assert read_nvml_report(load).gpus == ()
+
+
+@pytest.mark.parametrize("code", [1, 4, 18, 999])
+def test_a_library_that_fails_says_so(code: int) -> None:
+    fake = FakeNvml()
+    fake.init_error = code
+
+    report = read_nvml_report(lambda: fake)
+
+    assert report.gpus == ()
+    assert report.problem.startswith("the NVIDIA driver's library fails (")
+
+
+def test_a_library_that_fails_is_an_error(
+    recorded: RecordedHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = Report(driver="", cuda="", num_attached=None, gpus=(), problem="the library fails")
+    monkeypatch.setattr(gpu, "read_nvml_report", lambda: failed)
+    monkeypatch.setattr(Host, "is_recorded", property(lambda _: False))
+    host = Host(root=recorded.root, environment={}, tool=lambda _: None)
+
+    (outcome,) = gpu.check_count(host)
+
+    assert (outcome.state, outcome.reason) == (State.ERROR, "the library fails")
+
+
+def test_a_gpu_of_the_kernels_driver_is_missed(recorded: RecordedHost) -> None:
+    # In a container the bus is that of its host, and the driver shows the container's GPUs.
+    recorded.write("/.dockerenv", "")
+    recorded.write("/proc/driver/nvidia/gpus/0000:3b:00.0/information", "Model: H100\n")
+
+    assert recorded.lines("gpu-count") == [
+        "error: the driver lists 0 of 1 GPU of the kernel's driver"
+    ]
 
 
 def test_processes_are_an_error_before_a_job_only(recorded: RecordedHost) -> None:

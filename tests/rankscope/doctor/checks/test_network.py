@@ -203,6 +203,10 @@ def test_ibstat_is_read_without_sysfs(recorded: RecordedHost) -> None:
 
     assert [port.name for port in parse_ibstat(IBSTAT)] == ["mlx5_0/1", "mlx5_1/1", "mlx5_10/1"]
     assert recorded.lines("rdma-state", "rdma-rate") == [
+        (
+            "warning: ibstat: ibpanic: [1323906] main: stat of IB device 'mlx5_8' failed: No such"
+            " file or directory"
+        ),
         "warning mlx5_10/1: the port is DOWN, its link Disabled",
         "error mlx5_1/1: the link runs at 100 Gb/s, and its like at 200 Gb/s",
     ]

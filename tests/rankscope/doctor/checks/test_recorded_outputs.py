@@ -387,6 +387,102 @@ Successfully ran diagnostic for group.
 """
 """Source of its form: NVIDIA/DCGM issue 55."""
 
+DIAGNOSTIC_TABLE_PARTS = """\
+Successfully ran diagnostic for group.
++---------------------------+------------------------------------------------+
+| Diagnostic                | Result                                         |
++===========================+================================================+
+|-----  Deployment  --------+------------------------------------------------|
+| Denylist                  | Pass                                           |
++-----  Integration  -------+------------------------------------------------+
+| PCIe                      | Pass - GPU: 1                                  |
+|                           | Fail - GPU: 0                                  |
+| Info                      | GPU 1 GPU to Host bandwidth:  12.33 GB/s, GPU  |
+|                           |  1 Host to GPU bandwidth:  13.15 GB/s, GPU 1   |
+|                           | bidirectional bandwidth: 22.63 GB/s            |
++-----  Hardware  ----------+------------------------------------------------+
+| GPU Memory                | Pass - GPU: 1                                  |
+|                           | Fail - GPU: 0                                  |
+| Warning                   | GPU 0 Error using CUDA API cuCtxCreate Check   |
+|                           | DCGM and system logs for errors. Reset GPU. R  |
+|                           | estart DCGM. Rerun diagnostics. Unable to cre  |
+|                           | ate CUDA context: 'CUDA-capable device(s) is/  |
+|                           | are busy or unavailable'.                      |
++---------------------------+------------------------------------------------+
+"""
+"""Source: NVIDIA/go-dcgm issue 52, shortened."""
+
+DIAGNOSTIC_TABLE_4 = """\
+Successfully ran diagnostic for group.
++---------------------------+------------------------------------------------+
+| Diagnostic                | Result                                         |
++===========================+================================================+
+|-----  Metadata  ----------+------------------------------------------------|
+| DCGM Version              | 4.2.3                                          |
+| Driver Version Detected   | 570.148.08                                     |
+| GPU Device IDs Detected   | 26b9, 26b9, 26b9, 26b9                         |
+|-----  Deployment  --------+------------------------------------------------|
+| software                  | Pass                                           |
+|                           | GPU0: Pass                                     |
+|                           | GPU1: Pass                                     |
++-----  Hardware  ----------+------------------------------------------------+
+| memory                    | Warn                                           |
+|                           | GPU0: Pass                                     |
+|                           | GPU1: Fail                                     |
+| Warning: GPU1             | Error using CUDA API cuCtxCreate. Check DCGM   |
+|                           | and system logs for errors.                    |
++---------------------------+------------------------------------------------+
+"""
+"""The form of NVIDIA/DCGM issue 253 and of its ``dcgmi/Diag.cpp``; a warning is added."""
+
+INACTIVE_LINKS = """\
+GPU 0: NVIDIA B200 (UUID: GPU-9667d95e-6d22-0c22-1f57-c481f13e7c40)
+NVML: Unable to retrieve NVLink information as all links are inActive
+"""
+"""Source: leptonai/gpud issue 1085."""
+
+PARTIAL_IBSTAT = """\
+CA 'mlx5_7'
+\tCA type: MT4129
+\tNumber of ports: 1
+\tFirmware version: 28.39.1002
+\tHardware version: 0
+\tPort 1:
+\t\tState: Active
+\t\tPhysical state: LinkUp
+\t\tRate: 200
+\t\tBase lid: 13305
+\t\tLMC: 0
+\t\tSM lid: 1
+\t\tLink layer: InfiniBand
+ibpanic: [1323906] main: stat of IB device 'mlx5_8' failed: No such file or directory
+"""
+"""Source: leptonai/gpud pull request 752."""
+
+ALL_DISABLED = "".join(
+    f"Infiniband device 'mlx5_{number}' port 1 status:\n"
+    "\tdefault gid:\t fe80:0000:0000:0000:58a2:e103:0022:ce5c\n"
+    f"\tbase lid:\t 0xffff\n\tsm lid:\t\t 0x0\n\tstate:\t\t 1: DOWN\n"
+    "\tphys state:\t 3: Disabled\n\trate:\t\t 10 Gb/sec (4X SDR)\n"
+    "\tlink_layer:\t InfiniBand\n\n"
+    for number in (3, 11)
+)
+"""Source: NVIDIA/nccl issue 1935, shortened."""
+
+LOST_TABLE = """\
+Fri Feb 28 20:48:48 2025
++-----------------------------------------------------------------------------+
+| NVIDIA-SMI 525.85.12    Driver Version: 525.85.12    CUDA Version: 12.0     |
+|===============================+======================+======================|
+|   0  NVIDIA A100-SXM...  On   | 00000000:07:00.0 Off |                    0 |
+| N/A   32C    P0    63W / 400W |      0MiB / 40960MiB |      0%      Default |
++-------------------------------+----------------------+----------------------+
+|   1  ERR!                On   | 00000000:0F:00.0 Off |                 ERR! |
+|ERR!  ERR! ERR!    ERR! / ERR! |      0MiB / 40960MiB |    ERR!      Default |
++-------------------------------+----------------------+----------------------+
+"""
+"""The form of many threads about a GPU that is lost, such as NVIDIA/nvidia-docker issue 1553."""
+
 DMESG = """\
 [    0.000000] Linux version 5.15.0-105-generic
 [  100.100000] NVRM: Xid (PCI:0000:3b:00): 48, pid=4711, name=python, DBE (double bit error)
@@ -574,6 +670,17 @@ def test_links_of_blackwell_are_read(recorded: RecordedHost) -> None:
         (DIAGNOSTIC_4, ["error GPU 1: software: GPU 1 has a pending row remap"]),
         (DIAGNOSTIC_TABLE,
          ["error GPU 3: Page Retirement/Row Remap: GPU 3 had uncorrectable memory errors"]),
+        (DIAGNOSTIC_TABLE_PARTS,
+         [("error GPU 0: PCIe: GPU 1 GPU to Host bandwidth: 12.33 GB/s, GPU 1 Host to GPU"
+           " bandwidth: 13.15 GB/s, GPU 1 bidirectional bandwidth: 22.63 GB/s"),
+          ("error GPU 0: GPU Memory: GPU 0 Error using CUDA API cuCtxCreate Check DCGM and system"
+          " logs for errors. Reset GPU. Restart DCGM. Rerun diagnostics. Unable to create CUDA"
+          " context: 'CUDA-capable device(s) is/are busy or unavailable'.")]),
+        (DIAGNOSTIC_TABLE_4,
+         [("warning GPU 1: memory: Error using CUDA API cuCtxCreate. Check DCGM and system logs for"
+          " errors.")]),
+        (DIAGNOSTIC_TABLE_4.replace("Warn   ", "Pass   ").replace("GPU1: Fail", "GPU1: Pass"),
+         ["healthy: 2 tests of DCGM passed"]),
         (DIAGNOSTIC_4.replace('"Fail"', '"Pass"'), ["healthy: 2 tests of DCGM passed"]),
         ('{"DCGM GPU Diagnostic": {"runtime_error": "No GPU"}}',
          ["warning: the diagnostic failed: No GPU"]),
@@ -707,8 +814,9 @@ def test_the_kernels_log_is_read(recorded: RecordedHost) -> None:
         "error: 0000:5d:00 Xid 79: GPU has fallen off the bus",
     ]
     assert lines[1].endswith("ago")
-    recorded.output("dmesg", "dmesg: read kernel buffer failed: Operation not permitted\n")
-    assert recorded.results("kernel-log")[0].state is State.NOT_APPLICABLE
+    for reason in ("Operation not permitted", "Permission denied"):
+        recorded.output("dmesg", f"dmesg: read kernel buffer failed: {reason}\n")
+        assert recorded.results("kernel-log")[0].state is State.NOT_APPLICABLE
 
 
 NCCL_PREFIXES = (
@@ -786,3 +894,94 @@ def test_a_log_without_host_names_is_read(recorded: RecordedHost) -> None:
     assert recorded.lines("nccl-transport", nccl_log=log) == [
         "warning: 1 of 1 channel to other hosts without GPUDirect RDMA"
     ]
+
+
+def test_links_that_a_new_driver_calls_inactive_are(recorded: RecordedHost) -> None:
+    changes = {0: {"NVIDIA H100 80GB HBM3": "NVIDIA B200"}}
+    recorded.output("nvidia-smi -q -x", gpu_report(1, changes=changes))
+    recorded.output("nvidia-smi nvlink -s", INACTIVE_LINKS)
+
+    assert recorded.lines("gpu-nvlink") == ["error: all NVLinks of 1 GPU are inactive"]
+
+
+def test_a_tool_that_fails_after_some_ports_is_a_warning(recorded: RecordedHost) -> None:
+    recorded.output("ibstat", PARTIAL_IBSTAT)
+
+    assert recorded.lines("rdma-state", "rdma-rate") == [
+        (
+            "warning: ibstat: ibpanic: [1323906] main: stat of IB device 'mlx5_8' failed: No such"
+            " file or directory"
+        ),
+        "healthy: 1 x 200 Gb/s",
+    ]
+
+
+def test_an_adapter_that_no_driver_has_taken_is_an_error(recorded: RecordedHost) -> None:
+    # clustervision/trinity issue 219: InfiniBand on the bus, and nothing in its class.
+    failure = "Fatal error:  device '*': sys files not found (/sys/class/infiniband/*/ports)\n"
+    recorded.output("ibstatus", failure)
+    assert recorded.results("rdma-state")[0].state is State.NOT_APPLICABLE
+
+    recorded.device("pci0000:00/0000:0d:00.0", class_="0x020700", vendor="0x15b3")
+    assert recorded.lines("rdma-state") == [
+        "error 0000:0d:00.0: an InfiniBand adapter on the PCI bus has no port"
+    ]
+    recorded.port("mlx4_0", device__device__uevent="PCI_SLOT_NAME=0000:0d:00.0")
+    assert recorded.lines("rdma-state") == ["healthy: 1 port active"]
+
+
+def test_ports_that_are_all_disabled_are_no_healthy_ones(recorded: RecordedHost) -> None:
+    recorded.output("ibstatus", ALL_DISABLED)
+
+    assert recorded.lines("rdma-state") == [
+        f"warning mlx5_{number}/1: the port is DOWN, its link Disabled" for number in (3, 11)
+    ]
+    assert recorded.results("rdma-rate")[0].state is State.NOT_APPLICABLE
+
+
+def test_the_table_of_nvidia_smi_shows_a_lost_gpu(recorded: RecordedHost) -> None:
+    recorded.output("nvidia-smi", LOST_TABLE)
+
+    (result,) = recorded.results("gpu-count")
+    assert result.state is State.ERROR
+    assert "ERR!" in result.reason
+
+
+def test_a_corrupted_inforom_is_of_its_gpu(recorded: RecordedHost) -> None:
+    # NVIDIA/gpu-operator issue 20: below the report.
+    warning = "WARNING: infoROM is corrupted at gpu 0000:29:00.0\n"
+    recorded.output("nvidia-smi -q -x", gpu_report(2) + warning)
+
+    (result,) = recorded.results("gpu-count")
+    assert (result.state, result.part) == (State.WARNING, "GPU 1")
+
+
+@pytest.mark.parametrize(
+    ("lines", "states"),
+    [
+        ("[  +0.000006] EDAC MC3: 1 UE memory read error on CPU_SrcID#1_MC#1_Chan#2_DIMM#0\n",
+         [State.ERROR]),
+        # As one message, although each line has another number.
+        (("[1.0] EDAC MC1: 1 CE memory read error on D#0\n[2.0] EDAC MC1: 262 CE memory read error"
+         " on D#0\n"), [State.WARNING]),
+        (("Jul 09 10:42:47 n kernel: NVRM: knvlinkDiscoverPostRxDetLinks_GH100: Getting peer0's"
+         " postRxDetLinkMask failed!\nJul 09 15:00:00 n kernel: eth0: renamed\n"), [State.WARNING]),
+        (("kern  :err   : 2025-01-25T10:34:54,859532+00:00 nvidia-nvswitch1: SXid"
+         " (PCI:0000:84:00.0): 20034, Fatal, Link 28 LTSSM Fault Up\n"), [State.ERROR]),
+        ("[1.0] NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x1)\n",
+         [State.WARNING]),
+    ],
+)  # fmt: skip
+def test_what_needs_a_repair_now_is_an_error(
+    recorded: RecordedHost, lines: str, states: list[State]
+) -> None:
+    recorded.output("dmesg", lines)
+
+    assert [result.state for result in recorded.results("kernel-log")] == states
+
+
+def test_a_hot_transceiver_is_counted(recorded: RecordedHost) -> None:
+    recorded.output("ethtool -S eth0", MLX5_STATISTICS.replace("phy: 31", "phy: 0")
+                    + "     module_unplug: 2\n     module_high_temp: 3\n")  # fmt: skip
+
+    assert recorded.lines("ethernet-errors") == ["warning eth0: counted: module_high_temp 3"]
