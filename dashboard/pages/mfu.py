@@ -21,13 +21,11 @@ from rankscope.analysis.report.text import (
     format_count,
     format_hfu,
     format_percent,
-    format_range,
     format_seconds,
 )
 
 from ..address import MFU, View
 from ..figures.waterfall import PART_WORDS, mfu_figure, waterfall_figure
-from ..text import escape
 from ..theme import PART_COLORS
 from .components import card, decorative, graph, table, with_code
 from .overview_cards import escape_sentence, last_steps, missing_mfu
@@ -36,13 +34,11 @@ from .report_page import choices, page_head, report_page
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from rankscope.analysis.breakdown.goodput import RunHistory
     from rankscope.analysis.report.memory import MemoryUse, StageMemory
     from rankscope.analysis.report.report import PipelineBubble, RunReport
 
     from ..provider import ReportProvider
 
-MAX_EPOCHS = 40
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "rest")
 
 _MEANING: dict[Part, str] = {
@@ -76,11 +72,7 @@ def show_mfu(
         nothing = card(html.H2("Where a step goes"), html.P(reason, className="quiet"))
         return [*parts, nothing, *_memory(report.memory)]
     parts.append(_shares(report, shares))
-    parts += _side_by_side(report, view, base_path)
-    parts += _memory(report.memory)
-    if history is not None:
-        parts.append(_history(history))
-    return parts
+    return [*parts, *_side_by_side(report, view, base_path), *_memory(report.memory)]
 
 
 PAGE = report_page(MFU, "MFU", show_mfu)
@@ -260,26 +252,3 @@ def _memory_row(stage: StageMemory) -> list[str]:
 
 def _size(num_bytes: float | None) -> str:
     return UNKNOWN if num_bytes is None else format_bytes(round(num_bytes))
-
-
-def _history(history: RunHistory) -> Component:
-    head = {"epoch": "number", "steps": "number", "repeated later": "number", "time": "number"}
-    rows = [
-        [
-            str(one.epoch),
-            format_range(one.steps),
-            f"{one.num_repeated:,}",
-            format_seconds(one.seconds),
-        ]
-        for one in history.epochs[-MAX_EPOCHS:]
-    ]
-    goodput = format_percent(history.goodput_ratio, digits=1)
-    return card(
-        html.H2(f"Goodput {escape(goodput)}"),
-        html.P(
-            "Time in steps that no later epoch repeats, over all time from the first step to the"
-            " last. Restarts, repeated steps and time between steps are lost.",
-            className="about",
-        ),
-        table("epochs", head, rows, class_name="plain-rows"),
-    )
