@@ -40,10 +40,15 @@ class RankPeaks:
     @property
     def new_retries(self) -> NDArray[np.int64]:
         """Return how often each rank's allocator freed its cache after the first of these steps."""
-        first = self.num_alloc_retries[:, :1]
-        new = np.where(first >= 0, self.num_alloc_retries - first, 0)
-        most: NDArray[np.int64] = new.max(axis=1, initial=0)
-        return most
+        first, last = self.num_alloc_retries[:, 0], self.num_alloc_retries[:, -1]
+        return np.where(first >= 0, last - first, 0)
+
+    @property
+    def has_retries(self) -> NDArray[np.bool_]:
+        """Return in which steps each rank's allocator freed its cache. Shape (ranks, steps)."""
+        before = np.pad(self.num_alloc_retries[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+        is_known: NDArray[np.bool_] = before >= 0
+        return is_known & (self.num_alloc_retries > before)
 
 
 def read_peaks(run: RunInfo, steps: StepTable) -> RankPeaks:

@@ -1,4 +1,4 @@
-"""Ranks whose device has next to no memory left, or will not have any soon."""
+"""Ranks that run out of the memory of their devices."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ import numpy as np
 
 from ..breakdown.memory import read_peaks
 from ..report.report import Finding
-from ..report.text import format_bytes, format_count, format_ranks
-from .detector import Cause, insufficient
+from ..report.text import format_bytes, format_count
+from .detector import Cause, ProofForm
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..breakdown.memory import RankPeaks
-    from ..trace.tables import RankInfo
     from .detector import Record
 
-FULL_RATIO = 0.95
-"""Share of what the allocator can have from which its peak is a risk: batches of other lengths
-differ by more. Source: choice."""
+SEGMENT_BYTES = 20 << 20
+"""Memory that PyTorch's allocator takes from the device at a time for tensors of 1 to 10 MiB.
+Source: ``kLargeBuffer`` of its CUDACachingAllocator."""
+
+MIN_RETRY_STEPS = 2
+"""Steps in which the cache was freed. Once, it may have been full of tensors of other sizes, as
+after an evaluation; what remains then fits all later steps, unless they need more than there is."""
 
 MIN_RISES = 8
 """Steps of the newer half in which a peak must rise to be growing. The maximum so far of steps that
@@ -28,96 +31,99 @@ vary by chance rises in 0.7 of these (ln 2), and in 8 or more with a probability
 
 CAUSE = Cause(
     name="near-oom",
-    one="has next to no device memory left",
-    several="have next to no device memory left",
+    one="is running out of device memory",
+    several="are running out of device memory",
+    proof_form=ProofForm.MEMORY,
 )
 
 
 def detect(record: Record) -> tuple[Finding, ...]:
-    """Return the ranks that are about to run out of the memory of their devices.
+    """Return the ranks that run out of the memory of their devices.
 
-    A rank is if its allocator freed its cache in these steps, because the device had no memory
-    left; if its peak is `FULL_RATIO` of what the allocator can have; or if its peak grows and would
-    reach that before the run has lasted twice as long. Growth without a known size of the device
-    is insufficient evidence.
+    A full cache is none of it: PyTorch's allocator keeps what it once had. A rank runs out of
+    memory
+
+    * if its allocator found none and freed its cache in `MIN_RETRY_STEPS` steps or more,
+    * if the peak of its tensors leaves no room for another segment,
+    * or if that peak grows, and would get there before the run has lasted twice as long. It is
+      extrapolated no further than the steps that it was seen in.
+
+    The last two need the size of the device, and what is used of it outside of the allocator.
     """
-    if not record.run.epochs:
-        return ()
     peaks = read_peaks(record.run, record.steps)
     if not peaks.allocated_bytes.size:
         return ()
     infos = [record.run.ranks[rank] for rank in peaks.ranks.tolist()]
-    capacity = np.array([info.memory.capacity_bytes or 0 for info in infos], dtype=np.int64)
-    last = peaks.allocated_bytes[:, -1]
-    growth = _growth(peaks)
-    is_known = capacity > 0
-    horizon = record.num_earlier_steps + len(peaks.steps)
-    steps_left = np.full(len(last), np.inf)
-    grows = is_known & (growth > 0)
-    steps_left[grows] = np.maximum(capacity - last, 0)[grows] / growth[grows]
-    is_full = is_known & (last >= FULL_RATIO * capacity)
-    is_near = (peaks.new_retries > 0) | is_full | (steps_left <= horizon)
-    if is_near.any():
-        return (_finding(peaks, infos, is_near, steps_left),)
-    unknown = np.flatnonzero(~is_known & (growth > 0))
-    if not len(unknown):
+    capacity = np.array([info.memory.capacity_bytes or np.nan for info in infos])
+    room = capacity - peaks.allocated_bytes[:, -1]
+    growth, fit = _growth(peaks)
+    steps_left = np.full(len(room), np.inf)
+    np.divide(np.maximum(room, 0), growth, out=steps_left, where=growth > 0)
+    is_full = (peaks.has_retries.sum(axis=1) >= MIN_RETRY_STEPS) | (room < SEGMENT_BYTES)
+    is_near = is_full | (steps_left <= record.num_earlier_steps + len(peaks.steps))
+    if not is_near.any():
         return ()
-    worst = int(unknown[np.argmax(growth[unknown])])
+    near = np.flatnonzero(is_near)
+    worst = int(near[np.lexsort((room[near], steps_left[near], ~is_full[near]))[0]])
+    columns = _show(peaks, worst, room[worst])
+    parts = [_describe(peaks, worst, capacity[worst], infos[worst].memory.other_bytes)]
+    if num_retries := int(peaks.new_retries[worst]):
+        parts.append(
+            f"its allocator found no memory {format_count(num_retries, 'time')} in these steps,"
+            " freed its cache and tried again"
+        )
+    if np.isfinite(steps_left[worst]) and not is_full[worst]:
+        parts.append(
+            f"the peak grows by {format_bytes(round(growth[worst]))} per step, so that the memory"
+            f" is full in {format_count(int(steps_left[worst]), 'step')}"
+        )
     return (
-        insufficient(
-            f"the peak of the memory of {format_ranks(peaks.ranks[unknown].tolist())} grows, by"
-            f" {format_bytes(round(growth[worst]))} per step on rank {peaks.ranks[worst]}, and the"
-            " size of the device is unknown: it is recorded by newer tracers"
+        Finding(
+            cause=CAUSE.name,
+            ranks=tuple(peaks.ranks[near].tolist()),
+            steps=(int(peaks.steps[columns[0]]), int(peaks.steps[columns[-1]])),
+            confidence=1.0 if is_full[worst] else float(fit[worst]),
+            evidence="; ".join(parts),
         ),
     )
 
 
-def _growth(peaks: RankPeaks) -> NDArray[np.float64]:
-    """Return by how many bytes each rank's peak grows per step; 0 if it does not steadily."""
-    num_steps = len(peaks.steps)
-    middle = num_steps // 2
-    known = peaks.allocated_bytes[:, middle:]
-    rises = (np.diff(known, axis=1) > 0) & (known[:, :-1] >= 0)
-    slope = (known[:, -1] - known[:, 0]) / max(int(peaks.steps[-1] - peaks.steps[middle]), 1)
-    return np.where(rises.sum(axis=1) >= MIN_RISES, slope, 0.0)
+def _growth(peaks: RankPeaks) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the bytes per step by which each peak grows, and how well a line fits it (R squared).
+
+    Both are 0 for a peak that does not rise in `MIN_RISES` of the newer half of the steps.
+    """
+    middle = len(peaks.steps) // 2
+    newer = peaks.allocated_bytes[:, middle:]
+    num_rises = ((np.diff(newer, axis=1) > 0) & (newer[:, :-1] >= 0)).sum(axis=1)
+    grows = num_rises >= MIN_RISES
+    x = peaks.steps[middle:] - peaks.steps[middle:].mean()
+    y = newer[grows] - newer[grows].mean(axis=1, keepdims=True)
+    growth, fit = np.zeros((2, len(newer)))
+    growth[grows] = y @ x / (x @ x or 1.0)
+    fit[grows] = growth[grows] ** 2 * (x @ x) / (y**2).sum(axis=1)
+    return growth, fit
 
 
-def _finding(
-    peaks: RankPeaks,
-    infos: list[RankInfo],
-    is_near: NDArray[np.bool_],
-    steps_left: NDArray[np.float64],
-) -> Finding:
-    """Return the finding, whose evidence is about the rank that comes first."""
-    near = np.flatnonzero(is_near)
-    last = peaks.allocated_bytes[:, -1]
-    capacity = np.array([infos[row].memory.capacity_bytes or 1 for row in near])
-    worst = int(near[np.lexsort((-last[near] / capacity, steps_left[near]))[0]])
-    memory, rank = infos[worst].memory, int(peaks.ranks[worst])
-    of_device = ""
-    if memory.device_bytes is not None:
-        outside = f", of which {format_bytes(memory.other_bytes)} are" if memory.other_bytes else ""
-        outside = f"{outside} used outside of the allocator" if outside else ""
-        of_device = f" of {format_bytes(memory.device_bytes)}{outside}"
-    parts = [f"the peak of rank {rank} is {format_bytes(int(last[worst]))}{of_device}"]
-    retries = int(peaks.new_retries[worst])
-    if retries:
-        parts.append(
-            f"its allocator found no memory {format_count(retries, 'time')} in these steps, and"
-            " freed its cache"
-        )
-    first = int(peaks.steps[0])
-    if np.isfinite(steps_left[worst]):
-        growth = _growth(peaks)[worst]
-        first = int(peaks.steps[len(peaks.steps) // 2])
-        parts.append(
-            f"it grows by {format_bytes(round(growth))} per step since step {first}, so it is full"
-            f" in {format_count(int(steps_left[worst]), 'step')}"
-        )
-    return Finding(
-        cause=CAUSE.name,
-        ranks=tuple(peaks.ranks[near].tolist()),
-        steps=(first, int(peaks.steps[-1])),
-        confidence=1.0,
-        evidence="; ".join(parts),
-    )
+def _show(peaks: RankPeaks, row: int, room: float) -> NDArray[np.int64]:
+    """Return the columns of the steps that show it: with retries, without room, or with growth."""
+    retries = np.flatnonzero(peaks.has_retries[row])
+    if len(retries) >= MIN_RETRY_STEPS:
+        return retries
+    if room < SEGMENT_BYTES:
+        peak = peaks.allocated_bytes[row]
+        return np.flatnonzero(peak[-1] + room - peak < SEGMENT_BYTES)
+    return np.arange(len(peaks.steps) // 2, len(peaks.steps))
+
+
+def _describe(peaks: RankPeaks, row: int, capacity: float, other_bytes: int | None) -> str:
+    """Return the peak of a rank, with its cache, of what the allocator can have."""
+    peak, reserved = int(peaks.allocated_bytes[row, -1]), int(peaks.reserved_bytes[row, -1])
+    text = f"the peak of rank {peaks.ranks[row]} is {format_bytes(peak)}"
+    text += f" ({format_bytes(reserved)} with the allocator's cache)" if reserved >= 0 else ""
+    if np.isnan(capacity):
+        return text
+    text += f" of {format_bytes(int(capacity))} that the allocator can have"
+    if other_bytes:
+        text += f", beside {format_bytes(other_bytes)} outside of it"
+    return text
