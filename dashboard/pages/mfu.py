@@ -34,6 +34,7 @@ from .report_page import choices, page_head, report_page
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
+    from rankscope.analysis.breakdown.run_history import RunHistory
     from rankscope.analysis.report.memory import MemoryUse, StageMemory
     from rankscope.analysis.report.report import PipelineBubble, RunReport
 

@@ -86,7 +86,7 @@ FAMILIES = {
     **dict.fromkeys(("gpt2", "gpt_neox", "phi", "nemotron", "arcee"), UNGATED),
     **dict.fromkeys(("olmoe", "granitemoe", "ernie4_5_moe", "glm4_moe"), ROUTED),
     **dict.fromkeys(("gemma", "seed_oss", "ernie4_5"), Family(has_head_size=True)),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), Family(features=LATENT)),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), Family(features=LATENT)),
     **dict.fromkeys(("mistral", "phi3"), Family(features=WINDOWS, period=ALL)),
     **dict.fromkeys(("mixtral", "phimoe"), Family(features=EXPERTS | WINDOWS, period=ALL)),
     **dict.fromkeys(("qwen2", "smollm3"), Family(features=WINDOWS)),

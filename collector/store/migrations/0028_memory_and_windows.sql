@@ -14,4 +14,4 @@ ALTER TABLE microbatches
 
 ALTER TABLE ranks
     ADD COLUMN IF NOT EXISTS memory String DEFAULT ''
-        COMMENT 'JSON of what the memory of its device holds: device_bytes, parameter_bytes, gradient_bytes, optimizer_bytes; empty: unknown' CODEC(ZSTD(1));
+        COMMENT 'JSON of what the memory of its device holds: device_bytes, other_bytes (used outside of the allocator), parameter_bytes, gradient_bytes, optimizer_bytes; empty: unknown' CODEC(ZSTD(1));

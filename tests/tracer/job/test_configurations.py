@@ -44,9 +44,11 @@ PUBLISHED = {
     "gpt-oss-120b": (116.8, 5.1),
     "deepseek-v3": (671.0, 37.6),
     "olmo-3-7b": (7.3, 7.3),
+    "olmoe-1b-7b": (6.92, 1.28),
 }
 """Billions of parameters, all and active.
-Source: the models' cards, arXiv 2401.04088, 2404.14219, 2412.19437, 2505.09388, 2508.10925."""
+Source: the models' cards, arXiv 2401.04088, 2404.14219, 2412.19437, 2409.02060, 2505.09388,
+2508.10925."""
 
 WITHOUT_EMBEDDING = {"gpt-oss-20b", "gpt-oss-120b"}
 """Whose published active parameters leave the embedding out."""
@@ -66,6 +68,9 @@ def test_active_parameters_are_those_that_were_published(name: str) -> None:
     passed += 0 if name in WITHOUT_EMBEDDING else untied
     assert passed / BILLION == pytest.approx(active, rel=0.02)
 
+
+REMOTE = ("kimi_k2",)
+"""Families whose code is with the weights, not in transformers."""
 
 TODAY = ("mistral", "mixtral", "qwen3_moe", "gemma3_text", "gpt_oss", "deepseek_v3")
 
@@ -111,7 +116,7 @@ def tiny_model(config: Any) -> Any:  # noqa: ANN401
         *TODAY,
         *(
             pytest.param(name, marks=pytest.mark.nightly)
-            for name in sorted(FAMILIES.keys() - {*TODAY})
+            for name in sorted(FAMILIES.keys() - {*TODAY, *REMOTE})
         ),
     ],
 )
@@ -158,18 +163,35 @@ def test_qwen_has_windows_from_max_window_layers_on() -> None:
     assert decoder.windowed == {*range(70, 80)}
 
 
-def test_deepseek_v3_by_hand() -> None:
-    decoder = read_hugging_face(CONFIGS["deepseek-v3"])
+@pytest.mark.parametrize(
+    ("name", "heads", "num_dense", "num_experts", "vocabulary"),
+    [("deepseek-v3", 128, 3, 256, 129280), ("kimi-k2", 64, 1, 384, 163840)],
+)
+def test_latent_attention_by_hand(
+    name: str, heads: int, num_dense: int, num_experts: int, vocabulary: int
+) -> None:
+    decoder = read_hugging_face(CONFIGS[name])
 
-    # MLA: queries 1536 x (7168 + 128 x 192), keys and values 7168 x 576 + 512 x 128 x 256,
-    # output 128 x 128 x 7168
-    attention = 1536 * (7168 + 24576) + 7168 * 576 + 512 * 32768 + 16384 * 7168
+    # queries 1536 x (7168 + heads x 192), keys and values 7168 x 576 + 512 x heads x 256, output
+    attention = 1536 * (7168 + heads * 192) + 7168 * 576 + 512 * heads * 256 + heads * 128 * 7168
     dense, expert = 3 * 7168 * 18432, 3 * 7168 * 2048
-    # 3 dense layers, 58 with 8 of 256 experts, a shared one and a router; the head
-    weights = 61 * attention + 3 * dense + 58 * (9 * expert + 7168 * 256) + 7168 * 129280
+    # the others of 61 layers have 8 of the experts, a shared one and a router
+    routed = (61 - num_dense) * (9 * expert + 7168 * num_experts)
+    weights = 61 * attention + num_dense * dense + routed + 7168 * vocabulary
     flops = decoder.flops("as counted here")
     assert flops.flops_per_token == 6 * weights
-    assert flops.flops_per_squared_length == 6 * 61 * 128 * (192 + 128)
+    assert flops.flops_per_squared_length == 6 * 61 * heads * (192 + 128)
+
+
+def test_glm_4_5_is_published_without_embedding_and_head() -> None:
+    decoder = read_hugging_face(CONFIGS["glm-4.5"])
+
+    # arXiv 2508.06471, table 1: 355 and 32 billion, with one layer that predicts a further token
+    layer = 5120 * (2 * 96 * 128 + 2 * 8 * 128) + 5120 * 160
+    expert = 3 * 5120 * 1536
+    total = decoder.count_weights(is_active=False) - decoder.head_weights + layer + 161 * expert
+    active = decoder.count_weights(is_active=True) - decoder.head_weights + layer + 9 * expert
+    assert (round(total / BILLION), round(active / BILLION)) == (355, 32)
 
 
 @pytest.mark.parametrize(
