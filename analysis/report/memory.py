@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .text import format_bytes, format_decimal_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,15 +24,14 @@ class ModelState:
         """Return their sum."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
-    @property
-    def text(self) -> str:
+    def text(self, format_size: Callable[[int], str] = format_bytes) -> str:
         """Return it in words: "700 GB parameters + 700 GB gradients + 1,400 GB optimizer"."""
         named = (
             (self.parameter_bytes, "parameters"),
             (self.gradient_bytes, "gradients"),
             (self.optimizer_bytes, "optimizer"),
         )
-        return " + ".join(f"{format_decimal_bytes(size)} {name}" for size, name in named)
+        return " + ".join(f"{format_size(round(size))} {name}" for size, name in named)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +86,14 @@ class MemoryUse:
     """Why those are unknown; "" if they are known."""
 
     @property
+    def whole_text(self) -> str:
+        """Return the state of the whole model in words; "" if unknown."""
+        if self.whole is None:
+            return ""
+        parts = self.whole.text(format_decimal_bytes)
+        return f"the model with Adam in float32 takes {parts}, over all shards"
+
+    @property
     def fullest(self) -> StageMemory | None:
         """Return the stage with the least room; None if no peak is known."""
         known = [stage for stage in self.stages if stage.peak_allocated_bytes is not None]
@@ -97,9 +108,11 @@ class MemoryUse:
         """Return it in one clause: "71.2 GiB of 80.0 GiB at the peak of rank 3; ..."."""
         stage = self.fullest
         if stage is None or stage.peak_allocated_bytes is None:
-            state = self.whole if not self.stages else self.stages[0].state
-            where = "the model" if not self.stages else f"rank {self.stages[0].rank}"
-            return "" if state is None else f"{state.text} of {where}; its peak is unknown"
+            if not self.stages:
+                return self.whole_text
+            state = self.stages[0].state
+            of_rank = f"rank {self.stages[0].rank}; its peak is unknown"
+            return "" if state is None else f"{state.text()} of {of_rank}"
         size = "" if stage.device_bytes is None else f" of {format_bytes(stage.device_bytes)}"
         parts = [
             f"{format_bytes(stage.peak_allocated_bytes)}{size} at the peak of rank {stage.rank}"
@@ -107,7 +120,7 @@ class MemoryUse:
         if stage.peak_reserved_bytes is not None:
             parts.append(f"{format_bytes(stage.peak_reserved_bytes)} with the allocator's cache")
         if stage.state is not None:
-            parts.append(stage.state.text)
+            parts.append(stage.state.text())
         if stage.activation_bytes is not None:
-            parts.append(f"{format_decimal_bytes(stage.activation_bytes)} activations by formula")
+            parts.append(f"{format_bytes(round(stage.activation_bytes))} activations by formula")
         return "; ".join(parts)

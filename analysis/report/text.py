@@ -219,7 +219,7 @@ def format_bytes(num_bytes: int) -> str:
     return _in_unit(num_bytes, _BYTE_UNITS, "B")
 
 
-def format_decimal_bytes(num_bytes: float) -> str:
+def format_decimal_bytes(num_bytes: int) -> str:
     """Return a size in decimal units, as papers have, with three digits: "700 GB"."""
     return _in_unit(num_bytes, _DECIMAL_UNITS, "B")
 

@@ -220,9 +220,7 @@ def _memory(use: MemoryUse | None) -> list[Component]:
         " 2205.05198. Rest: temporary tensors, and what the formula does not count."
     )
     missing = f"Activations n/a {use.missing_activations}." if use.missing_activations else ""
-    whole = ""
-    if use.whole is not None:
-        whole = f"The whole model with Adam in float32: {use.whole.text}, over all shards."
+    whole = f"{use.whole_text[:1].upper()}{use.whole_text[1:]}." if use.whole else ""
     known = table("memory by stage", head, [*map(_memory_row, use.stages)], class_name="plain-rows")
     return [
         card(
