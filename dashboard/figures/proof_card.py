@@ -404,7 +404,7 @@ def _without(finding: Finding, report: RunReport) -> str:
 
 def _axis(longest: float, scale: Scale, *, num: int = 5, with_unit: bool = True) -> dict[str, Any]:
     """Return an axis from 0 to a value, with its ticks."""
-    ticks = _nice_ticks(longest, num)
+    ticks = [tick * scale.factor for tick in _nice_ticks(longest / scale.factor, num)]
     texts = [scale.with_unit(tick) if with_unit else scale.text(tick) for tick in ticks]
     return {
         "range": (0.0, longest * 1.04 or 1.0),
