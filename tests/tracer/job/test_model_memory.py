@@ -1,4 +1,4 @@
-"""Bytes of a model's state, by hand."""
+"""Bytes of a model's state, summed here from the shapes of its tensors."""
 
 from __future__ import annotations
 
