@@ -15,6 +15,7 @@ from .arrays.grouping import sorted_unique
 from .breakdown.bandwidth import measure_bandwidths
 from .breakdown.device_time import summarize_profile
 from .breakdown.link_summary import summarize_links
+from .breakdown.memory import summarize_memory
 from .breakdown.mfu import compute_mfu, count_tokens, explain_missing_mfu, sum_squares
 from .breakdown.mfu_shape import with_mfu
 from .breakdown.starved import attribute_waits, find_starved_ranks
@@ -145,9 +146,9 @@ def _analyze(
         if replay is not None:
             record = replace(record, reading=reading)
             report = _report_with_replay(record, reading, *replay, executor)
-            return _with_device_time(report, record)
+            return _with_devices(report, record)
     report = _report_without_replay(record, findings_of_record(record), reading)
-    return _with_device_time(report, record)
+    return _with_devices(report, record)
 
 
 def _read_record(
@@ -212,12 +213,13 @@ def read_case(
     raise EmptyRunError(f"no step of run {run.run_id!r} can be replayed (see quality.warnings)")
 
 
-def _with_device_time(report: RunReport, record: Record) -> RunReport:
-    """Return the report with what a profile says of the device, which needs no replay."""
+def _with_devices(report: RunReport, record: Record) -> RunReport:
+    """Return the report with the devices' memory and a profile of them, which need no replay."""
     device_time, kernels = summarize_profile(
         record.context, report.steps, {rank.device_name for rank in record.run.ranks.values()}
     )
-    return replace(report, device_time=device_time, kernels=kernels)
+    memory = summarize_memory(record.run, record.steps, record.context.microbatches)
+    return replace(report, device_time=device_time, kernels=kernels, memory=memory)
 
 
 def read_operations(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading:

@@ -216,12 +216,14 @@ class RunWindow:
         if new is not None:
             before = self.mfu or new
             by_step = {**before.by_step, **new.by_step}
+            mean = float(np.mean(list(by_step.values())))
             self.mfu = Mfu(
                 convention=new.convention,
-                mean=float(np.mean(list(by_step.values()))),
+                mean=mean,
                 by_step=by_step,
                 flops_by_step={**before.flops_by_step, **new.flops_by_step},
                 restart_steps=tuple(sorted({*before.restart_steps, *new.restart_steps})),
+                hfu=None if new.hfu is None else new.hfu / new.mean * mean,
             )
 
     def _read_stalled(self, run: RunInfo, steps: StepTable) -> bool:

@@ -535,6 +535,7 @@ class Recording:
     def _finished_steps(self) -> StepTable:
         rank = np.flatnonzero((self._arrived_ns > 0) & (self._job.step > 0))
         num, zero = len(rank), np.zeros(len(rank))
+        unknown = np.full(num, NONE, dtype=np.int64)
         end_ns = self._unix_ns(zero, rank)
         return StepTable(
             epoch=np.zeros(num, dtype=np.int32),
@@ -544,6 +545,9 @@ class Recording:
             end_ns=end_ns,
             num_tokens=np.full(num, 8192, dtype=np.int64),
             loss=np.full(num, np.nan),
+            peak_memory_bytes=unknown,
+            peak_reserved_bytes=unknown,
+            num_alloc_retries=unknown,
             left_out=np.zeros(num, dtype=np.uint32),
         )
 

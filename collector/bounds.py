@@ -232,6 +232,7 @@ BOUNDS: dict[str, dict[str, Bound]] = {
         "rank": RANK,
         "local_rank": LOCAL,
         "peak_flops_per_s": FLOPS,
+        "memory": DOCUMENT,
         **dict.fromkeys(COORD_AXES, POSITION),
         "started_ns": TIME,
         "exit_ns": TIME,

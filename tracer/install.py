@@ -60,6 +60,8 @@ class Options(TypedDict, total=False):
     model_name: str
     flops_per_token: float | None
     flops_convention: str
+    recomputed_flops_per_token: float | None
+    shape: Mapping[str, object] | None
     device_name: str
     dtype: str
     peak_flops_per_s: float | None
@@ -93,7 +95,9 @@ def install(
             (`begin_steps`, `step`). None: after the first optimizer step, which counts as start-up;
             True: from the first batch on; False: never.
         job: What the job declares for the manifest: ``layout``, ``coords`` (`tracer.topology`),
-            ``model_name``, ``flops_per_token`` with its ``flops_convention``, ``device_name``,
+            ``model_name``, ``flops_per_token`` with its ``flops_convention``,
+            ``recomputed_flops_per_token`` (those that activation recomputation repeats), ``shape``
+            (sizes of the layers, `tracer.job.model_memory.layer_shape`), ``device_name``,
             ``dtype``, ``peak_flops_per_s`` of that device at that dtype, ``paced`` (how the trainer
             pads its compute), ``config``, ``seeds``. FLOPs, device and dtype that are not declared
             are derived from the model if its architecture is known (`tracer.job.flops`).

@@ -105,13 +105,15 @@ COMM = struct.Struct("<Qqiiqq24x")
 """group_id, seq, src_rank, dst_rank, num_bytes (-1: unknown), interval_id: the second half of a
 span with `HAS_COMM`; all zero and without meaning in a span without that flag."""
 
-STEP = struct.Struct("<qdqI36x")
-"""num_tokens, loss, peak_memory_bytes, left out: the second half of a `RecordType.STEP`.
-Unknown is -1, NaN and -1. Left out: bit k is set if spans of kind code k that began in the step
-were not recorded, by request or because their capture failed; 0: all were recorded."""
+STEP = struct.Struct("<qdqI4xqq16x")
+"""num_tokens, loss, peak_memory_bytes, left out, 1 + peak_reserved_bytes, 1 + num_alloc_retries:
+the second half of a `RecordType.STEP`. Unknown is -1, NaN and -1, and 0 for the last two. Left
+out: bit k is set if spans of kind code k that began in the step were not recorded, by request or
+because their capture failed; 0: all were recorded."""
 
-MICROBATCH = struct.Struct("<qq48x")
-"""num_tokens, sum_squared_lengths: the second half of a `RecordType.MICROBATCH`; unknown is -1."""
+MICROBATCH = struct.Struct("<qqq40x")
+"""num_tokens, sum_squared_lengths, 1 + sum_windowed_lengths: the second half of a
+`RecordType.MICROBATCH`; unknown is -1, and 0 for the last."""
 
 HAS_COMM = 1 << 15
 """Flag bit of the spool, not of `SpanFlag`: the record's second half is a `COMM`."""

@@ -29,7 +29,9 @@ TERA = 1e12
 def read_mfu(source: SpanSource, run_id: str, steps: StepTable) -> Mfu | None:
     """Return the MFU of these steps of a stored run; None if it is unknown."""
     run, first = source.run_info(run_id), int(steps.step.min(initial=0))
-    needs_lengths = bool(run.flops_per_squared_length and len(steps))
+    needs_lengths = bool(len(steps)) and bool(
+        run.flops_per_squared_length or run.flops_per_windowed_length
+    )
     context = source.context(run_id, first=first) if needs_lengths else RunContext()
     return compute_mfu(run, steps, context.microbatches)
 
@@ -39,17 +41,22 @@ def compute_mfu(
 ) -> Mfu | None:
     """Return the MFU of each step, unsmoothed; None if it is unknown.
 
-    With P the sum of the peaks of all ranks, and squares the sum of the squared lengths of the
-    sequences of all micro-batches::
+    With P the sum of the peaks of all ranks, squares the sum of the squared lengths of the
+    sequences of all micro-batches, and windowed that of the lengths times the length or the
+    attention's window, whichever is less::
 
-        flops[step] = flops_per_token * tokens[step] + flops_per_squared_length * squares[step]
+        attention[step] = flops_per_squared_length * squares[step]
+            + flops_per_windowed_length * windowed[step]
+        flops[step] = flops_per_token * tokens[step] + attention[step]
         MFU[step] = flops[step] / (P * duration[step])
+        HFU[step] = (flops[step] + recomputed_flops_per_token * tokens[step]
+            + recomputed_attention_ratio * attention[step]) / (P * duration[step])
 
     The duration is that of `measure_steps`, so time that two steps share counts once. A step is
     left out unless every traced rank has ended it and every data position (dp, cp)
     reported its tokens, and its lengths if the FLOPs depend on them. A sequence is split evenly
-    over the cp positions, so each of their squares counts cp times. If a later epoch repeated a
-    step, that epoch's value counts. There are no
+    over the cp positions, so each of their squares counts cp times; with a window that is unknown.
+    If a later epoch repeated a step, that epoch's value counts. There are no
     defaults: the MFU is unknown if ``flops_per_token``, the layout or the peak of a device is
     unknown, or if not all data positions were traced.
 
@@ -65,6 +72,7 @@ def compute_mfu(
         return None
     by_step: dict[int, float] = {}
     flops: dict[int, float] = {}
+    executed: dict[int, float] = {}
     convention = ""
     restart_steps: list[int] = []
     for epoch in sorted(run.epochs, key=lambda known: known.epoch):
@@ -79,16 +87,18 @@ def compute_mfu(
         else:
             continue
         counted = _epoch_tokens(run, epoch, steps)
-        per_square = run.flops_per_squared_length or 0.0
-        squares = _epoch_squares(run, epoch, steps, microbatches) if per_square else {}
-        known = counted.keys() & squares if per_square else counted.keys()
+        attention = _epoch_attention(run, epoch, steps, microbatches)
+        known = counted.keys() if attention is None else counted.keys() & attention
         if known:
             if by_step:
                 restart_steps.append(min(known))
             for step in known:
                 num_tokens, seconds = counted[step]
-                flops[step] = run.flops_per_token * num_tokens + per_square * squares.get(step, 0)
+                of_attention = 0.0 if attention is None else attention[step]
+                flops[step] = run.flops_per_token * num_tokens + of_attention
                 by_step[step] = flops[step] / (peak * seconds)
+                if (repeated := _recomputed(run, num_tokens, of_attention)) is not None:
+                    executed[step] = (flops[step] + repeated) / (peak * seconds)
             counted_as = run.flops_convention or "FLOPs per token as declared by the job"
             sources = sorted({_peak_source(run, rank) for rank in epoch.ranks})
             convention = f"{counted_as}; peak {', '.join(sources)}"
@@ -101,6 +111,7 @@ def compute_mfu(
         by_step=ordered,
         flops_by_step={step: flops[step] for step in ordered},
         restart_steps=tuple(restart_steps),
+        hfu=float(np.mean(list(executed.values()))) if executed.keys() == by_step.keys() else None,
         usual=usual,
     )
 
@@ -114,8 +125,9 @@ def explain_missing_mfu(run: RunInfo, steps: StepTable) -> str:
         return f"parallel layout unknown: pass `layout` and `coords` to {install}"
     if run.flops_per_token is None:
         return (
-            "FLOPs per token unknown: set RANKSCOPE_FLOPS_PER_TOKEN, or pass `flops_per_token` to"
-            f" {install}, or set RANKSCOPE_COUNT_FLOPS=1: torch counts them in the first step"
+            f"FLOPs per token unknown{f' ({run.unknown_flops})' if run.unknown_flops else ''}: set"
+            f" RANKSCOPE_FLOPS_PER_TOKEN, or pass `flops_per_token` to {install}, or set"
+            " RANKSCOPE_COUNT_FLOPS=1: torch counts them in the first step"
         )
     unknown = [
         rank for epoch in run.epochs for rank in epoch.ranks if rank_peak(rank) in {None, 0.0}
@@ -130,6 +142,9 @@ def explain_missing_mfu(run: RunInfo, steps: StepTable) -> str:
     if not (steps.num_tokens > 0).any():
         return "tokens unknown: pass `tokens` to `tracer.step`"
     lengths = ", and squared lengths (`tracer.microbatch`)" if run.flops_per_squared_length else ""
+    if run.flops_per_windowed_length:
+        lengths += ", and lengths within the attention's window, which the tracer counts"
+        lengths += " unless sequences are split over context-parallel ranks"
     return f"no step has an end and tokens of all ranks{lengths}"
 
 
@@ -151,7 +166,7 @@ def sum_squares(microbatches: MicrobatchTable) -> dict[int, int]:
     Steps in which those of a micro-batch are unknown are left out. If a later epoch repeated a
     step, that epoch's value counts.
     """
-    sums = _rank_squares(microbatches)
+    sums = _rank_sums(microbatches, "sum_squared_lengths")
     of_step, num_steps = factorize(sums.epoch, sums.step)
     largest, step = np.zeros(num_steps, dtype=np.int64), np.zeros(num_steps, dtype=np.int64)
     np.maximum.at(largest, of_step, sums.sum_squared_lengths)
@@ -161,28 +176,56 @@ def sum_squares(microbatches: MicrobatchTable) -> dict[int, int]:
     return dict(zip(step[is_known].tolist(), largest[is_known].tolist(), strict=True))
 
 
-def _rank_squares(microbatches: MicrobatchTable) -> MicrobatchTable:
-    """Return one row for each epoch, step and rank; -1 if a sum of squares is unknown."""
-    squared = microbatches.sum_squared_lengths
+def _rank_sums(microbatches: MicrobatchTable, column: str) -> MicrobatchTable:
+    """Return one row for each epoch, step and rank with the sum of a column; -1 if unknown."""
+    squared: NDArray[np.int64] = getattr(microbatches, column)
     code, num = factorize(microbatches.epoch, microbatches.step, microbatches.rank)
     sums, row = np.zeros(num, dtype=np.int64), np.zeros(num, dtype=np.int64)
     np.add.at(sums, code, squared)
     sums[code[squared < 0]] = -1
     row[code] = np.arange(len(code))
-    return replace(select_rows(microbatches, row), sum_squared_lengths=sums)
+    rows = select_rows(microbatches, row)
+    if column == "sum_windowed_lengths":
+        return replace(rows, sum_windowed_lengths=sums)
+    return replace(rows, sum_squared_lengths=sums)
 
 
-def _epoch_squares(
+def _epoch_attention(
     run: RunInfo, epoch: EpochInfo, steps: StepTable, microbatches: MicrobatchTable
-) -> dict[int, int]:
-    """Return the sum of squared lengths of each step of an epoch in which all are known."""
+) -> dict[int, float] | None:
+    """Return the FLOPs that depend on lengths of each step in which these are known.
+
+    None if none of the run's FLOPs depend on them.
+    """
+    factors = {
+        "sum_squared_lengths": run.flops_per_squared_length,
+        "sum_windowed_lengths": run.flops_per_windowed_length,
+    }
+    columns = [column for column, factor in factors.items() if factor]
+    if not columns:
+        return None
+    if factors["sum_windowed_lengths"] and run.layout.cp > 1:
+        return {}
     own = select_rows(microbatches, microbatches.epoch == epoch.epoch)
-    sums = _rank_squares(select_rows(own, np.isin(own.step, steps.step)))
-    squares = _sum_positions(
-        run, epoch, step=sums.step, rank=sums.rank, values=sums.sum_squared_lengths
-    )
-    of_step = zip(np.unique(sums.step).tolist(), squares.tolist(), strict=True)
-    return {step: run.layout.cp * total for step, total in of_step if total >= 0}
+    own = select_rows(own, np.isin(own.step, steps.step))
+    numbers = np.unique(own.step)
+    total, is_known = np.zeros(len(numbers)), np.ones(len(numbers), dtype=bool)
+    for column in columns:
+        sums = _rank_sums(own, column)
+        values = getattr(sums, column)
+        summed = _sum_positions(run, epoch, step=sums.step, rank=sums.rank, values=values)
+        total = total + factors[column] * run.layout.cp * summed
+        is_known &= summed >= 0
+    of_step = zip(numbers[is_known].tolist(), total[is_known].tolist(), strict=True)
+    return dict(of_step)
+
+
+def _recomputed(run: RunInfo, num_tokens: int, of_attention: float) -> float | None:
+    """Return the FLOPs of a step that activation recomputation repeats; None if unknown."""
+    per_token, ratio = run.recomputed_flops_per_token, run.recomputed_attention_ratio
+    if per_token is None or (of_attention and ratio is None):
+        return None
+    return per_token * num_tokens + (ratio or 0.0) * of_attention
 
 
 def _epoch_tokens(run: RunInfo, epoch: EpochInfo, steps: StepTable) -> dict[int, tuple[int, float]]:

@@ -58,6 +58,7 @@ class ProofForm(Enum):
     RECOMPILES = "the same, and the compile ids"
     STATES = "last operation of each rank"
     SETTINGS = "values of a setting on each side"
+    MEMORY = "peak of the memory of ranks beside that of others"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from . import (
     launch_skew,
     layout,
     misconfiguration,
+    near_oom,
     network_degradation,
     recompile,
     sequence_imbalance,
@@ -28,7 +29,13 @@ from . import (
 if TYPE_CHECKING:
     from .detector import CauseModule, Detector, RecordDetector
 
-FROM_RECORDS: tuple[RecordDetector, ...] = (hang, crash, misconfiguration, layout)
+FROM_RECORDS: tuple[RecordDetector, ...] = (
+    hang,
+    crash,
+    near_oom,
+    misconfiguration,
+    layout,
+)
 """Detectors that need no replay. Those of causes that ended the job come first."""
 
 FROM_REPLAY: tuple[Detector, ...] = (

@@ -1,4 +1,4 @@
-"""Cards of what ranks recorded of themselves: last operations, and settings that differ."""
+"""Cards of what ranks recorded of themselves: last operations, settings that differ, memory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import numpy as np
 
 from rankscope.tracer.span import KINDS, NONE, NS_PER_S, SpanFlag, SpanKind
 
+from ..breakdown.memory import read_peaks
 from ..causes.misconfiguration import common_settings
-from ..report.proof_card import MAX_GROUPS, ProofCard, ProofFact
-from ..report.text import format_count, format_duration, format_ranks
+from ..report.proof_card import MAX_GROUPS, ProofCard, ProofFact, SampleStrip
+from ..report.text import format_bytes, format_count, format_duration, format_ranks
+from .samples import group_samples, make_series, name_ranks, name_steps, shown_columns
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -165,3 +167,41 @@ def _sides(name: str, manifests: Iterable[RankManifest], *, is_culprit: bool) ->
 
 def _setting(name: str, value: str | None) -> str:
     return f"{name} = {'(not set)' if value is None else value[:MAX_TEXT]}"
+
+
+def memory_card(finding: Finding, record: Record) -> ProofCard | None:
+    """Return the peaks of the named ranks by step beside those of the others."""
+    peaks = read_peaks(record.run, record.steps)
+    steps, is_culprit = peaks.steps.tolist(), np.isin(peaks.ranks, finding.ranks)
+    if not is_culprit.any():
+        return None
+    known = np.where(peaks.allocated_bytes < 0, np.nan, peaks.allocated_bytes)
+    shown = shown_columns(steps, finding.steps)
+    label, others = name_ranks(finding.ranks), f"{format_count(int((~is_culprit).sum()), 'other')}"
+    quantity = "peak of the memory of tensors so far"
+    groups = group_samples(label, known[is_culprit, -1:], is_culprit=True)
+    groups += group_samples(others, known[~is_culprit, -1:])
+    capacity = record.run.ranks[finding.ranks[0]].memory.capacity_bytes
+    facts = () if capacity is None else (
+        ProofFact(
+            label=format_ranks(finding.ranks[:1]),
+            text=f"{format_bytes(capacity)} is what the allocator can have",
+            is_culprit=True,
+        ),
+    )  # fmt: skip
+    return ProofCard(
+        strips=(
+            SampleStrip(
+                quantity=quantity, unit="bytes", steps=name_steps(steps, shown), groups=groups
+            ),
+        ),
+        series=make_series(
+            quantity,
+            "bytes",
+            steps,
+            culprits=(label, known[is_culprit]),
+            usual=(others, known[~is_culprit]),
+            shown=shown,
+        ),
+        facts=facts,
+    )

@@ -73,6 +73,7 @@ def to_document(report: RunReport) -> dict[str, Any]:
             "file_ratio": device.file_ratio,
             "by_rank_s": {str(rank): device.of_rank(rank) for rank in device.ranks},
         },
+        "memory": report.memory and asdict(report.memory),
         "kernels": [asdict(kernel) for kernel in report.kernels],
         "paced": report.paced,
         "bandwidth": [asdict(entry) for entry in report.bandwidth],

@@ -1,8 +1,8 @@
 """The proof card of a finding: its guilty quantity beside that of peers, as plain numbers.
 
 A card has the same bounded size for 8 ranks as for 12,288: of many values it keeps an evenly spaced
-part, with the smallest and the largest. Units are those of the quantities: ``ns``, ``bytes/s``,
-``Hz``, ``W``, or empty for a number without one.
+part, with the smallest and the largest. Units are those of the quantities: ``ns``, ``bytes``,
+``bytes/s``, ``Hz``, ``W``, or empty for a number without one.
 """
 
 from __future__ import annotations

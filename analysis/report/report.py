@@ -14,6 +14,7 @@ from ..trace.account import RecordAccount
 from ..trace.tables import is_layout_known
 from .device_time import DeviceTime, Kernel
 from .fields import FloatArray, IntArray, Pair
+from .memory import MemoryUse
 from .network import TRANSFER_CAUSES, CommonPause, DirectWaits, LinkSummary, WaitedLink
 from .proof_card import ProofCard
 from .text import MAX_NAMES, format_link, format_names
@@ -237,6 +238,10 @@ class Mfu:
 
     restart_steps: tuple[int, ...] = ()
     """First known step after each restart of the job."""
+
+    hfu: float | None = None
+    """The same mean of the executed FLOPs, with those that activation recomputation repeats (HFU);
+    None if these are unknown."""
 
     usual: float | None = None
     """Mean MFU of the previous run of the same model on as many of the same devices, by the same
@@ -516,6 +521,9 @@ class RunReport:
 
     culprits: CulpritComparison | None = None
     """None if the S of workers is undefined."""
+
+    memory: MemoryUse | None = None
+    """None if neither a peak nor a size of the model's state is known."""
 
     @property
     def warmup_steps(self) -> tuple[int, ...]:

@@ -62,6 +62,7 @@ MIN_RANGE = 3
 
 _TIME_UNITS = (("s", NS_PER_S), ("ms", NS_PER_MS), ("us", NS_PER_US))
 _BYTE_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+_DECIMAL_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 _RATE_UNITS = (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3))
 _FLOPS_UNITS = (("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6))
 _MINUTE_S, _HOUR_S, _DAY_H = 60, 3600, 24
@@ -216,6 +217,16 @@ def format_price(seconds: float, share: float, *, since: int | None = None) -> s
 def format_bytes(num_bytes: int) -> str:
     """Return a size in binary units, with three digits: "4.00 MiB", "12 B"."""
     return _in_unit(num_bytes, _BYTE_UNITS, "B")
+
+
+def format_decimal_bytes(num_bytes: int) -> str:
+    """Return a size in decimal units, as papers have, with three digits: "700 GB"."""
+    return _in_unit(num_bytes, _DECIMAL_UNITS, "B")
+
+
+def format_hfu(mean: float, hfu: float | None) -> str:
+    """Return the HFU beside the MFU if recomputation adds to it: ", HFU 52 %", else ""."""
+    return "" if hfu is None or hfu <= mean else f", HFU {format_percent(hfu, digits=1)}"
 
 
 def format_rate(bytes_per_s: float | None) -> str:

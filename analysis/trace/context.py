@@ -28,6 +28,10 @@ class MicrobatchTable:
     sum_squared_lengths: NDArray[np.int64]
     """Sum over its sequences of the squared number of tokens: the cost of attention."""
 
+    sum_windowed_lengths: NDArray[np.int64]
+    """Sum over its sequences of the number of tokens times that or the attention's window,
+    whichever is less."""
+
     def __len__(self) -> int:
         return len(self.step)
 
@@ -154,6 +158,7 @@ def empty_microbatches() -> MicrobatchTable:
         microbatch=none32,
         num_tokens=none64,
         sum_squared_lengths=none64,
+        sum_windowed_lengths=none64,
     )
 
 

@@ -7,7 +7,7 @@ other names, so they are unknown, as they must be.
 
 from __future__ import annotations
 
-MAKER = "NVIDIA "
+MAKERS = ("NVIDIA ", "AMD Instinct ")
 TERA = 1e12
 GIGA = 1e9
 
@@ -23,11 +23,34 @@ H100_PCIE = {"float16": 756.0, "bfloat16": 756.0, "tf32": 378.0, "float8": 1513.
 H100_NVL = {"float16": 835.5, "bfloat16": 835.5, "tf32": 417.5, "float8": 1670.5}
 """NVIDIA H100 datasheet (2023), column H100 NVL, half of the figures with sparsity."""
 
+H20 = {"float16": 148.0, "bfloat16": 148.0, "tf32": 74.0, "float8": 296.0}
+"""NVIDIA H20 datasheet (2023), without sparsity."""
+
+L40S = {"float16": 362.05, "bfloat16": 362.05, "tf32": 183.0, "float8": 733.0}
+"""NVIDIA L40S datasheet (2023), without sparsity."""
+
 B200 = {"float16": 2250.0, "bfloat16": 2250.0, "float8": 4500.0}
 """NVIDIA Blackwell architecture technical brief, HGX B200, one GPU, without sparsity."""
 
 GB200 = {"float16": 2500.0, "bfloat16": 2500.0, "float8": 5000.0}
 """The same brief, GB200, one GPU, without sparsity."""
+
+B300 = {"float16": 2250.0, "bfloat16": 2250.0, "float8": 4500.0}
+"""NVIDIA HGX platform page (2025), HGX B300: 36 and 72 PFLOP/s with sparsity for 8 GPUs."""
+
+GB300 = {"float16": 2500.0, "bfloat16": 2500.0, "float8": 5000.0}
+"""NVIDIA GB300 NVL72 page (2025): 360 and 720 PFLOP/s with sparsity for 72 GPUs."""
+
+MI300X = {"float16": 1307.4, "bfloat16": 1307.4, "tf32": 653.7, "float8": 2614.9}
+"""AMD Instinct MI300X data sheet (2023), without sparsity: 304 compute units at 2.1 GHz, 2048
+operations each in 16 bits. The MI325X data sheet (2024) has the same rates."""
+
+MI350X = {"float16": 2306.9, "bfloat16": 2306.9, "float8": 4613.7}
+"""AMD Instinct MI350X data sheet (2025), without sparsity, where it is rounded to 2.3 and 4.6
+PFLOP/s: 256 compute units at 2.2 GHz, 4096 operations each in 16 bits."""
+
+MI355X = {"float16": 2516.6, "bfloat16": 2516.6, "float8": 5033.2}
+"""AMD Instinct MI355X data sheet (2025): the same at 2.4 GHz, rounded to 2.5 and 5.0 PFLOP/s."""
 
 PEAK_TFLOPS_PER_S: dict[str, dict[str, float]] = {
     "A100-PCIE-40GB": A100,
@@ -43,8 +66,19 @@ PEAK_TFLOPS_PER_S: dict[str, dict[str, float]] = {
     "GH200 480GB": H100_SXM,
     # The H200 datasheet (2024) gives the H100's rates; only the memory is larger.
     "H200": H100_SXM,
+    "H200 NVL": H100_NVL,
+    "H20": H20,
+    "H20-3e": H20,
+    "L40S": L40S,
     "B200": B200,
     "GB200": GB200,
+    "B300": B300,
+    "B300 SXM6 AC": B300,
+    "GB300": GB300,
+    "MI300X": MI300X,
+    "MI325X": MI300X,
+    "MI350X": MI350X,
+    "MI355X": MI355X,
 }
 """By device name without the maker's prefix, then by number type: 10^12 FLOP/s, dense."""
 
@@ -75,9 +109,22 @@ MEMORY_GB_PER_S: dict[str, float] = {
     "H100 NVL": 3900.0,
     "H800": 3350.0,
     "H200": 4800.0,
+    "H200 NVL": 4800.0,
+    "H20": 4000.0,
+    "L40S": 864.0,
+    "B200": 8000.0,
+    "GB200": 8000.0,
+    "B300": 8000.0,
+    "B300 SXM6 AC": 8000.0,
+    "GB300": 8000.0,
+    "MI300X": 5300.0,
+    "MI325X": 6000.0,
+    "MI350X": 8000.0,
+    "MI355X": 8000.0,
 }
 """By the same names: memory bandwidth in 10^9 bytes/s.
-Source: NVIDIA's A100 (2021), A800 (2022), H100 (2023) and H200 (2024) datasheets."""
+Source: the same documents, NVIDIA's A100 (2021), A800 (2022), H100 (2023) and H200 (2024)
+datasheets, and those of HGX B200, GB200 NVL72 and their successors (8 TB/s a GPU)."""
 
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "tf32": 4, "float8": 1}
 
@@ -88,7 +135,7 @@ def memory_bytes_per_s(device_name: str) -> float | None:
     Returns:
         Bytes/s, as the vendor states it.
     """
-    found = MEMORY_GB_PER_S.get(device_name.strip().removeprefix(MAKER))
+    found = MEMORY_GB_PER_S.get(_model(device_name))
     return None if found is None else found * GIGA
 
 
@@ -110,8 +157,16 @@ def peak_flops_per_s(device_name: str, dtype: str) -> float | None:
     Source:
         The vendor's documents named at each row of the table.
     """
-    peaks = PEAK_TFLOPS_PER_S.get(device_name.strip().removeprefix(MAKER))
+    peaks = PEAK_TFLOPS_PER_S.get(_model(device_name))
     number_type = NUMBER_TYPES.get(dtype.strip().removeprefix("torch."))
     if peaks is None or number_type is None:
         return None
     return peaks[number_type] * TERA if number_type in peaks else None
+
+
+def _model(device_name: str) -> str:
+    """Return the name without that of the maker."""
+    model = device_name.strip()
+    for maker in MAKERS:
+        model = model.removeprefix(maker)
+    return model

@@ -64,6 +64,27 @@ def format_of(run: _HasFormat) -> TraceFormat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Memory of a rank's device, and the rank's state in it; None is unknown."""
+
+    device_bytes: int | None = None
+    other_bytes: int | None = None
+    """Used outside of the allocator: by the driver, by the communication library, and by other
+    processes."""
+
+    parameter_bytes: int | None = None
+    gradient_bytes: int | None = None
+    """Of the gradients of these parameters, whether or not they are there now."""
+
+    optimizer_bytes: int | None = None
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """Return what the allocator can have at most."""
+        return None if self.device_bytes is None else self.device_bytes - (self.other_bytes or 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:
     """One rank of one epoch, as its manifest declares it."""
 
@@ -97,6 +118,7 @@ class RankInfo:
     peak_flops_per_s: float | None = None
     """Peak of the device at ``dtype`` as declared by the job; None: look the device up."""
 
+    memory: RankMemory = RankMemory()
     exit_state: str = ""
     """"running", "ended", "failed", "lost" (no exit record), or "" if unknown."""
 
@@ -147,6 +169,24 @@ class RunInfo:
     flops_per_squared_length: float = 0.0
     """FLOPs of a sequence over its squared length, which ``flops_per_token`` leaves out; 0 if the
     job declared FLOPs per token for sequences of one length."""
+
+    flops_per_windowed_length: float = 0.0
+    """The same of layers with a window, over the length times the length or the window."""
+
+    recomputed_flops_per_token: float | None = None
+    """FLOPs that activation recomputation repeats, per token; None if unknown."""
+
+    recomputed_attention_ratio: float | None = None
+    """The same of the attention, over the FLOPs of the attention."""
+
+    unknown_flops: str = ""
+    """Why the tracer could not derive the FLOPs; "" if it did not try."""
+
+    num_parameters: int | None = None
+    """Of the model on one rank, sharded ones counted whole."""
+
+    shape: Mapping[str, object] = field(default_factory=dict)
+    """Sizes of the model's layers, `tracer.job.decoder.Decoder`; empty if unknown."""
 
     flops_convention: str = ""
     """How the FLOPs were counted, in words; "" if they are unknown."""
@@ -339,6 +379,15 @@ class StepTable:
 
     loss: NDArray[np.float64]
     """NaN if unknown."""
+
+    peak_memory_bytes: NDArray[np.int64]
+    """Peak of the device's allocator so far, -1 if unknown, as are the next two."""
+
+    peak_reserved_bytes: NDArray[np.int64]
+    """The same with what the allocator caches."""
+
+    num_alloc_retries: NDArray[np.int64]
+    """Times so far that the device's memory was full until the allocator freed its cache."""
 
     left_out: NDArray[np.uint32]
     """Bit `k` is set if the rank has no spans of kind `k` (`tracer.span.KINDS`) because they were

@@ -144,6 +144,7 @@ ROW_TABLES: dict[str, RowTable] = {
             "device_name": WORD,
             "dtype": WORD,
             "peak_flops_per_s": OPT_FLOAT,
+            "memory": TEXT,
             **dict.fromkeys(("dp", "tp", "pp", "cp", "ep"), INT32),
             "switch": WORD,
             "rack": WORD,

@@ -50,7 +50,7 @@ LIMIT {most:UInt32}
 SELECT_STEPS = """
 SELECT
     epoch, step, rank, start_ns, end_ns, num_tokens, ifNull(loss, nan) AS loss, peak_memory_bytes,
-    left_out
+    peak_reserved_bytes, num_alloc_retries, left_out
 FROM steps
 WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
 ORDER BY epoch, step, rank, segment, row
@@ -59,7 +59,9 @@ ORDER BY epoch, step, rank, segment, row
 SELECT_STEPS_FINAL = SELECT_STEPS.replace("FROM steps", "FROM steps FINAL")
 
 SELECT_MICROBATCHES = """
-SELECT epoch, step, rank, microbatch, num_tokens, sum_squared_lengths FROM microbatches FINAL
+SELECT
+    epoch, step, rank, microbatch, num_tokens, sum_squared_lengths, sum_windowed_lengths
+FROM microbatches FINAL
 WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
 ORDER BY epoch, step, rank, microbatch
 """

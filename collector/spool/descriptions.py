@@ -54,7 +54,13 @@ MAX_DATA_BYTES = 256 << 10
 
 KERNEL_NUMBERS = ("step", "num", "num_names", "total_ns", "max_ns", "flops", "num_bytes")
 
-SQUARED = "flops_per_squared_length"
+FLOPS_NUMBERS = (
+    "flops_per_squared_length",
+    "flops_per_windowed_length",
+    "recomputed_flops_per_token",
+    "recomputed_attention_ratio",
+)
+"""Of the model, beside ``flops_per_token``, from the same source."""
 
 RUNNING, ENDED, FAILED, LOST = "running", "ended", "failed", "lost"
 
@@ -99,13 +105,22 @@ def _declared_run(files: ProcessFiles) -> Row:
     manifest = files.manifest
     model, layout = _object(manifest.get("model")), _layout_source(files).get("layout")
     # Declared values take precedence. The number and its convention are from the same source.
-    flops = model if _float(model.get("flops_per_token")) is not None else files.derived
+    derived = files.derived
+    flops = model if _float(model.get("flops_per_token")) is not None else derived
     paced = manifest.get("paced")
     return {
         "started_ns": _int(manifest.get("started_ns")),
         "world_size": files.identity.world_size,
         "layout": {} if layout is None else layout,
-        "model": json.dumps({**model, SQUARED: _float(flops.get(SQUARED))}),
+        "model": json.dumps(
+            {
+                **model,
+                **{name: _float_or_zero(flops.get(name)) for name in FLOPS_NUMBERS},
+                "num_parameters": model.get("num_parameters") or derived.get("num_parameters"),
+                "shape": _object(model.get("shape") or derived.get("shape")),
+                "unknown_flops": _text(derived.get("unknown_flops")),
+            }
+        ),
         "flops_per_token": _float(flops.get("flops_per_token")),
         "flops_convention": _text(flops.get("flops_convention")),
         "paced": json.dumps(paced) if isinstance(paced, dict) else "",
@@ -137,6 +152,7 @@ def rank_row(
         "device_name": _text(device.get("name") or files.derived.get("device_name")),
         "dtype": _text(device.get("dtype") or files.derived.get("dtype")),
         "peak_flops_per_s": _float(device.get("peak_flops_per_s")),
+        "memory": json.dumps(_object(files.derived.get("memory"))),
         **_coords(_layout_source(files), identity.world_size),
         "pid": identity.pid,
         "manifest_hash": hash_settings(manifest_settings(manifest)),
@@ -415,6 +431,10 @@ def _float(value: object) -> float | None:
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MAX_FLOAT:
         return float(value)
     return None
+
+
+def _float_or_zero(value: object) -> float | None:
+    return 0.0 if type(value) in {int, float} and value == 0 else _float(value)
 
 
 def _flat(name: str, value: object, *, depth: int) -> Iterator[tuple[str, str]]:

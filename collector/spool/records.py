@@ -48,8 +48,11 @@ _FIELDS: dict[str, tuple[str, int]] = {
     "loss": ("<f8", 72),
     "peak_memory_bytes": ("<i8", 80),
     "left_out": ("<u4", 88),
+    "peak_reserved_bytes": ("<i8", 96),
+    "num_alloc_retries": ("<i8", 104),
     # second half of a micro-batch, beside num_tokens
     "sum_squared_lengths": ("<i8", 72),
+    "sum_windowed_lengths": ("<i8", 80),
 }
 
 RECORD = np.dtype(
@@ -191,6 +194,9 @@ def _steps(records: Records, rows: NDArray[np.uint32], *, key: CutKey, clock: Cl
         "loss": numbers(records["loss"]),
         "peak_memory_bytes": numbers(records["peak_memory_bytes"]),
         "left_out": numbers(records["left_out"]),
+        # Stored plus one: older tracers wrote zeros there.
+        "peak_reserved_bytes": numbers(records["peak_reserved_bytes"] - 1),
+        "num_alloc_retries": numbers(records["num_alloc_retries"] - 1),
         "row": numbers(rows),
     }
     return pa.Table.from_arrays(list(named.values()), names=list(named))
@@ -203,6 +209,7 @@ def _microbatches(records: Records, rows: NDArray[np.uint32], *, key: CutKey) ->
         "microbatch": numbers(records["microbatch"]),
         "num_tokens": numbers(records["num_tokens"]),
         "sum_squared_lengths": numbers(records["sum_squared_lengths"]),
+        "sum_windowed_lengths": numbers(records["sum_windowed_lengths"] - 1),
         "row": numbers(rows),
     }
     return pa.Table.from_arrays(list(named.values()), names=list(named))

@@ -64,6 +64,8 @@ WIRE_TABLES: dict[str, tuple[WireColumn, ...]] = {
         _column("loss", pa.float64(), math.nan),
         _column("peak_memory_bytes", pa.int64(), NONE),
         _column("left_out", pa.uint32(), 0),
+        _column("peak_reserved_bytes", pa.int64(), NONE),
+        _column("num_alloc_retries", pa.int64(), NONE),
         _column("row", pa.uint32()),
     ),
     "microbatches": (
@@ -71,6 +73,7 @@ WIRE_TABLES: dict[str, tuple[WireColumn, ...]] = {
         _column("microbatch", pa.int32()),
         _column("num_tokens", pa.int64(), NONE),
         _column("sum_squared_lengths", pa.int64(), NONE),
+        _column("sum_windowed_lengths", pa.int64(), NONE),
         _column("row", pa.uint32()),
     ),
     "bad_rows": (

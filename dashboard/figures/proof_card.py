@@ -53,6 +53,7 @@ MAX_LEFT, MAX_RIGHT = 84, 50
 
 _SCALES = {
     "ns": (("s", 1e9), ("ms", 1e6), ("us", 1e3), ("ns", 1.0)),
+    "bytes": (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1.0)),
     "bytes/s": (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3), ("B/s", 1.0)),
     "": (("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0)),
 }
@@ -403,7 +404,7 @@ def _without(finding: Finding, report: RunReport) -> str:
 
 def _axis(longest: float, scale: Scale, *, num: int = 5, with_unit: bool = True) -> dict[str, Any]:
     """Return an axis from 0 to a value, with its ticks."""
-    ticks = _nice_ticks(longest, num)
+    ticks = [tick * scale.factor for tick in _nice_ticks(longest / scale.factor, num)]
     texts = [scale.with_unit(tick) if with_unit else scale.text(tick) for tick in ticks]
     return {
         "range": (0.0, longest * 1.04 or 1.0),

@@ -17,7 +17,9 @@ from rankscope.analysis.breakdown.waterfall_views import (
 )
 from rankscope.analysis.report.text import (
     UNKNOWN,
+    format_bytes,
     format_count,
+    format_hfu,
     format_percent,
     format_seconds,
 )
@@ -33,9 +35,12 @@ if TYPE_CHECKING:
     from dash.development.base_component import Component
 
     from rankscope.analysis.breakdown.run_history import RunHistory
+    from rankscope.analysis.report.memory import MemoryUse, StageMemory
     from rankscope.analysis.report.report import PipelineBubble, RunReport
 
     from ..provider import ReportProvider
+
+MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "rest")
 
 _MEANING: dict[Part, str] = {
     Part.USEFUL_COMPUTE: "compute up to its ideal",
@@ -65,9 +70,10 @@ def show_mfu(
     shares = split_step(report)
     if not shares:
         reason = "No step could be replayed, so the parts of a step are unknown."
-        return [*parts, card(html.H2("Where a step goes"), html.P(reason, className="quiet"))]
+        nothing = card(html.H2("Where a step goes"), html.P(reason, className="quiet"))
+        return [*parts, nothing, *_memory(report.memory)]
     parts.append(_shares(report, shares))
-    return [*parts, *_side_by_side(report, view, base_path)]
+    return [*parts, *_side_by_side(report, view, base_path), *_memory(report.memory)]
 
 
 PAGE = report_page(MFU, "MFU", show_mfu)
@@ -84,6 +90,7 @@ def _sentence(report: RunReport) -> str:
     typical = f" Typical causes: {found.causes}." if found is not None and found.causes else ""
     mean = format_percent(report.mfu.mean, digits=1)
     steps = format_count(len(report.mfu.by_step), "step")
+    mean += format_hfu(report.mfu.mean, report.mfu.hfu)
     return f"{mean} mean of {steps}: {escape_sentence(report.mfu.convention)}.{shape}{typical}"
 
 
@@ -191,3 +198,56 @@ def _side_by_side(report: RunReport, view: View, base_path: str) -> list[Compone
             label="Side by side",
         )
     ]
+
+
+def _memory(use: MemoryUse | None) -> list[Component]:
+    """Return the card of the devices' memory: none if nothing is known."""
+    if use is None:
+        return []
+    head = {
+        "stage": "number",
+        "rank": "number",
+        "peak": "number",
+        "full": "number",
+        "with cache": "number",
+        "device": "number",
+        **dict.fromkeys(MEMORY_PARTS, "number"),
+    }
+    about = (
+        "The rank of each stage whose allocator had the highest peak so far. Full: that peak, of"
+        " the device without what is used outside of the allocator. Parameters, gradients"
+        " and optimizer: by the shapes of its tensors. Activations: by the formula of arXiv"
+        " 2205.05198. Rest: temporary tensors, and what the formula does not count."
+    )
+    missing = f"Activations n/a {use.missing_activations}." if use.missing_activations else ""
+    whole = f"{use.whole_text[:1].upper()}{use.whole_text[1:]}." if use.whole else ""
+    known = table("memory by stage", head, [*map(_memory_row, use.stages)], class_name="plain-rows")
+    return [
+        card(
+            html.H2("Memory"),
+            *([html.P(about, className="about"), known] if use.stages else []),
+            *(html.P(text, className="note") for text in (missing, whole) if text),
+        )
+    ]
+
+
+def _memory_row(stage: StageMemory) -> list[str]:
+    state = stage.state
+    parts = (
+        (None, None, None)
+        if state is None
+        else (state.parameter_bytes, state.gradient_bytes, state.optimizer_bytes)
+    )
+    return [
+        str(stage.stage),
+        str(stage.rank),
+        _size(stage.peak_allocated_bytes),
+        format_percent(stage.full_ratio),
+        _size(stage.peak_reserved_bytes),
+        _size(stage.device_bytes),
+        *map(_size, (*parts, stage.activation_bytes, stage.rest_bytes)),
+    ]
+
+
+def _size(num_bytes: float | None) -> str:
+    return UNKNOWN if num_bytes is None else format_bytes(round(num_bytes))

@@ -168,7 +168,7 @@ WIRE: Values = (
     ("spans", "flags depth", (0, 32_767)),
     ("spans", "kind", ("", "nope", "wait", "other", "gc", "pp-send")),
     ("spans", "name track", ("", LONG, "nul\0nul", "__other__")),
-    ("steps", "peak_memory_bytes", (LEAST64, MOST64)),
+    ("steps", "peak_memory_bytes peak_reserved_bytes num_alloc_retries", (LEAST64, MOST64)),
     ("microbatches", "microbatch", (-5, MOST32)),
     ("key", "epoch", (1, MOST32)),
     ("key", "rank", (0, 2**24, MOST32)),
@@ -190,7 +190,7 @@ WIRE_OR_ONE_ROW: Values = (
     ("steps", "num_tokens", (0, LEAST64, MOST64)),
     ("steps", "loss", (math.nan, math.inf, -math.inf, 1e308)),
     ("microbatches", "num_tokens", (0, LEAST64, MOST64)),
-    ("microbatches", "sum_squared_lengths", (0, LEAST64, MOST64)),
+    ("microbatches", "sum_squared_lengths sum_windowed_lengths", (0, LEAST64, MOST64)),
 )
 SPOOLS: Values = (
     ("manifest", "layout.dp layout.pp", SIZES),
@@ -199,6 +199,8 @@ SPOOLS: Values = (
     ("manifest", "coords.dp coords.pp", (-5, 2, LARGE, MOST32, "0", None)),
     ("manifest", "model", ODD_MODELS),
     ("manifest", "model.flops_per_token model.flops_per_squared_length", ODD_NUMBERS),
+    ("manifest", "model.flops_per_windowed_length derived.memory.device_bytes", ODD_NUMBERS),
+    ("manifest", "derived.memory model.shape", (None, [], "x", 5, {"num_layers": -1}, DEEP)),
     ("manifest", "model.name", (LONG, "x" * (900 << 10), "\ud800", "\u202e")),
     ("manifest", "model.flops_convention", (LONG, 5, [])),
     ("manifest", "device.peak_flops_per_s", ODD_NUMBERS),

@@ -6,14 +6,14 @@ import functools
 import itertools
 import math
 import sys
-from collections import UserDict, deque
+from collections import Counter, UserDict, deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..span import NONE, SpanKind
 from .guard import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ..patches import Patches
     from ..record.recorder import Recorder
@@ -50,8 +50,8 @@ class Batches:
         self._next_index = 0
         self._counted: list[int | None] = []
         self._fetched: list[int | None] = []
-        self.longest = 0
-        """Longest row of token ids of a micro-batch so far."""
+        self.window: int | None = None
+        """Tokens to which a token attends at most in some layers of the model; None: no limit."""
 
         recorder.count_tokens = self.take_tokens
 
@@ -79,10 +79,13 @@ class Batches:
                 self._reset_if_new_step()
             index, self._next_index = self._next_index, self._next_index + 1
             self._counted.append(None if counts is None else counts.num_tokens)
-            if counts is not None and counts.shape[-1] > self.longest:
-                self.longest = counts.shape[-1]
             if counts is not None and not recorder.job_reports_microbatches:
-                recorder.append_microbatch(index, counts.num_tokens, counts.sum_squared_lengths)
+                recorder.append_microbatch(
+                    index,
+                    counts.num_tokens,
+                    counts.sum_lengths(None),
+                    None if self.window is None else counts.sum_lengths(self.window),
+                )
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._guard.fail(problem)
 
@@ -192,8 +195,22 @@ class BatchCounts(NamedTuple):
     shape: tuple[int, ...]
     """Shape of the token ids, by which the batch is matched with a forward."""
 
-    num_tokens: int | None
-    sum_squared_lengths: int | None
+    lengths: Mapping[int, int] | None
+    """How many sequences have each length."""
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Return the number of tokens."""
+        return self.sum_lengths(1)
+
+    def sum_lengths(self, most: int | None) -> int | None:
+        """Return the sum over the sequences of the length times the length, or ``most`` if less."""
+        if self.lengths is None:
+            return None
+        return sum(
+            num * length * (length if most is None else min(length, most))
+            for length, num in self.lengths.items()
+        )
 
 
 def count_batch(batch: object) -> BatchCounts | None:
@@ -214,14 +231,13 @@ def count_batch(batch: object) -> BatchCounts | None:
     shape = tuple(map(int, ids.shape))
     num_ids = math.prod(shape)
     if num_ids > MAX_ELEMENTS:
-        return BatchCounts(shape, None, None)
+        return BatchCounts(shape, None)
     teller = _find_lengths(fields, shape) if fields else None
     if teller is None:
-        return BatchCounts(shape, num_ids, num_ids * shape[-1])
+        return BatchCounts(shape, {shape[-1]: math.prod(shape[:-1])})
     if not _is_readable(teller[1]):
-        return BatchCounts(shape, None, None)
-    lengths = _read_lengths(*teller)
-    return BatchCounts(shape, sum(lengths), sum(length * length for length in lengths))
+        return BatchCounts(shape, None)
+    return BatchCounts(shape, Counter(_read_lengths(*teller)))
 
 
 def read_shape(batch: object) -> tuple[int, ...] | None:

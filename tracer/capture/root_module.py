@@ -8,9 +8,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..job.counted_flops import COUNT_VARIABLE, FlopCount
-from ..job.flops import FLOPS_KEYS, compute_dtype, model_flops
+from ..job.decoder import UnknownFlopsError
+from ..job.flops import compute_dtype, find_window, model_flops, read_shape_of_layers
 from ..job.graph_flops import FirstStep
 from ..job.manifest import add_derived, count_parameters, read_device
+from ..job.model_memory import read_device_memory, state_bytes
 from .data import Batches, read_shape
 from .guard import Guard
 
@@ -111,6 +113,8 @@ class RootForwards:
             if self._steps.is_due:
                 self._steps.on_next_work()
             batch = kwargs if kwargs and read_shape(kwargs) is not None else args
+            if is_microbatch and self._model_description.is_first_forward:
+                self._batches.window = find_window(module)
             self._batches.forward_begins(batch, is_microbatch=is_microbatch)
             if is_microbatch and self._model_description.guard.active:
                 self._layout_derivation.forward_begins(module)
@@ -257,12 +261,28 @@ class ModelDescription:
         self._model: Any = None
         """The model while its FLOPs are those of the first step, which has not ended."""
 
-        self._max_length: int | None = None
+        self._optimizers: dict[int, Any] = {}
+        self._state: Any = None
+        """The model once the first step has ended and its optimizer has a state."""
+
         recorder.on_tick(self._write)
+
+    @property
+    def is_first_forward(self) -> bool:
+        """Return whether no forward was noted yet."""
+        return self._step_number is None
 
     def follow(self, compute: ComputeCapture) -> None:
         """Read the graph of the first backward."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
         self._compute, compute.on_backward = compute, self._backward_begins
+        self._end_hook = register_optimizer_step_post_hook(self._optimizer_steps).remove
+        self._recorder.on_shutdown(self._end_hook)
+
+    def _optimizer_steps(self, optimizer: Any, *about: object) -> None:  # noqa: ANN401
+        if self.guard.active:
+            self._optimizers[id(optimizer)] = optimizer
 
     def forward_begins(self, model: Any, batch: object) -> None:  # noqa: ANN401 - a Module
         """Note a forward of ``model``; ignore those after the first step."""
@@ -285,6 +305,8 @@ class ModelDescription:
         self.guard.active = False
         if self._compute is not None:
             self._compute.on_backward = None
+            self._end_hook()
+        self._state = model, read_device_memory()
 
     def _backward_begins(
         self, backward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -303,12 +325,11 @@ class ModelDescription:
             model, derived = waiting
             if self.is_whole_model:
                 derived["num_parameters"] = count_parameters(model)
-                flops = model_flops(model)
-                if flops is None:
+                try:
+                    derived |= model_flops(model).derived()
+                except UnknownFlopsError as reason:
+                    derived["unknown_flops"] = str(reason)
                     self._model = model
-                else:
-                    derived |= flops.derived()
-                    self._max_length = flops.max_length
             self._add(derived)
         if self._model is not None and self._step_number != self._recorder.step_number:
             model, self._model = self._model, None
@@ -317,12 +338,15 @@ class ModelDescription:
                 flops = self._count.flops(self._step.all_shapes)
             if flops is not None:
                 self._add(flops.derived())
-        if self._max_length is not None and self._batches.longest > self._max_length:
-            # A sequence is longer than the attention's window.
-            add_derived(self._recorder.folder, dict.fromkeys(FLOPS_KEYS))
-            self._max_length = None
+        ended, self._state = self._state, None
+        if ended is not None:
+            model, memory = ended
+            optimizers, self._optimizers = self._optimizers, {}
+            if self.is_whole_model:
+                memory |= state_bytes(model, optimizers.values())
+            self._add({"memory": memory, "shape": read_shape_of_layers(model)})
 
     def _add(self, derived: dict[str, object]) -> None:
-        values = {key: value for key, value in derived.items() if value not in (None, "")}
+        values = {key: value for key, value in derived.items() if value not in (None, "", {})}
         if values:
             add_derived(self._recorder.folder, values)

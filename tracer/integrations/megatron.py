@@ -5,13 +5,15 @@ Call ``trace()`` before ``pretrain(...)``, with ``RANKSCOPE_TRACE=DIR`` or ``spo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rankscope import tracer
 
-from ..job.flops import ModelFlops, megatron_flops
+from ..job.decoder import ModelFlops, UnknownFlopsError
+from ..job.flops import megatron_flops, megatron_shape
 from ..patches import Patches
 from ..topology import Coords, Layout
 from .settings import LayoutAndCoords, harmless, install_for, read_attributes, traced_save
@@ -35,19 +37,6 @@ CONFIG = (
     "train_iters",
 )
 """Arguments that explain a job's speed."""
-
-OTHER_MODELS = (
-    "num_experts",
-    "multi_latent_attention",
-    "hybrid_layer_pattern",
-    "hybrid_override_pattern",
-    "mtp_num_layers",
-    "experimental_attention_variant",
-    "attention_output_gate",
-    "heterogeneous_layers_config_path",
-    "heterogeneous_layers_config_encoded_json",
-)
-"""Arguments of models that are not a dense GPT with one kind of layer."""
 
 PACKED = ("sequence_packing_scheduler", "rl_use_sequence_packing")
 """Arguments with which the data determines the number of micro-batches or their tokens."""
@@ -152,6 +141,8 @@ def install(
         model=model[0] if len(model) == 1 else None,
         flops_per_token=None if flops is None else flops.flops_per_token,
         flops_convention="" if flops is None else flops.convention,
+        recomputed_flops_per_token=None if flops is None else flops.recomputed_flops_per_token,
+        shape=megatron_shape(args),
         dtype="bfloat16" if args.bf16 else "float16" if args.fp16 else "",
         config=read_attributes(args, CONFIG),
         seeds={"seed": getattr(args, "seed", None)},
@@ -170,21 +161,10 @@ def count_step_tokens(args: Any) -> int | None:  # noqa: ANN401 - a Namespace
 
 
 def read_flops(args: Any) -> ModelFlops | None:  # noqa: ANN401 - a Namespace
-    """Return the FLOPs per token; None if the model is not a dense GPT with one kind of layer."""
-    if any(getattr(args, name, None) for name in OTHER_MODELS):
-        return None
-    groups = args.num_query_groups if args.group_query_attention else args.num_attention_heads
-    return megatron_flops(
-        hidden=args.hidden_size,
-        num_layers=args.num_layers,
-        num_heads=args.num_attention_heads,
-        num_groups=groups,
-        ffn=args.ffn_hidden_size,
-        vocabulary=args.padded_vocab_size,
-        seq_length=args.seq_length,
-        is_gated=bool(args.swiglu),
-        head_size=args.kv_channels,
-    )
+    """Return the FLOPs per token; None if a part of the model is not known."""
+    with contextlib.suppress(UnknownFlopsError):
+        return megatron_flops(args)
+    return None
 
 
 def read_layout(num_chunks: int) -> LayoutAndCoords:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope import tracer
 
+from ..job.flops import find_window
 from .settings import LayoutAndCoords, harmless, install_for, mesh_layout, read_attributes
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def trace(trainer: Any, *, spool: str | os.PathLike[str] | None = None) -> None:
     parts = trainer.model_parts
     processor = trainer.metrics_processor
     flops = getattr(processor, "num_flops_per_token", None)
+    if any(map(find_window, parts)):
+        flops = None  # It counts no windows; the tracer derives them, of a whole model.
     settings = getattr(trainer, "config", None) or getattr(trainer, "job_config", None)
     debug = getattr(settings, "debug", None) or getattr(settings, "training", None)
     install_for(

@@ -7,7 +7,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .flops import ModelFlops
+from .decoder import ModelFlops
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

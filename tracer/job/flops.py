@@ -1,147 +1,170 @@
-"""Model FLOPs per token, from the model itself: for known architectures only, never guessed."""
+"""Model FLOPs of training, from the model itself: for known architectures only, never guessed."""
 
 from __future__ import annotations
 
 import contextlib
+import math
+import re
 import sys
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..record.plain_values import plain_int, plain_text, type_name
+from .configurations import read_hugging_face, read_megatron
+from .decoder import REPEATED, TIMES_6, Decoder, ModelFlops, UnknownFlopsError
+from .model_memory import layer_shape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 WRAPPERS = ("_orig_mod", "module")
 """Attributes in which `torch.compile` and `DistributedDataParallel` keep the wrapped model."""
 
 MAX_WRAPPERS = 8
 
-DENSE_MODEL_TYPES = frozenset(
-    {"gpt2", "gpt_neox", "granite", "llama", "mistral", "olmo", "olmo2", "phi", "qwen2", "qwen3"}
-)
-"""Hugging Face decoders in which every token passes every linear layer once, and attends to every
-earlier token once per layer. For all other types (mixtures of experts, encoders, hybrids) the
-FLOPs are unknown."""
-
-LINEAR_TYPES = frozenset({"Linear", "Conv1D"})
-"""Modules that are one matrix product: torch's, and the transposed one of GPT-2."""
-
-TIMES_6 = 6
-"""FLOPs per weight and token: 2 forward, 4 backward."""
-
-FLOPS_KEYS = ("flops_per_token", "flops_per_squared_length", "flops_convention")
-"""Entries of the manifest that describe them."""
-
 CONVENTION = (
-    "torchtitan: 6 N_matmul per token and 6 L heads (d_qk + d_v) per squared length, causal mask"
-    " not halved, padding and recomputation not counted"
+    "6 N per token of the weights that it passes and 6 L heads (d_qk + d_v) per token that it"
+    " attends to, causal mask not halved, padding and recomputation not counted"
 )
 """How `model_flops` counts."""
 
+TITAN_MODELS = ("llama3", "llama4", "qwen3", "deepseek_v3", "gpt_oss")
+"""Models of torchtitan whose arguments are known."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFlops:
-    """The FLOPs of training on a sequence, and the convention by which they are counted."""
+MATRIX_DIMS, EXPERT_DIMS = 2, 3
+"""Dimensions of the weights of all experts of a layer; those of other products have 2."""
 
-    flops_per_token: float
-    convention: str
-    flops_per_squared_length: float = 0.0
-    """FLOPs that grow with the squared length of a sequence, over it: those of the attention."""
+DROPOUT = re.compile(r"(_pdrop|dropout)$")
+"""Rates of dropout in Hugging Face's configurations."""
 
-    max_length: int | None = None
-    """Longest sequence for which this holds; None if for each."""
-
-    def derived(self) -> dict[str, object]:
-        """Return the entries of the manifest's ``derived``."""
-        values = self.flops_per_token, self.flops_per_squared_length, self.convention
-        return dict(zip(FLOPS_KEYS, values, strict=True))
+CHECKPOINTED = "CheckpointWrapper"
+"""Module of `torch.distributed.algorithms` around what it recomputes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
-    """The sizes on which the products of the attention depend."""
+def model_flops(model: Any) -> ModelFlops:  # noqa: ANN401 - a Module
+    """Return the model FLOPs of training on a sequence, by `Decoder.flops`.
 
-    num_layers: int
-    num_heads: int
-    head_size: int
-    """Of queries and keys, and of values: they are equal in every architecture known here."""
-
-    window: int | None = None
-    """Tokens to which a token attends at most; None if to all."""
-
-
-def model_flops(model: Any) -> ModelFlops | None:  # noqa: ANN401 - a Module
-    """Return the model FLOPs of training on a sequence; None for an unknown architecture.
-
-    ``6 N_matmul`` per token and ``12 L heads head_size`` per squared length. N_matmul counts the
-    weights of all linear layers, including the head and excluding the embedding.
-
-    Known are the Hugging Face decoders of `DENSE_MODEL_TYPES` and torchtitan's dense Transformer.
-    The result is also None if only a part of the model is here (a pipeline stage, FSDP1's flat
-    parameters), or if weights are frozen or quantised.
+    Known are the Hugging Face decoders of `configurations.FAMILIES` and torchtitan's. The weights
+    of the model's products must be exactly those that its configuration gives, so that a part of
+    it (a pipeline stage, flat parameters of FSDP1) or a changed architecture is unknown.
 
     Args:
         model: The root module. Wrappers of `torch.compile` and DDP are removed.
 
-    Source:
-        torchtitan's ``get_num_flops_per_token`` (attention with ``d_qk + d_v``, the causal mask not
-        halved); arXiv 2204.02311, appendix B.
+    Raises:
+        UnknownFlopsError: With the reason.
     """
-    with contextlib.suppress(Exception):  # any error of a foreign class: the FLOPs are unknown
+    try:
+        return _derive(unwrap(model))
+    except UnknownFlopsError:
+        raise
+    except Exception as problem:
+        raise UnknownFlopsError(f"reading the model raised {type_name(problem)}") from problem
+
+
+def _derive(model: Any) -> ModelFlops:  # noqa: ANN401
+    """Return the FLOPs of a model without wrappers; see `model_flops`."""
+    weights = _list_matrices(model)
+    if _is_titan(model):
+        return _titan_flops(model, weights)
+    decoder = read_decoder(model)
+    num_here = sum(each.num for each in weights)
+    num_expected = decoder.count_weights(is_active=False)
+    if num_here != num_expected:
+        raise UnknownFlopsError(
+            f"the products of the model have {num_here:,} weights here, and {num_expected:,} by its"
+            " configuration"
+        )
+    return decoder.flops(CONVENTION, recomputes=_recomputes(model, decoder.num_layers))
+
+
+def read_decoder(model: Any) -> Decoder:  # noqa: ANN401
+    """Return the decoder of a Hugging Face model, by its configuration alone.
+
+    Raises:
+        UnknownFlopsError: With the reason.
+    """
+    config = getattr(model, "config", None)
+    model_type = plain_text(getattr(config, "model_type", None))
+    if model_type is None:
+        raise UnknownFlopsError(f"{type_name(model)} has no configuration of Hugging Face")
+    return read_hugging_face(vars(config) | {"model_type": model_type})
+
+
+def find_window(model: Any) -> int | None:  # noqa: ANN401
+    """Return the window of the attention of a model that is about to be run; None: none known."""
+    with contextlib.suppress(Exception):
         whole = unwrap(model)
-        attention = _attention(whole)
-        num_weights = None if attention is None else _matmul_weights(whole, attention.num_layers)
-        if attention is not None and num_weights is not None:
-            width = attention.num_heads * attention.head_size
-            return ModelFlops(
-                flops_per_token=float(TIMES_6 * num_weights),
-                flops_per_squared_length=float(2 * TIMES_6 * attention.num_layers * width),
-                convention=CONVENTION,
-                max_length=attention.window,
-            )
+        if _is_titan(whole):
+            return plain_int(getattr(whole.model_args, "sliding_window_size", None))
+        decoder = read_decoder(whole)
+        return decoder.window if decoder.windowed else None
     return None
 
 
-def megatron_flops(  # noqa: PLR0913 - the formula has these
-    *,
-    hidden: int,
-    num_layers: int,
-    num_heads: int,
-    num_groups: int,
-    ffn: int,
-    vocabulary: int,
-    seq_length: int,
-    is_gated: bool,
-    head_size: int | None = None,
-) -> ModelFlops:
-    """Return the model FLOPs per token of a dense model as Megatron-LM counts them.
+def read_shape_of_layers(model: Any) -> dict[str, object]:  # noqa: ANN401
+    """Return the sizes and settings that the memory of activations depends on; {} if unknown."""
+    with contextlib.suppress(Exception):
+        whole = unwrap(model)
+        decoder = read_decoder(whole)
+        config = vars(whole.config)
+        return layer_shape(
+            decoder,
+            is_fused=config.get("_attn_implementation_internal") not in {None, "eager"},
+            drops=any(value for name, value in config.items() if DROPOUT.search(name)),
+            recomputes=_recomputes(whole, decoder.num_layers),
+        )
+    return {}
 
-    ``6 h ffn k L + 6 L [h (Q + 2 K) + Q h] + 6 h V + 6 Q L seq`` with k = 3 for a gated unit, else
-    2; Q = head size x heads, K = head size x groups. Half of the attention's products are counted:
-    those that a causal mask leaves.
 
-    Args:
-        hidden: h.
-        num_layers: L, of all stages together.
-        num_heads: Attention heads of a layer, of all TP ranks together.
-        num_groups: Key-value groups, likewise.
-        ffn: Width of the feed-forward layer.
-        vocabulary: V, padded.
-        seq_length: Tokens of a sequence.
-        is_gated: Whether the feed-forward layer is gated (SwiGLU).
-        head_size: Of one head; ``hidden / num_heads`` if None.
+def megatron_shape(args: Any) -> dict[str, object]:  # noqa: ANN401 - a Namespace
+    """Return the same of Megatron-LM's arguments."""
+    with contextlib.suppress(Exception):
+        granularity = getattr(args, "recompute_granularity", None)
+        method = getattr(args, "recompute_method", None)
+        return layer_shape(
+            read_megatron(args),
+            is_fused=bool(getattr(args, "use_flash_attn", False)) or granularity == "selective",
+            drops=bool(args.hidden_dropout or args.attention_dropout),
+            is_sequence_parallel=bool(args.sequence_parallel),
+            recomputes=None if method == "block" else granularity == "full",
+        )
+    return {}
+
+
+def megatron_flops(args: Any) -> ModelFlops:  # noqa: ANN401 - a Namespace
+    """Return the model FLOPs per token of a model as Megatron-LM counts them.
+
+    As `Decoder.flops` without the routers, for sequences of ``seq_length``. Half of the attention's
+    products are counted: those that a causal mask leaves.
+
+    Raises:
+        UnknownFlopsError: With the reason.
 
     Source:
-        Megatron-LM's ``num_floating_point_operations``.
+        Megatron-LM's ``num_floating_point_operations``, which counts no windows.
     """
-    size = head_size or hidden // num_heads
-    queries, keys = size * num_heads, size * num_groups
-    feed_forward = hidden * ffn * (3 if is_gated else 2) * num_layers
-    projections = num_layers * hidden * (2 * queries + 2 * keys)
-    products = queries * num_layers * seq_length
-    total = TIMES_6 * (feed_forward + projections + hidden * vocabulary + products)
+    decoder, seq = read_megatron(args), args.seq_length
+    weights = decoder.count_weights(is_active=True, has_router=False)
+    window = min(decoder.window or seq, seq)
+    full, windowed = seq / 2, window - window**2 / (2 * seq)
+    pairs = decoder.num_full_layers * full + decoder.num_windowed_layers * windowed
+    attention = TIMES_6 * decoder.pair_size * pairs
+    heads = (1 + decoder.num_predicted) * decoder.head_weights
+    layers = TIMES_6 * (weights - heads) + attention
+    modules = getattr(args, "recompute_modules", None) or ["core_attn"]
+    uniform = getattr(args, "recompute_method", None) != "block"
+    repeated: dict[tuple[object, bool], float] = {
+        (None, True): 0.0,
+        ("full", True): REPEATED * layers,
+        ("selective", modules == ["core_attn"]): REPEATED * attention,
+    }
     return ModelFlops(
-        flops_per_token=float(total),
-        convention=f"Megatron-LM, dense: causal mask halved, recomputation not counted;"
-        f" seq {seq_length}",
+        flops_per_token=TIMES_6 * weights + attention,
+        convention="Megatron-LM: causal mask halved, routers and recomputation not counted;"
+        f" seq {seq}",
+        recomputed_flops_per_token=repeated.get(
+            (getattr(args, "recompute_granularity", None), uniform)
+        ),
     )
 
 
@@ -176,59 +199,76 @@ def compute_dtype(model: Any) -> str:  # noqa: ANN401
     return ""
 
 
-def _attention(model: Any) -> Attention | None:  # noqa: ANN401
-    """Return the attention sizes of a known architecture."""
-    config = getattr(model, "config", None)
-    if plain_text(getattr(config, "model_type", None)) in DENSE_MODEL_TYPES:
-        return _hugging_face_attention(config)
-    if type_name(model) == "Transformer" and type(model).__module__.startswith("torchtitan."):
-        return _torchtitan_attention(model)
-    return None
+def _is_titan(model: Any) -> bool:  # noqa: ANN401
+    package, _, name = type(model).__module__.partition(".models.")
+    return package == "torchtitan" and name.partition(".")[0] in TITAN_MODELS
 
 
-def _hugging_face_attention(config: Any) -> Attention | None:  # noqa: ANN401
-    window = getattr(config, "sliding_window", None)
-    uses_window = getattr(config, "use_sliding_window", True)
-    num_heads = plain_int(config.num_attention_heads)
-    hidden = plain_int(config.hidden_size)
-    num_layers = plain_int(config.num_hidden_layers)
-    if not num_heads or not hidden or not num_layers:
-        return None
-    head_size = plain_int(getattr(config, "head_dim", None)) or hidden // num_heads
-    return Attention(
-        num_layers=num_layers,
-        num_heads=num_heads,
-        head_size=head_size,
-        window=plain_int(window) if uses_window else None,
+def _titan_flops(model: Any, weights: Sequence[Matrix]) -> ModelFlops:  # noqa: ANN401
+    """Return the FLOPs of a model of torchtitan, by the weights that it has."""
+    args = model.model_args
+    parts = model.tok_embeddings, model.output
+    if len(model.layers) != args.n_layers or None in parts:
+        raise UnknownFlopsError("only a part of the model is here")
+    if getattr(args, "every_n_layers_nope", None):
+        raise UnknownFlopsError("every_n_layers_nope is not known")
+    experts = getattr(args, "moe_args", None)
+    share = 1.0 if experts is None else experts.top_k / experts.num_experts
+    num = sum(each.num * share if each.is_of_experts else each.num for each in weights)
+    if hasattr(args, "kv_lora_rank"):
+        head_sizes = args.qk_nope_head_dim + args.qk_rope_head_dim + args.v_head_dim
+    else:
+        head_sizes = 2 * (getattr(args, "head_dim", None) or args.dim // args.n_heads)
+    window = plain_int(getattr(args, "sliding_window_size", None))
+    num_windowed = (args.n_layers + 1) // 2 if window else 0  # those with an even number
+    per_pair = TIMES_6 * args.n_heads * head_sizes
+    repeats = _recomputes(model, args.n_layers)
+    again = None if repeats is None else REPEATED * repeats
+    in_layers = TIMES_6 * (num - args.dim * args.vocab_size)
+    return ModelFlops(
+        flops_per_token=TIMES_6 * num,
+        flops_per_squared_length=float(per_pair * (args.n_layers - num_windowed)),
+        flops_per_windowed_length=float(per_pair * num_windowed),
+        window=window,
+        convention=CONVENTION,
+        recomputed_flops_per_token=None if again is None else again * in_layers,
+        recomputed_attention_ratio=again,
     )
 
 
-def _torchtitan_attention(model: Any) -> Attention | None:  # noqa: ANN401
-    arguments: Any = model.model_args
-    num_heads, width = plain_int(arguments.n_heads), plain_int(arguments.dim)
-    num_layers = plain_int(arguments.n_layers)
-    if not num_heads or not width or not num_layers or getattr(arguments, "moe_enabled", False):
-        return None
-    return Attention(num_layers=num_layers, num_heads=num_heads, head_size=width // num_heads)
+class Matrix(NamedTuple):
+    """Weights of one or more matrix products."""
+
+    num: int
+    is_of_experts: bool
 
 
-def _matmul_weights(model: Any, num_layers: int) -> int | None:  # noqa: ANN401
-    """Return the number of weights that multiply a token; None if not all are here and trained."""
+def _list_matrices(model: Any) -> list[Matrix]:  # noqa: ANN401
+    """Return the weights of the model's products, each once; lookups are none.
+
+    Raises:
+        UnknownFlopsError: Some are frozen or quantised, so that their backward costs less.
+    """
     nn = sys.modules["torch"].nn
-    modules = list(model.modules())
-    lists = [module for module in modules if isinstance(module, (nn.ModuleList, nn.ModuleDict))]
-    weights = [
-        module.weight
-        for module in modules
-        if any(base.__name__ in LINEAR_TYPES for base in type(module).__mro__)
-    ]
-    if not weights or max(map(len, lists), default=0) != num_layers:
-        return None
-    if not all(weight.requires_grad and weight.dtype.is_floating_point for weight in weights):
-        return None
-    if any(getattr(weight, "_is_flat_param", False) for weight in model.parameters()):
-        return None
-    if any(weight.numel() == 0 for weight in weights):  # sharded by ZeRO-3 or FSDP1
-        return None
-    # The numel of a DTensor is that of the whole tensor, not of its local part.
-    return sum(int(weight.numel()) for weight in weights)
+    found: dict[int, Matrix] = {}
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            continue
+        for name, weight in module.named_parameters(recurse=False):
+            # The shape of a DTensor is that of the whole tensor; ZeRO-3 keeps it in an attribute.
+            shape = tuple(getattr(weight, "ds_shape", weight.shape))
+            if len(shape) < MATRIX_DIMS or "bias" in name:
+                continue
+            if not weight.requires_grad or not weight.dtype.is_floating_point:
+                raise UnknownFlopsError("weights are frozen or quantised")
+            found[id(weight)] = Matrix(math.prod(shape), len(shape) == EXPERT_DIMS)
+    return list(found.values())
+
+
+def _recomputes(model: Any, num_layers: int) -> bool | None:  # noqa: ANN401
+    """Return whether the forward of every layer is repeated; None if only parts may be."""
+    wrappers = [module for module in model.modules() if type_name(module) == CHECKPOINTED]
+    if not wrappers:  # Hugging Face sets an attribute of each module.
+        return any(vars(module).get("gradient_checkpointing") for module in model.modules())
+    keywords = getattr(wrappers[0].checkpoint_fn, "keywords", {})
+    return True if len(wrappers) == num_layers and not keywords.get("context_fn") else None

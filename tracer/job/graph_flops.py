@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .flops import TIMES_6, ModelFlops
+from .decoder import TIMES_6, ModelFlops, UnknownFlopsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,10 +38,6 @@ PRODUCTS = ("mm", "conv", "linear", "attention", "rnn", "lstm", "gru", "einsum",
 
 PLUMBING = ("torch.distributed.", "torch.nn.parallel.", "deepspeed.runtime.zero")
 """Modules whose functions in Python move tensors and multiply nothing."""
-
-
-class UnknownFlopsError(Exception):
-    """The graph has a product whose FLOPs depend on more than tokens and lengths."""
 
 
 @dataclass(slots=True)

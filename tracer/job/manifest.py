@@ -54,6 +54,8 @@ class JobDescription:
     num_parameters: int | None = None
     flops_per_token: float | None = None
     flops_convention: str = ""
+    recomputed_flops_per_token: float | None = None
+    shape: Mapping[str, object] | None = None
     device_name: str = ""
     dtype: str = ""
     peak_flops_per_s: float | None = None
@@ -95,6 +97,8 @@ def build_manifest(
             if job.flops_per_token is None
             else job.flops_per_token,
             "flops_convention": job.flops_convention,
+            "recomputed_flops_per_token": job.recomputed_flops_per_token,
+            "shape": _plain_mapping(job.shape),
         },
         "paced": _plain_mapping(job.paced),
         "git": None if commit is None else {"commit": commit},
@@ -149,8 +153,9 @@ def add_derived(folder: Path, derived: Mapping[str, object]) -> None:
 
     Args:
         folder: Folder of the process.
-        derived: ``num_parameters``, ``flops_per_token``, ``flops_convention``, ``device_name``,
-            ``device_uuid``, ``dtype``, ``layout``, ``coords``; without unknown ones.
+        derived: ``num_parameters``, those of `FLOPS_KEYS`, ``unknown_flops``, ``device_name``,
+            ``device_uuid``, ``dtype``, ``memory``, ``shape``, ``layout``, ``coords``; without
+            unknown ones.
 
     Raises:
         OSError: The file could not be read or written; the old one remains.

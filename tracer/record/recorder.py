@@ -32,7 +32,7 @@ from .plain_values import Arguments, plain_copy, plain_text, type_name
 from .process_file import ProcessFile
 from .sampling import SamplingControl, Settings
 from .segment_pool import SegmentPool, SpoolLimits
-from .steps import MICROBATCH_HEAD, STEP_HEAD, MissingKinds, read_peak_memory_bytes
+from .steps import MICROBATCH_HEAD, STEP_HEAD, MissingKinds, read_peak_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -227,12 +227,14 @@ class Recorder:
         if start_ns is None:
             self._begin_step(0, now_ns)
             return
-        counted = self.count_tokens()
+        counted, memory = self.count_tokens(), read_peak_memory()
         second = STEP.pack(
             self._arguments.count(counted if tokens is None else tokens),
             self._arguments.loss(loss),
-            read_peak_memory_bytes(),
+            memory.allocated_bytes,
             self.sampling.left_out | self.missing_kinds.end_step(),
+            1 + memory.reserved_bytes,
+            1 + memory.num_alloc_retries,
         )
         lane = self.lanes.current()
         place = PLACE.pack(self.step_number, NONE, NONE, lane.track_id)
@@ -247,12 +249,18 @@ class Recorder:
         self.append_microbatch(index, tokens, sum_squared_lengths)
 
     def append_microbatch(
-        self, index: int, tokens: int | None, sum_squared_lengths: int | None
+        self,
+        index: int,
+        tokens: int | None,
+        sum_squared_lengths: int | None,
+        sum_windowed_lengths: int | None = None,
     ) -> None:
         """Record the size of micro-batch ``index`` of this step, as a capture found it."""
         now_ns = monotonic_ns()
         second = MICROBATCH.pack(
-            self._arguments.count(tokens), self._arguments.count(sum_squared_lengths)
+            self._arguments.count(tokens),
+            self._arguments.count(sum_squared_lengths),
+            1 + self._arguments.count(sum_windowed_lengths),
         )
         lane = self.lanes.current()
         place = PLACE.pack(self.step_number, self.index(index), lane.chunk, lane.track_id)

@@ -1,9 +1,9 @@
-"""Parts of the step and micro-batch records: head words, missing kinds, peak memory."""
+"""Parts of the step and micro-batch records: head words, missing kinds, the allocator's peaks."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..span import COMM_KINDS, NONE, SpanFlag, SpanKind, pack_kinds
 from ..spool import RecordType
@@ -48,9 +48,25 @@ class MissingKinds:
         return missing
 
 
-def read_peak_memory_bytes() -> int:
-    """Return the peak of the device's allocator since the process began; `NONE` if no device."""
+class PeakMemory(NamedTuple):
+    """Statistics of the device's allocator since the process began; `NONE` is unknown."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    """With what it caches."""
+
+    num_alloc_retries: int
+    """Times that the device had no memory left until the allocator freed its cache."""
+
+
+NO_MEMORY = PeakMemory(NONE, NONE, NONE)
+STATISTICS = ("allocated_bytes.all.peak", "reserved_bytes.all.peak", "num_alloc_retries")
+
+
+def read_peak_memory() -> PeakMemory:
+    """Return the statistics of the device's allocator; `NO_MEMORY` if no device is used."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
-        return NONE
-    return int(torch.cuda.max_memory_allocated())
+        return NO_MEMORY
+    statistics = torch.cuda.memory_stats()
+    return PeakMemory(*(int(statistics.get(name, NONE)) for name in STATISTICS))

@@ -28,6 +28,9 @@ DTYPE = "bfloat16"
 PEAK_FLOPS_PER_S = 989e12
 """Dense bfloat16. Source: NVIDIA H100 SXM data sheet."""
 
+DEVICE_BYTES, OTHER_BYTES = 80 << 30, 1 << 30
+"""Memory of the device, and what driver and communication library take of it."""
+
 COMPUTE_EFFICIENCY_RATIO = 0.6
 """FLOPs of a computing device over its peak."""
 
@@ -176,6 +179,7 @@ def rank_rows(
             "device_name": DEVICE_NAME,
             "dtype": DTYPE,
             "peak_flops_per_s": PEAK_FLOPS_PER_S,
+            "memory": memory_of(scenario),
             "dp": int(at.dp[rank]),
             "tp": int(at.tp[rank]),
             "pp": int(at.stage[rank]),
@@ -191,6 +195,23 @@ def rank_rows(
             "dropped": {},
             "revision": 1,
         }
+
+
+def memory_of(scenario: Scenario) -> str:
+    """Return the rank's column ``memory``: bfloat16 parameters, all else float32.
+
+    With gradients of 2 N bytes in bfloat16, parameters take 2 N, gradients 4 N, and the optimizer
+    12 N: a copy of the parameters and two moments.
+    """
+    parameters = scenario.gradient_bytes
+    sizes = {
+        "device_bytes": DEVICE_BYTES,
+        "other_bytes": OTHER_BYTES,
+        "parameter_bytes": parameters,
+        "gradient_bytes": 2 * parameters,
+        "optimizer_bytes": 6 * parameters,
+    }
+    return json.dumps(sizes)
 
 
 def clock_rows(cluster: Cluster, *, process: str) -> Iterator[Row]:

@@ -106,6 +106,12 @@ def _newest_mfu(report: RunReport) -> float | None:
     return None if report.mfu is None else next(reversed(report.mfu.by_step.values()), None)
 
 
+def _memory_ratio(report: RunReport) -> float | None:
+    """Return how full the fullest device is, without the allocator's cache."""
+    stage = None if report.memory is None else report.memory.fullest
+    return None if stage is None else stage.full_ratio
+
+
 def _newest_step_s(report: RunReport) -> float | None:
     return next(reversed(report.actual_s_by_step.values()), None)
 
@@ -115,6 +121,11 @@ GAUGES: tuple[tuple[str, str, Callable[[RunReport], float | None]], ...] = (
     ("run_step_seconds", "Time of the newest diagnosed step.", _newest_step_s),
     ("run_step", "Newest diagnosed step.", lambda report: max(report.steps, default=None)),
     ("run_slowdown", "S: replayed over ideal step time.", lambda report: report.slowdown),
+    (
+        "run_memory_ratio",
+        "Peak of tensors over what the allocator of the fullest device can have.",
+        _memory_ratio,
+    ),
     (
         "run_lost_records",
         "Records of the run that were dropped.",

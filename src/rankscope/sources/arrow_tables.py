@@ -11,13 +11,15 @@ from rankscope.analysis.trace.context import MicrobatchTable, SampleTable
 from rankscope.analysis.trace.rows import make_span_table
 from rankscope.analysis.trace.tables import SpanTable, StepTable
 from rankscope.collector.arrow_columns import to_codes, to_numpy
-from rankscope.tracer.span import KIND_CODES, SPAN_COLUMNS, SpanKind
+from rankscope.tracer.span import KIND_CODES, NONE, SPAN_COLUMNS, SpanKind
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
 READ_COLUMNS = {"epoch", "rank", *(c.name for c in SPAN_COLUMNS if c.in_analysis)}
+
+MEMORY_COLUMNS = ("peak_memory_bytes", "peak_reserved_bytes", "num_alloc_retries")
 
 OTHER_CODE = KIND_CODES[SpanKind.OTHER]
 
@@ -41,11 +43,19 @@ def span_table(table: pa.Table) -> SpanTable:
 def step_table(table: pa.Table) -> StepTable:
     """Return step rows, in the order of the table."""
     columns = _columns(table, "epoch", "step", "rank", "start_ns", "end_ns", "num_tokens", "loss")
+    columns |= {name: _numbers(table, name) for name in MEMORY_COLUMNS}
     return StepTable(**columns, left_out=_left_out(table))
 
 
 def _columns(table: pa.Table, *names: str) -> dict[str, NDArray[Any]]:
     return {name: to_numpy(table[name]) for name in names}
+
+
+def _numbers(table: pa.Table, name: str) -> NDArray[np.int64]:
+    """Return a column of numbers, unknown if it is missing."""
+    if name in table.column_names:
+        return to_numpy(table[name])
+    return np.full(table.num_rows, NONE, dtype=np.int64)
 
 
 def _left_out(table: pa.Table) -> NDArray[np.uint32]:
@@ -74,7 +84,8 @@ def microbatch_table(table: pa.Table) -> MicrobatchTable:
     columns = _columns(
         table, "epoch", "step", "rank", "microbatch", "num_tokens", "sum_squared_lengths"
     )
-    return MicrobatchTable(**columns)
+    windowed = _numbers(table, "sum_windowed_lengths")
+    return MicrobatchTable(**columns, sum_windowed_lengths=windowed)
 
 
 def sample_table(table: pa.Table) -> SampleTable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from rankscope.analysis.trace.account import INVALID, TORN, RecordAccount, account_records
@@ -18,8 +19,16 @@ from rankscope.analysis.trace.context import (
     empty_samples,
 )
 from rankscope.analysis.trace.errors import DeletedRunError, UnknownRunError
-from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, RankInfo, RunInfo, RunSummary
+from rankscope.analysis.trace.tables import (
+    EpochInfo,
+    GroupInfo,
+    RankInfo,
+    RankMemory,
+    RunInfo,
+    RunSummary,
+)
 from rankscope.collector.bounds import COORD_AXES, FLOPS
+from rankscope.collector.identity import MAX_INT64
 from rankscope.collector.read.kernels import read_step_kernels
 from rankscope.collector.read.reports import read_comparable_mfu
 from rankscope.collector.read.runs import (
@@ -160,6 +169,12 @@ def build_run_info(run_id: str, rows: RunRows) -> RunInfo:
         model=str(model.get("name") or ""),
         flops_per_token=flops_per_token,
         flops_per_squared_length=_positive(model.get("flops_per_squared_length")),
+        flops_per_windowed_length=_positive(model.get("flops_per_windowed_length")),
+        recomputed_flops_per_token=_number(model.get("recomputed_flops_per_token")),
+        recomputed_attention_ratio=_number(model.get("recomputed_attention_ratio")),
+        unknown_flops=str(model.get("unknown_flops") or ""),
+        num_parameters=_bytes(model.get("num_parameters")),
+        shape=_sizes(model.get("shape")),
         flops_convention=newest["flops_convention"] if flops_per_token is not None else "",
         paced=any(row["paced"] for row in rows.epochs),
         pace_overrun_ratio=_overrun_ratio(rows.pace),
@@ -312,8 +327,14 @@ def _rank_info(row: Row, coords: Coords, *, clock_error_ns: int) -> RankInfo:
         device_name=row["device_name"],
         dtype=row["dtype"],
         peak_flops_per_s=row["peak_flops_per_s"],
+        memory=_rank_memory(_document(row["memory"])),
         exit_state=row["exit_state"],
     )
+
+
+def _rank_memory(document: Row) -> RankMemory:
+    names = (field.name for field in fields(RankMemory))
+    return RankMemory(**{name: _bytes(document.get(name)) for name in names})
 
 
 def _overrun_ratio(pace: list[Row]) -> float | None:
@@ -440,6 +461,26 @@ def _whole(value: object) -> int:
 def _positive(value: Any) -> float:  # noqa: ANN401  # any JSON value
     """Return a number of a job's document; 0 if it is missing, malformed or out of bounds."""
     return float(value) if value is not None and FLOPS.find_problem(value) is None else 0.0
+
+
+def _number(value: Any) -> float | None:  # noqa: ANN401
+    """Return a number of a job's document, which may be 0; None if it is none."""
+    return 0.0 if type(value) in {int, float} and value == 0 else _positive(value) or None
+
+
+def _bytes(value: Any) -> int | None:  # noqa: ANN401
+    """Return a count of a job's document; None if it is none."""
+    return value if type(value) is int and 0 <= value <= MAX_INT64 else None
+
+
+def _sizes(value: Any) -> dict[str, object]:  # noqa: ANN401
+    """Return the sizes and settings of a job's document that are numbers or booleans."""
+    document = value if isinstance(value, dict) else {}
+    return {
+        name: size
+        for name, size in document.items()
+        if type(size) is bool or _bytes(size) is not None
+    }
 
 
 def _origin(exception: Row) -> str:

@@ -18,6 +18,7 @@ from rankscope.analysis.report.text import (
     format_duration,
     format_excluded,
     format_finding,
+    format_hfu,
     format_most_dropped,
     format_part,
     format_percent,
@@ -291,7 +292,9 @@ def _format_times(report: RunReport, width: int, view: View) -> list[str]:
         "slowdown": UNKNOWN if whole is None else f"{format_slowdown(whole)}{lost}",
         "MFU": f"{UNKNOWN}: {report.missing_mfu}"
         if mfu is None
-        else f"{_format_percent(mfu.mean)} ({mfu.convention}){_format_shape(report)}",
+        else f"{_format_percent(mfu.mean)}{format_hfu(mfu.mean, mfu.hfu)} ({mfu.convention})"
+        f"{_format_shape(report)}",
+        "memory": "" if report.memory is None else report.memory.text,
     }
     if view.has_details:
         rows |= {

@@ -83,6 +83,28 @@ def test_tokens_count_once_per_data_position_and_time_from_first_start_to_last_e
     assert mfu.mean == pytest.approx(0.5)
 
 
+def test_layers_with_a_window_count_what_it_leaves() -> None:
+    run = replace(
+        run_info(*RANKS, layout=LAYOUT),
+        flops_per_squared_length=0.1,
+        flops_per_windowed_length=0.5,
+        recomputed_flops_per_token=1.0,
+        recomputed_attention_ratio=0.5,
+    )
+    rows = (0, 7, 0, 0, 100), (0, 7, 2, 0, 200)  # one rank of each data position
+
+    mfu = compute_mfu(run, step_table(*ONE_STEP), microbatch_table(*rows, windowed=(20, 40)))
+
+    # 120 tokens: 240 FLOPs, 0.1 x 300 and 0.5 x 60; again 120, and half of the 60 of the attention
+    assert mfu is not None
+    assert mfu.flops_by_step == {7: pytest.approx(300)}
+    assert mfu.hfu == pytest.approx(mfu.mean * 450 / 300)
+    unknown = microbatch_table(*rows, windowed=(20, -1))
+    assert compute_mfu(run, step_table(*ONE_STEP), unknown) is None
+    split = replace(run, layout=Layout(cp=2, tp=2))
+    assert compute_mfu(split, step_table(*ONE_STEP), microbatch_table(*rows)) is None
+
+
 def test_tokens_are_counted_where_the_mfu_is_unknown() -> None:
     run = run_info(*RANKS, layout=LAYOUT, flops_per_token=None)
     repeated = replace(step_table(*ONE_STEP[:3]), num_tokens=np.array([50, 50, -1]))
@@ -92,7 +114,9 @@ def test_tokens_are_counted_where_the_mfu_is_unknown() -> None:
     assert count_tokens(run, repeated) == {}
 
 
-def microbatch_table(*rows: tuple[int, int, int, int, int]) -> MicrobatchTable:
+def microbatch_table(
+    *rows: tuple[int, int, int, int, int], windowed: tuple[int, ...] | None = None
+) -> MicrobatchTable:
     """Return rows of (epoch, step, rank, micro-batch, squares)."""
     epoch, step, rank, microbatch, squares = np.array(rows).T
     return MicrobatchTable(
@@ -102,6 +126,7 @@ def microbatch_table(*rows: tuple[int, int, int, int, int]) -> MicrobatchTable:
         microbatch=microbatch,
         num_tokens=np.full(len(rows), -1),
         sum_squared_lengths=squares,
+        sum_windowed_lengths=np.full(len(rows), -1) if windowed is None else np.array(windowed),
     )
 
 
@@ -331,6 +356,15 @@ def test_the_formula_gives_the_megatron_rows_of_megascales_table_2(
         ("NVIDIA H200", "bf16", 989.4),
         ("NVIDIA H100 PCIe", "float8_e4m3fn", 1513.0),
         ("NVIDIA B200", "bfloat16", 2250.0),
+        ("NVIDIA B300 SXM6 AC", "bfloat16", 2250.0),
+        ("NVIDIA GB200", "bfloat16", 2500.0),
+        ("NVIDIA GB300", "float8_e4m3fn", 5000.0),
+        ("NVIDIA H20", "bfloat16", 148.0),
+        ("NVIDIA L40S", "bfloat16", 362.05),
+        ("AMD Instinct MI300X", "bfloat16", 1307.4),
+        ("AMD Instinct MI325X", "float8", 2614.9),
+        ("AMD Instinct MI350X", "bfloat16", 2306.9),
+        ("AMD Instinct MI355X", "bfloat16", 2516.6),
     ],
 )
 def test_a_listed_device_has_its_dense_peak(device: str, dtype: str, tera: float) -> None:

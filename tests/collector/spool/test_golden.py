@@ -82,7 +82,10 @@ def test_the_second_layout_reads_as_it_was_written(store: Store, tmp_path: Path)
     }  # fmt: skip
     (step,) = read_steps(store, "golden").to_pylist()
     assert (step["step"], step["num_tokens"], step["loss"], step["left_out"]) == (4, 512, 0.5, 3)
+    # of fields that were zero when the spool was written
+    assert (step["peak_reserved_bytes"], step["num_alloc_retries"]) == (-1, -1)
     (microbatch,) = read_microbatches(store, "golden").to_pylist()
+    assert microbatch["sum_windowed_lengths"] == -1
     assert (microbatch["num_tokens"], microbatch["sum_squared_lengths"]) == (49, 2401)
     assert next(event["text"] for event in read_events(store, "golden")) == "began"
     (rank,) = store.rows("SELECT dropped, exit_state FROM ranks FINAL WHERE run_id = 'golden'")

@@ -29,9 +29,12 @@ def test_the_numpy_view_of_each_second_half_is_the_spools() -> None:
     assert fields_of(
         comm, "group_id", "seq", "src_rank", "dst_rank", "num_bytes", "interval_id"
     ) == [2**64 - 1, -2, -3, -4, 5, -6]
-    step = core + STEP.pack(7, 0.5, 9, 2**32 - 1)
-    assert fields_of(step, "num_tokens", "loss", "peak_memory_bytes", "left_out") == [
-        *(7, 0.5, 9, 2**32 - 1)
-    ]
-    microbatch = core + MICROBATCH.pack(7, 8)
-    assert fields_of(microbatch, "num_tokens", "sum_squared_lengths") == [7, 8]
+    step = core + STEP.pack(7, 0.5, 9, 2**32 - 1, 10, 11)
+    assert fields_of(
+        step, "num_tokens", "loss", "peak_memory_bytes", "left_out", "peak_reserved_bytes",
+        "num_alloc_retries",
+    ) == [7, 0.5, 9, 2**32 - 1, 10, 11]  # fmt: skip
+    microbatch = core + MICROBATCH.pack(7, 8, 9)
+    assert fields_of(
+        microbatch, "num_tokens", "sum_squared_lengths", "sum_windowed_lengths"
+    ) == [7, 8, 9]  # fmt: skip

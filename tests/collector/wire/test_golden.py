@@ -49,7 +49,7 @@ def test_the_first_layout_is_read_as_it_was_written() -> None:
         {
             "run_id": "golden", "epoch": 0, "rank": 0, "segment": 7, "step": 4, "start_ns": 10,
             "end_ns": 90, "num_tokens": 7, "loss": 0.5, "peak_memory_bytes": -1, "left_out": 3,
-            "row": 3,
+            "peak_reserved_bytes": -1, "num_alloc_retries": -1, "row": 3,
         }
     ]  # fmt: skip
     assert first.rows.microbatches.select(["microbatch", "sum_squared_lengths"]).to_pylist() == [

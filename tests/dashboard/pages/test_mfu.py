@@ -7,6 +7,7 @@ from dataclasses import replace
 from rankscope.analysis.breakdown.run_history import StepMark, summarize_history
 from rankscope.analysis.breakdown.waterfall import PARTS
 from rankscope.analysis.breakdown.waterfall_views import WaterfallBy, list_rows
+from rankscope.analysis.report.memory import MemoryUse, ModelState, StageMemory
 from rankscope.analysis.report.network import CommonPause
 from rankscope.analysis.report.report import Mfu, PipelineBubble, RunReport
 from rankscope.dashboard.address import MFU, View
@@ -103,3 +104,52 @@ def test_the_stacked_parts_are_those_that_take_time() -> None:
 
     assert set(PART_COLORS) == {part.value for part in PARTS}
     assert len(bars) == int((rows.seconds.sum(axis=0) > 0).sum())
+
+
+def test_the_page_shows_the_memory_of_each_stage_and_what_it_consists_of() -> None:
+    stage = StageMemory(
+        stage=1,
+        rank=6,
+        peak_allocated_bytes=60 << 30,
+        peak_reserved_bytes=77 << 30,
+        capacity_bytes=78 << 30,
+        device_bytes=80 << 30,
+        num_alloc_retries=0,
+        state=ModelState(parameter_bytes=1 << 30, gradient_bytes=2 << 30, optimizer_bytes=6 << 30),
+        activation_bytes=20 << 30,
+    )
+    whole = ModelState(parameter_bytes=7e11, gradient_bytes=7e11, optimizer_bytes=1.4e12)
+    use = MemoryUse(stages=(stage,), whole=whole, missing_activations="")
+
+    text = text_of(replace(analysed_report(), memory=use))
+
+    row = "1 | 6 | 60.0 GiB | 77 % | 77.0 GiB | 80.0 GiB | 1.00 GiB | 2.00 GiB | 6.00 GiB"
+    assert f"{row} | 20.0 GiB | 31.0 GiB" in text
+    assert "700 GB parameters + 700 GB gradients + 1,400 GB optimizer" in text
+    assert "Memory" not in text_of(analysed_report())
+
+
+def test_activations_without_a_formula_are_named() -> None:
+    stage = StageMemory(
+        stage=0,
+        rank=0,
+        peak_allocated_bytes=60 << 30,
+        peak_reserved_bytes=None,
+        capacity_bytes=None,
+        device_bytes=None,
+        num_alloc_retries=None,
+        state=None,
+        activation_bytes=None,
+    )
+    use = MemoryUse(stages=(stage,), whole=None, missing_activations="of this architecture")
+
+    text = text_of(replace(analysed_report(), memory=use))
+
+    assert "Activations n/a of this architecture." in text
+    assert "0 | 0 | 60.0 GiB | n/a | n/a" in text
+
+
+def test_the_mean_has_the_hfu_beside_it_if_layers_are_recomputed() -> None:
+    text = text_of(replace(analysed_report(), mfu=replace(KNOWN, hfu=0.4)))
+
+    assert "30.0 %, HFU 40.0 % mean of 8 steps" in text

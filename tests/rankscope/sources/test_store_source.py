@@ -191,3 +191,46 @@ def test_rows_that_an_older_version_stored_out_of_bounds_are_left_out_and_report
     assert (0, 3) in [group.members for group in info.epochs[0].groups]
     for reason in ("-3 is not", "pp is -5", "null is not", "-5 is not", "-1 is not"):
         assert any(reason in warning for warning in info.warnings), reason
+
+
+@pytest.mark.slow
+def test_memory_and_windows_come_from_the_spool_and_from_what_the_tracer_derived(
+    store: Store, tmp_path: Path
+) -> None:
+    memory = {"device_bytes": 80, "other_bytes": 2, "parameter_bytes": 3, "gradient_bytes": "?"}
+    derived = {
+        "flops_per_token": 6.0,
+        "flops_per_windowed_length": 12.0,
+        "recomputed_flops_per_token": 0.0,
+        "shape": {"num_layers": 4, "drops": False, "hidden": -1},
+        "memory": memory,
+    }
+    spool = SpoolBuilder(tmp_path, run_id="full", manifest={"version": 1, "derived": derived})
+    spool.step(
+        0,
+        start_ns=0,
+        duration_ns=9,
+        peak_memory_bytes=70,
+        peak_reserved_bytes=78,
+        num_alloc_retries=0,
+    )
+    spool.microbatch(0, step=0, num_tokens=8, sum_squared_lengths=64, sum_windowed_lengths=32)
+    spool.step(1, start_ns=10, duration_ns=9)
+    spool.end(at_ns=20)
+    tail = SpoolTail(tmp_path, StoreWriter(store), grace_ns=0)
+    tail.poll()
+    tail.poll()
+    source = StoreSource(store)
+
+    info, steps = source.run_info("full"), source.steps("full")
+
+    assert steps.peak_memory_bytes.tolist() == [70, -1]
+    assert steps.peak_reserved_bytes.tolist() == [78, -1]
+    assert steps.num_alloc_retries.tolist() == [0, -1]
+    assert source.context("full").microbatches.sum_windowed_lengths.tolist() == [32]
+    assert (info.flops_per_token, info.flops_per_windowed_length) == (6.0, 12.0)
+    assert info.recomputed_flops_per_token == 0.0
+    assert info.shape == {"num_layers": 4, "drops": False}
+    rank_memory = info.ranks[0].memory
+    assert (rank_memory.capacity_bytes, rank_memory.parameter_bytes) == (78, 3)
+    assert rank_memory.gradient_bytes is None

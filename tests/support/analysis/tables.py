@@ -18,8 +18,16 @@ Table = TypeVar("Table", StepTable, MicrobatchTable, ComputeItems)
 
 DTYPES = {"kind": np.int8, "loss": np.float64, "left_out": np.uint32}
 DTYPES |= dict.fromkeys(("start_ns", "end_ns", "self_ns"), np.int64)
-DTYPES |= dict.fromkeys(("num_tokens", "sum_squared_lengths"), np.int64)
-MISSING = {"num_tokens": NONE, "sum_squared_lengths": NONE, "loss": np.nan}
+COUNTS = (
+    "num_tokens",
+    "sum_squared_lengths",
+    "sum_windowed_lengths",
+    "peak_memory_bytes",
+    "peak_reserved_bytes",
+    "num_alloc_retries",
+)
+DTYPES |= dict.fromkeys(COUNTS, np.int64)
+MISSING = {**dict.fromkeys(COUNTS, NONE), "loss": np.nan}
 
 
 def table_of(table: type[Table], /, **columns: ArrayLike) -> Table:

@@ -192,18 +192,28 @@ class SpoolBuilder:
         loss: float = float("nan"),
         peak_memory_bytes: int = NONE,
         left_out: int = 0,
+        peak_reserved_bytes: int = NONE,
+        num_alloc_retries: int = NONE,
     ) -> int:
         row = self.claim()
         core = self._core(RecordType.STEP, row, start_ns, duration_ns, step=step)
-        self._row(row, core + STEP.pack(num_tokens, loss, peak_memory_bytes, left_out))
+        plus_one = 1 + peak_reserved_bytes, 1 + num_alloc_retries
+        self._row(row, core + STEP.pack(num_tokens, loss, peak_memory_bytes, left_out, *plus_one))
         return row
 
     def microbatch(
-        self, index: int, *, step: int, num_tokens: int, sum_squared_lengths: int
+        self,
+        index: int,
+        *,
+        step: int,
+        num_tokens: int,
+        sum_squared_lengths: int,
+        sum_windowed_lengths: int = NONE,
     ) -> int:
         row = self.claim()
         core = self._core(RecordType.MICROBATCH, row, 0, 0, step=step, microbatch=index)
-        self._row(row, core + MICROBATCH.pack(num_tokens, sum_squared_lengths))
+        sums = sum_squared_lengths, 1 + sum_windowed_lengths
+        self._row(row, core + MICROBATCH.pack(num_tokens, *sums))
         return row
 
     def name(self, text: str) -> int:

@@ -4,24 +4,31 @@ from collections import UserDict
 
 import torch
 
-from rankscope.tracer.capture.data import BatchCounts, count_batch, read_shape
+from rankscope.tracer.capture.data import count_batch, read_shape
+
+
+def counted(batch: object) -> tuple[object, ...]:
+    """Return shape, tokens and sum of squared lengths of a batch."""
+    found = count_batch(batch)
+    assert found is not None
+    return found.shape, found.num_tokens, found.sum_lengths(None)
 
 
 def test_without_lengths_each_row_is_one_sequence() -> None:
     ids = torch.zeros(2, 3, dtype=torch.int64)
 
-    assert count_batch({"input_ids": ids}) == BatchCounts((2, 3), 6, 18)
-    assert count_batch((({"input": ids}), ids)) == BatchCounts((2, 3), 6, 18)
-    assert count_batch([ids, ids]) == BatchCounts((2, 3), 6, 18)
-    assert count_batch(ids[0]) == BatchCounts((3,), 3, 9)
-    assert count_batch(UserDict(tokens=ids)) == BatchCounts((2, 3), 6, 18)
+    assert counted({"input_ids": ids}) == ((2, 3), 6, 18)
+    assert counted((({"input": ids}), ids)) == ((2, 3), 6, 18)
+    assert counted([ids, ids]) == ((2, 3), 6, 18)
+    assert counted(ids[0]) == ((3,), 3, 9)
+    assert counted(UserDict(tokens=ids)) == ((2, 3), 6, 18)
 
 
 def test_an_attention_mask_excludes_padding() -> None:
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0]])
     ids = torch.zeros(2, 4, dtype=torch.int64)
 
-    assert count_batch({"input_ids": ids, "attention_mask": mask}) == BatchCounts((2, 4), 5, 4 + 9)
+    assert counted({"input_ids": ids, "attention_mask": mask}) == ((2, 4), 5, 4 + 9)
 
 
 def test_positions_and_boundaries_give_the_lengths_of_packed_sequences() -> None:
@@ -29,21 +36,17 @@ def test_positions_and_boundaries_give_the_lengths_of_packed_sequences() -> None
     positions = torch.tensor([[0, 1, 2, 3, 0, 1]])
     boundaries = torch.tensor([0, 1, 6], dtype=torch.int32)
 
-    assert count_batch({"input_ids": ids, "position_ids": positions}) == BatchCounts(
-        (1, 6), 6, 16 + 4
-    )
+    assert counted({"input_ids": ids, "position_ids": positions}) == ((1, 6), 6, 16 + 4)
     packed = {"input_ids": ids, "cu_seq_lens_q": boundaries, "attention_mask": torch.ones(1, 6)}
-    assert count_batch(packed) == BatchCounts((1, 6), 6, 1 + 25)
+    assert counted(packed) == ((1, 6), 6, 1 + 25)
 
 
 def test_a_tensor_on_a_device_is_not_read() -> None:
     ids = torch.zeros(2, 4, dtype=torch.int64, device="meta")
     mask = torch.ones(2, 4, device="meta")
 
-    assert count_batch({"input_ids": ids, "attention_mask": mask}) == BatchCounts(
-        (2, 4), None, None
-    )
-    assert count_batch({"input_ids": ids}) == BatchCounts((2, 4), 8, 32)
+    assert counted({"input_ids": ids, "attention_mask": mask}) == ((2, 4), None, None)
+    assert counted({"input_ids": ids}) == ((2, 4), 8, 32)
 
 
 def test_a_batch_without_token_ids_is_unknown() -> None:
@@ -55,4 +58,14 @@ def test_a_batch_without_token_ids_is_unknown() -> None:
 
 
 def test_an_empty_batch_has_no_tokens() -> None:
-    assert count_batch(torch.zeros(0, 0, dtype=torch.int64)) == BatchCounts((0, 0), 0, 0)
+    assert counted(torch.zeros(0, 0, dtype=torch.int64)) == ((0, 0), 0, 0)
+
+
+def test_a_window_limits_what_each_token_of_a_sequence_counts() -> None:
+    ids = torch.zeros(1, 8, dtype=torch.int64)
+    boundaries = torch.tensor([0, 2, 8], dtype=torch.int32)
+
+    packed = count_batch({"input_ids": ids, "cu_seq_lens_q": boundaries})
+
+    assert packed is not None
+    assert packed.sum_lengths(3) == 2 * 2 + 6 * 3

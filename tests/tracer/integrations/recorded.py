@@ -35,7 +35,7 @@ class Recorded:
     def microbatches(self) -> list[tuple[int, int, int, int]]:
         """Return (step, micro-batch, tokens, sum of squared lengths)."""
         return [
-            (row.step, row.microbatch, *MICROBATCH.unpack(row.second))
+            (row.step, row.microbatch, *MICROBATCH.unpack(row.second)[:2])
             for row in self.rows
             if row.record == RecordType.MICROBATCH
         ]

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import importlib
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,48 +10,54 @@ import torch
 import transformers
 from torch import nn
 
-from rankscope.tracer.job.flops import compute_dtype, megatron_flops, model_flops, unwrap
+from rankscope.tracer.job.decoder import UnknownFlopsError
+from rankscope.tracer.job.flops import (
+    compute_dtype,
+    find_window,
+    megatron_flops,
+    model_flops,
+    unwrap,
+)
 
 
-class Config:
-    """A Hugging Face configuration, as far as FLOPs depend on it."""
-
-    def __init__(self, model_type: str, **more: object) -> None:
-        self.model_type = model_type
-        self.num_hidden_layers = 2
-        self.num_attention_heads = 4
-        self.hidden_size = 8
-        self.__dict__.update(more)
-
-
-class Decoder(nn.Module):
-    """Two blocks of one 8 x 8 product each, and a head of 8 x 10."""
-
-    def __init__(self, config: Config, num_blocks: int = 2) -> None:
-        super().__init__()
-        self.config = config
-        self.embedding = nn.Embedding(10, 8)
-        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(num_blocks))
-        self.norm = nn.LayerNorm(8)
-        self.head = nn.Linear(8, 10, bias=False)
+def tiny_llama(**changes: Any) -> Any:  # noqa: ANN401
+    """Return a model of 2 layers of 4 heads of 2, 8 wide: weights 2 x (256 + 3 x 96) + 80."""
+    sizes = {
+        "hidden_size": 8,
+        "intermediate_size": 12,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": 10,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+    config = transformers.LlamaConfig(**{**sizes, **changes})
+    return transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
 
 
-def count_flops(model: nn.Module, seq_length: int = 16) -> float | None:
+WEIGHTS = 2 * (4 * 8 * 8 + 3 * 8 * 12) + 8 * 10
+
+
+def count_flops(model: nn.Module, seq_length: int = 16) -> float:
     """Return the FLOPs per token of sequences of one length."""
     found = model_flops(model)
-    if found is None:
-        return None
     return found.flops_per_token + found.flops_per_squared_length * seq_length
 
 
-def test_a_known_decoder_costs_six_flops_per_weight_and_its_attention() -> None:
-    model = Decoder(Config("llama"))
+def reason(model: nn.Module) -> str:
+    """Return why the FLOPs of a model are unknown."""
+    with pytest.raises(UnknownFlopsError) as unknown:
+        model_flops(model)
+    return str(unknown.value)
 
-    # weights: 2 x 64 + 80 = 208; attention: 12 x 2 layers x 8 wide x 16 tokens = 3072
-    assert count_flops(model) == 6 * 208 + 3072
-    found = model_flops(model)
-    assert found is not None
-    assert (found.flops_per_token, found.flops_per_squared_length) == (6 * 208, 12 * 2 * 8)
+
+def test_a_known_decoder_costs_six_flops_per_weight_and_its_attention() -> None:
+    found = model_flops(tiny_llama())
+
+    # attention: 12 x 2 layers x 8 wide
+    assert (found.flops_per_token, found.flops_per_squared_length) == (6 * WEIGHTS, 12 * 2 * 8)
+    assert (found.flops_per_windowed_length, found.window) == (0, None)
     assert found.convention.endswith("padding and recomputation not counted")
 
 
@@ -58,35 +67,117 @@ def test_wrappers_are_removed() -> None:
             super().__init__()
             self.module = module
 
-    model = Decoder(Config("llama"))
+    model = tiny_llama()
     wrapped: Any = torch.compile(Wrapper(model), backend="eager")
 
     assert unwrap(wrapped) is model
     assert count_flops(wrapped) == count_flops(model)
 
 
-def test_flops_of_other_models_are_unknown() -> None:
-    frozen = Decoder(Config("llama"))
-    frozen.blocks[0].requires_grad_(requires_grad=False)
+def test_flops_of_other_models_are_unknown_with_the_reason() -> None:
+    frozen, stage = tiny_llama(), tiny_llama()
+    frozen.lm_head.requires_grad_(requires_grad=False)
+    del stage.model.layers[1]  # a pipeline stage
 
-    assert count_flops(nn.Linear(8, 8)) is None
-    assert count_flops(Decoder(Config("mixtral"))) is None
-    assert count_flops(Decoder(Config("llama"), num_blocks=1)) is None  # a pipeline stage
-    assert count_flops(frozen) is None
-    assert count_flops(Decoder(Config("llama", num_attention_heads=None))) is None
+    assert reason(nn.Linear(8, 8)) == "Linear has no configuration of Hugging Face"
+    assert reason(frozen) == "weights are frozen or quantised"
+    assert reason(stage) == (
+        "the products of the model have 624 weights here, and 1,168 by its configuration"
+    )
 
 
-@pytest.mark.parametrize(("uses_window", "max_length"), [(True, 8), (False, None)])
-def test_a_window_limits_the_length_for_which_the_flops_hold(
-    uses_window: bool,  # noqa: FBT001
-    max_length: int | None,
+def test_a_frozen_embedding_costs_nothing_less() -> None:
+    model = tiny_llama()
+    model.model.embed_tokens.requires_grad_(requires_grad=False)
+
+    assert count_flops(model) == count_flops(tiny_llama())
+
+
+def test_parameters_that_zero_3_shards_count_whole() -> None:
+    model = tiny_llama()
+    for weight in model.parameters():
+        weight.ds_shape = weight.shape
+        weight.data = torch.empty(0)
+
+    assert count_flops(model) == count_flops(tiny_llama())
+
+
+@pytest.mark.parametrize(("window", "expected"), [(8, 8), (None, None)])
+def test_the_window_is_known_before_the_first_forward(
+    window: int | None, expected: int | None
 ) -> None:
-    config = Config("mistral", sliding_window=8, use_sliding_window=uses_window)
+    config = transformers.MistralConfig(**{**TINY_MISTRAL, "sliding_window": window})
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
 
-    found = model_flops(Decoder(config))
+    found = model_flops(model)
+    assert find_window(model) == found.window == expected
+    assert found.flops_per_squared_length == (0.0 if window else 12 * 8)
+    assert found.flops_per_windowed_length == (12 * 8 if window else 0.0)
 
-    assert found is not None
-    assert found.max_length == max_length
+
+def test_a_plain_module_has_no_window() -> None:
+    assert find_window(nn.Linear(2, 2)) is None
+
+
+TINY_MISTRAL: dict[str, Any] = {
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 10,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+
+def titan_spec(name: str) -> Any:  # noqa: ANN401
+    """Return the specification of a model of torchtitan, whose experts need triton at import."""
+    kernels: Any = ModuleType("torchtitan.models.moe.kernels")
+    kernels.generate_permute_indices = None
+    sys.modules.setdefault(kernels.__name__, kernels)
+    return importlib.import_module(f"torchtitan.models.{name}").get_train_spec()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torchtitan's imports
+@pytest.mark.parametrize(
+    ("name", "flavor"),
+    [
+        ("llama3", "8B"),
+        ("qwen3", "30B-A3B"),
+        ("deepseek_v3", "671B"),
+        ("llama4", "17bx16e"),
+        ("gpt_oss", "120b"),
+    ],
+)
+def test_models_of_torchtitan_cost_what_it_counts_but_for_windows(name: str, flavor: str) -> None:
+    spec = titan_spec(name)
+    args = spec.model_args[flavor]
+    vars(args).setdefault("moe_impl", "standard")  # as its trainer does
+    with torch.device("meta"):
+        model = spec.model_cls(args)
+    _, theirs = args.get_nparams_and_flops(model, 4096)
+
+    found = model_flops(model)
+
+    # It counts the few weights of norms and biases as products.
+    attended = found.flops_per_squared_length + found.flops_per_windowed_length
+    assert found.flops_per_token + attended * 4096 == pytest.approx(theirs, rel=0.001)
+    assert found.recomputed_flops_per_token == 0.0
+    is_windowed = name == "gpt_oss"
+    assert found.window == find_window(model) == (128 if is_windowed else None)
+    assert bool(found.flops_per_windowed_length) == is_windowed
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_part_of_a_model_of_torchtitan_is_unknown() -> None:
+    spec = titan_spec("llama3")
+    model = spec.model_cls(spec.model_args["debugmodel"])
+    model.output = None
+
+    assert reason(model) == "only a part of the model is here"
 
 
 def test_llama_3_8b_as_torchtitan_and_as_megatron_count_it() -> None:
@@ -104,17 +195,19 @@ def test_llama_3_8b_as_torchtitan_and_as_megatron_count_it() -> None:
     # per layer: q and o 2 x 4096^2, k and v 2 x 4096 x 1024, three of 4096 x 14336 = 218,103,808 N
     # = 32 layers + 4096 x 128256 = 7,504,658,432; attention 12 x 32 x 4096 x 8192
     assert count_flops(model, 8192) == 6 * 7_504_658_432 + 12_884_901_888
-    counted = megatron_flops(
-        hidden=4096,
+    args = SimpleNamespace(
+        hidden_size=4096,
         num_layers=32,
-        num_heads=32,
-        num_groups=8,
-        ffn=14336,
-        vocabulary=128256,
+        num_attention_heads=32,
+        group_query_attention=True,
+        num_query_groups=8,
+        kv_channels=128,
+        ffn_hidden_size=14336,
+        padded_vocab_size=128256,
         seq_length=8192,
-        is_gated=True,
+        swiglu=True,
     )
-    assert counted.flops_per_token == 6 * 7_504_658_432 + 12_884_901_888 / 2
+    assert megatron_flops(args).flops_per_token == 6 * 7_504_658_432 + 12_884_901_888 / 2
 
 
 def test_gpt_agrees_with_the_published_formula() -> None:
