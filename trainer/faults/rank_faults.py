@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from ..config import TrainerConfig
-    from ..model import Stage
     from ..pace import SegmentTimer
     from .spec import Fault
 
@@ -54,7 +53,7 @@ class RankFaults:
     """
 
     def __init__(
-        self, config: TrainerConfig, *, rank: int, stage: Stage, timer: SegmentTimer
+        self, config: TrainerConfig, *, rank: int, stage: nn.Module, timer: SegmentTimer
     ) -> None:
         self._config = config
         self._rank = rank
@@ -98,12 +97,12 @@ class RankFaults:
         for fault in self._here(FaultCause.DATA_STALL):
             time.sleep(fault.extra_ns / NS_PER_S)
 
-    def before_forward(self, microbatch: int) -> None:
-        """Apply the faults before a forward."""
+    def before_forward(self, microbatch: int, *, stage: int = 0) -> None:
+        """Apply the faults before a forward of one of the rank's stages."""
         self._end(microbatch)
         self._stall()
         for fault in self._here(FaultCause.GC_PAUSE):
-            place = f"{self._config.seed}/{self._rank}/{self._step}/{microbatch}"
+            place = f"{self._config.seed}/{self._rank}/{self._step}/{microbatch}/{stage}"
             chance = random.Random(place)  # noqa: S311  # no secret
             if chance.random() < fault.probability:
                 self._heaps[fault.extra_ns].collect(is_traced=fault.has_spans)

@@ -204,7 +204,8 @@ class Fault:
 
     def _check_link(self, src: int, dst: int, layout: Layout) -> None:
         here, there = coords_of(src, layout), coords_of(dst, layout)
-        distances = (here.pp - there.pp, here.dp - there.dp, here.tp - there.tp)
+        is_other_data = (here.dp, here.cp) != (there.dp, there.cp)
+        distances = (here.pp - there.pp, is_other_data, here.tp - there.tp)
         if sum(map(bool, distances)) != 1 or abs(distances[0]) > 1:
             raise FaultSpecError(
                 str(self),
