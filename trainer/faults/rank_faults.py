@@ -173,12 +173,20 @@ class RankFaults:
         """Return the factor of each slow link in this step, by peer."""
         slow: dict[int, float] = {}
         for fault in self._faults_of(FaultCause.SLOW_LINK):
-            if self._step is None or not fault.is_active(self._step):
+            if self._step is None or not self._is_slow_now(fault, self._step):
                 continue
             for peer in range(self._config.layout.world_size):
                 if peer != self._rank and is_slow(fault, self._rank, peer):
                     slow[peer] = slow.get(peer, 1.0) * fault.factor
         return slow
+
+    def _is_slow_now(self, fault: Fault, step: int) -> bool:
+        """Return whether a link is slow in a step: at random, alike at both ends."""
+        if not fault.is_active(step):
+            return False
+        chance = random.Random(f"{self._config.seed}/{fault}/{step}")  # noqa: S311  # no secret
+        is_first = step == fault.first_step
+        return not fault.probability or is_first or chance.random() < fault.probability
 
     def _draw_documents(self, step: int) -> None:
         found = self._faults_of(FaultCause.SEQUENCE_IMBALANCE)
