@@ -51,11 +51,11 @@ class Switch:
 
 
 def _pipeline(name: str, *flags: str) -> Switch:
-    return Switch(name=name, num_ranks=4, flags=(*PIPELINE, *flags), pace_ms=30)
+    return Switch(name=name, num_ranks=4, flags=(*PIPELINE, *flags), pace_ms=80)
 
 
 def _cube(name: str, *flags: str, num_ranks: int = 8) -> Switch:
-    return Switch(name=name, num_ranks=num_ranks, flags=(*CUBE, *flags), pace_ms=60)
+    return Switch(name=name, num_ranks=num_ranks, flags=(*CUBE, *flags), pace_ms=80)
 
 
 SWITCHES = (
