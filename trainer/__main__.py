@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 
 from rankscope.tracer.topology import Layout
 
-from .config import ModelConfig, TrainerConfig, default_pace_ms
+from .config import (
+    DataParallel,
+    ModelConfig,
+    PipelineSchedule,
+    TrainerConfig,
+    default_pace_ms,
+)
 from .errors import ConfigError
 from .faults.spec import ENDING_CAUSES, parse_faults
 
@@ -23,6 +29,9 @@ if TYPE_CHECKING:
 
     from .checkpoint import Checkpoints
     from .loop import RankState
+
+NUM_EXPERTS = 8
+"""Experts of each layer with ``--ep``, on every layout: so it trains the same model."""
 
 PACE_REPORT_STEPS = 5
 """Steps between two reports of the pace to the tracer."""
@@ -65,22 +74,17 @@ def _run(
 
     from .faults.rank_faults import set_environment
     from .loop import build_rank, train, warm_up
-    from .parallel import build_mesh, join_job
-    from .tracing import report_pace, start_tracing
+    from .parallel import build_meshes, join_job
+    from .tracing import report_memory, report_pace, start_tracing
 
     set_environment(config.faults, rank=rank)
     if args.hosts:
         os.environ["RANKSCOPE_HOST"] = args.hosts.split(",")[rank]
     join_job(device)
-    mesh = build_mesh(config.layout, device)
-    state = build_rank(config, rank=rank, mesh=mesh, device=device)
+    state = build_rank(config, rank=rank, meshes=build_meshes(config, device), device=device)
     start_tracing(state, spool=args.trace, run=args.run)
     if rank == 0:
-        layout = config.layout
-        print(
-            f"training pp {layout.pp} dp {layout.dp} tp {layout.tp},"
-            f" {config.num_microbatches} micro-batches a step, {config.num_tokens} tokens a step"
-        )
+        print(f"training {_describe(config)}")
         if config.pace_ms is not None:
             print(
                 f"paced: each local compute segment is padded by sleep to {config.pace_ms:g} ms"
@@ -97,9 +101,7 @@ def _run(
     if args.checkpoint:
         from .checkpoint import Checkpoints  # a second of imports
 
-        saver = Checkpoints(
-            Path(args.checkpoint), every=args.checkpoint_every, state=state, mesh=mesh
-        )
+        saver = Checkpoints(Path(args.checkpoint), every=args.checkpoint_every, state=state)
     first_step = 0 if saver is None else _resume(saver, state)
     gc.collect()
     gc.freeze()
@@ -122,6 +124,7 @@ def _run(
     if config.pace_ms is not None and state.timer.num_segments:
         report_pace(state.timer, config.pace_ms)
         _print_pace(state, device)
+    report_memory(state)
     tracer.shutdown()
     dist.destroy_process_group()
 
@@ -161,15 +164,46 @@ def _print_pace(state: RankState, device: torch.device) -> None:
         )
 
 
+def _describe(config: TrainerConfig) -> str:
+    layout, model = config.layout, config.model
+    parts = [f"pp {layout.pp} dp {layout.dp} tp {layout.tp}"]
+    if config.schedule is not PipelineSchedule.ONE_F_ONE_B:
+        parts.append(f"{config.schedule} with {layout.vpp} chunks")
+    if config.data_parallel is not DataParallel.FSDP:
+        parts.append(str(config.data_parallel))
+    if config.sequence_parallel:
+        parts.append("sequence parallel")
+    if config.scatter_gather:
+        parts.append("divided sends")
+    if layout.cp > 1:
+        parts.append(f"cp {layout.cp}")
+    if model.num_experts:
+        parts.append(f"ep {layout.ep} with {model.num_experts} experts")
+    parts.append(f"{config.num_microbatches} micro-batches a step")
+    parts.append(f"{config.num_tokens} tokens a step")
+    return ", ".join(parts)
+
+
 def _config(args: argparse.Namespace, *, world_size: int) -> TrainerConfig:
-    layout = Layout(pp=args.pp, dp=args.dp, tp=args.tp)
+    schedule = PipelineSchedule(args.schedule)
+    chunks = schedule.default_chunks if args.chunks is None else args.chunks
+    data_parallel, dp = _read_dp(args.dp, args, world_size=world_size)
+    layout = Layout(
+        pp=args.pp, dp=dp, tp=args.tp, cp=args.cp, ep=1 if args.ep is None else args.ep, vpp=chunks
+    )
+    experts = (0 if args.ep is None else NUM_EXPERTS) if args.experts is None else args.experts
+    least_layers = args.pp * chunks
     model = ModelConfig(
-        num_layers=args.layers,
+        num_layers=max(ModelConfig().num_layers, least_layers)
+        if args.layers is None
+        else args.layers,
         hidden_size=args.hidden,
         num_heads=args.heads,
         ffn_size=args.ffn,
         vocab_size=args.vocab,
         seq_length=args.seq,
+        num_experts=experts,
+        experts_per_token=args.top_k,
     )
     num_microbatches = 2 * layout.pp if args.microbatches is None else args.microbatches
     if args.checkpoint_every < 1:
@@ -191,6 +225,10 @@ def _config(args: argparse.Namespace, *, world_size: int) -> TrainerConfig:
         num_steps=args.steps,
         num_microbatches=num_microbatches,
         microbatch_size=args.microbatch_size,
+        schedule=schedule,
+        data_parallel=data_parallel,
+        sequence_parallel=args.sp,
+        scatter_gather=args.scatter_gather,
         learning_rate=args.lr,
         seed=args.seed,
         pace_ms=pace_ms,
@@ -198,17 +236,50 @@ def _config(args: argparse.Namespace, *, world_size: int) -> TrainerConfig:
     )
 
 
+def _read_dp(text: str, args: argparse.Namespace, *, world_size: int) -> tuple[DataParallel, int]:
+    """Return kind and size of ``4``, ``hsdp`` or ``hsdp:4``; without a size, of all ranks left."""
+    kind, _, size = text.rpartition(":") if ":" in text or text.isdecimal() else (text, "", "")
+    if (kind and kind not in {*DataParallel}) or (size and not size.isdecimal()):
+        raise ConfigError(
+            f"--dp {text!r} is neither a number nor {', '.join(DataParallel)}: write --dp 4,"
+            " --dp hsdp or --dp hsdp:4"
+        )
+    data_parallel = DataParallel(kind) if kind else DataParallel.FSDP
+    others = max(args.pp * args.cp * args.tp, 1)
+    return data_parallel, int(size) if size else max(world_size // others, 1)
+
+
 def _parser() -> argparse.ArgumentParser:
     model, run = ModelConfig(), TrainerConfig(world_size=1, num_microbatches=1)
     parser = argparse.ArgumentParser(prog="trainer", description=__doc__)
     add = parser.add_argument
     add("--pp", type=int, default=1, help="pipeline stages")
-    add("--dp", type=int, default=1, help="data-parallel positions (FSDP2)")
+    add(
+        "--dp",
+        default="1",
+        metavar="[KIND:]N",
+        help="data-parallel positions; KIND is ddp, fsdp (default) or hsdp, KIND alone takes all"
+        " ranks that the other axes leave",
+    )
     add("--tp", type=int, default=1, help="tensor-parallel positions (DTensor)")
+    add("--sp", action="store_true", help="sequence parallel inside of tp")
+    add(
+        "--scatter-gather",
+        action="store_true",
+        help="send 1/tp of an activation from each tp rank to the next stage, and gather there",
+    )
+    add("--cp", type=int, default=1, help="context-parallel positions")
+    add("--ep", type=int, help="expert-parallel positions, which divide dp; turns experts on")
+    add("--experts", type=int, help=f"of each layer; default {NUM_EXPERTS} with --ep, else none")
+    add("--top-k", type=int, default=model.experts_per_token, help="experts of a token")
+    add("--schedule", choices=[*map(str, PipelineSchedule)], default="1f1b", help="of the pipeline")
+    add("--chunks", type=int, help="stages on each rank; default 2, for zero-bubble 1")
     add("--steps", type=int, default=run.num_steps)
     add("--microbatches", type=int, help="per step and data position; default 2 x pp")
     add("--microbatch-size", type=int, default=run.microbatch_size, help="sequences")
-    add("--layers", type=int, default=model.num_layers)
+    add(
+        "--layers", type=int, help=f"default {model.num_layers}, or one per stage if these are more"
+    )
     add("--hidden", type=int, default=model.hidden_size)
     add("--heads", type=int, default=model.num_heads)
     add("--ffn", type=int, default=model.ffn_size)

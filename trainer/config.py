@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from rankscope.tracer.topology import Coords, Layout
@@ -27,6 +28,55 @@ MIN_PACE_MS = 20.0
 """Shortest default pace: below it, ranks that share a core overrun. Source: as above."""
 
 
+class PipelineSchedule(StrEnum):
+    """Order of the work of a pipeline stage, of `torch.distributed.pipelining`."""
+
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved"
+    """1F1B with several chunks on each rank (arXiv 2104.04473)."""
+
+    ZERO_BUBBLE = "zero-bubble"
+    """ZB-H1: gradients of weights fill the bubble (arXiv 2401.10241); chunks as interleaved."""
+
+    ZBV = "zbv"
+    """Zero bubble, two chunks in a V: the first rank has the first and the last stage."""
+
+    DUALPIPEV = "dualpipev"
+    """The V of DeepSeek's DualPipe: a forward and a backward of two micro-batches in turn."""
+
+    @property
+    def is_v(self) -> bool:
+        """Return whether the second chunks are assigned to the ranks in reverse order."""
+        return self in (PipelineSchedule.ZBV, PipelineSchedule.DUALPIPEV)
+
+    @property
+    def has_chunks(self) -> bool:
+        """Return whether a rank may have several chunks."""
+        return self is not PipelineSchedule.ONE_F_ONE_B
+
+    @property
+    def default_chunks(self) -> int:
+        """Return the number of chunks if none is given."""
+        return 2 if self.is_v or self is PipelineSchedule.INTERLEAVED else 1
+
+
+class DataParallel(StrEnum):
+    """Form of data parallelism."""
+
+    DDP = "ddp"
+    """Each has all weights; gradients are all-reduced."""
+
+    FSDP = "fsdp"
+    """Weights, gradients and optimizer are sharded over all."""
+
+    HSDP = "hsdp"
+    """Two replicas, each sharded over the half of the ranks."""
+
+
+NUM_REPLICAS = 2
+"""Replicas of HSDP."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Sizes of the Llama-like GPT. Small by default: the trainer is about time, not about text."""
@@ -38,10 +88,20 @@ class ModelConfig:
     vocab_size: int = 128
     seq_length: int = 32
 
+    num_experts: int = 0
+    """Experts of each layer, each an MLP; 0 for one dense MLP."""
+
+    experts_per_token: int = 2
+
     def __post_init__(self) -> None:
         for name, size in asdict(self).items():
-            if size < 1:
+            if size < (name != "num_experts"):
                 raise ConfigError(f"ModelConfig.{name} must be at least 1, got {size}")
+        if 0 < self.num_experts < self.experts_per_token:
+            raise ConfigError(
+                f"ModelConfig.experts_per_token {self.experts_per_token} is more than the"
+                f" {self.num_experts} experts: pass a smaller --top-k"
+            )
         if self.hidden_size % (2 * self.num_heads):
             raise ConfigError(
                 f"ModelConfig.hidden_size {self.hidden_size} must be an even multiple of"
@@ -70,6 +130,17 @@ class TrainerConfig:
     num_microbatches: int
     """Micro-batches per data-parallel position and step, at least ``layout.pp``."""
 
+    schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
+    """Schedule of the pipeline; ``layout.vpp`` is its number of chunks on each rank."""
+
+    data_parallel: DataParallel = DataParallel.FSDP
+
+    sequence_parallel: bool = False
+    """Whether the ranks of a tp group divide the tokens outside attention and MLP."""
+
+    scatter_gather: bool = False
+    """Whether they divide what they all would send to the next stage, and its ranks gather it."""
+
     microbatch_size: int = 2
     """Sequences in one micro-batch."""
 
@@ -86,6 +157,9 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         self._check_layout()
+        self._check_schedule()
+        self._check_tokens()
+        self._check_experts_and_data()
         self._check_numbers()
         for fault in self.faults:
             fault.culprits(self.layout)
@@ -96,14 +170,41 @@ class TrainerConfig:
                 )
 
     @property
+    def num_stages(self) -> int:
+        """Stages of the pipeline, over all chunks."""
+        return self.layout.pp * self.layout.vpp
+
+    @property
+    def rows_per_microbatch(self) -> int:
+        """Tokens of one micro-batch on one data and context position."""
+        return self.microbatch_size * self.model.seq_length // self.layout.cp
+
+    @property
     def num_tokens_per_position(self) -> int:
-        """Tokens of one step on one data-parallel position."""
-        return self.num_microbatches * self.microbatch_size * self.model.seq_length
+        """Tokens of one step on one data and context position."""
+        return self.num_microbatches * self.rows_per_microbatch
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of one step on all data-parallel positions."""
-        return self.num_tokens_per_position * self.layout.dp
+        """Tokens of one step on all positions."""
+        return self.num_tokens_per_position * self.layout.dp * self.layout.cp
+
+    def stages_of(self, pp: int) -> tuple[int, ...]:
+        """Return the stages of a pipeline position, one for each chunk."""
+        size, chunks = self.layout.pp, range(self.layout.vpp)
+        if self.schedule.is_v:
+            return tuple(chunk * size + (size - 1 - pp if chunk % 2 else pp) for chunk in chunks)
+        return tuple(chunk * size + pp for chunk in chunks)
+
+    def layers_of_position(self, pp: int) -> tuple[int, ...]:
+        """Return the layers of all chunks of a pipeline position."""
+        return tuple(
+            layer
+            for stage in self.stages_of(pp)
+            for layer in layers_of_stage(
+                stage, num_layers=self.model.num_layers, num_stages=self.num_stages
+            )
+        )
 
     def to_dict(self) -> dict[str, object]:
         """Return the settings as plain values, as in the manifest.
@@ -117,21 +218,19 @@ class TrainerConfig:
 
     def _check_layout(self) -> None:
         layout, model = self.layout, self.model
-        for axis in ("cp", "ep", "dsp", "vpp"):
-            if layout.to_dict()[axis] != 1:
-                raise ConfigError(
-                    f"TrainerConfig.layout.{axis} must be 1: this trainer has only pp, dp and tp"
-                )
+        if layout.dsp != 1:
+            raise ConfigError("TrainerConfig.layout.dsp must be 1: this trainer has no such axis")
         if layout.world_size != self.world_size:
+            cp = f" x cp {layout.cp}" if layout.cp > 1 else ""
             raise ConfigError(
-                f"TrainerConfig.layout is pp {layout.pp} x dp {layout.dp} x tp {layout.tp} ="
-                f" {layout.world_size} ranks, but {self.world_size} were started:"
-                f" run torchrun --nproc-per-node {layout.world_size}, or change --pp, --dp, --tp"
+                f"TrainerConfig.layout is pp {layout.pp} x dp {layout.dp}{cp} x tp {layout.tp} ="
+                f" {layout.world_size} ranks, but {self.world_size} were started: run torchrun"
+                f" --nproc-per-node {layout.world_size}, or change --pp, --dp, --cp, --tp"
             )
-        if model.num_layers < layout.pp:
+        if model.num_layers < self.num_stages:
             raise ConfigError(
-                f"ModelConfig.num_layers {model.num_layers} is less than the {layout.pp} pipeline"
-                f" stages: pass --layers {layout.pp} or more, or a smaller --pp"
+                f"ModelConfig.num_layers {model.num_layers} is less than the {self.num_stages}"
+                f" pipeline stages: pass --layers {self.num_stages} or more, or a smaller --pp"
             )
         for name in ("num_heads", "ffn_size"):
             if getattr(model, name) % layout.tp:
@@ -140,18 +239,86 @@ class TrainerConfig:
                     f" tp {layout.tp}: choose a --tp that divides it"
                 )
 
+    def _check_schedule(self) -> None:
+        layout, schedule, num = self.layout, self.schedule, self.num_microbatches
+        if schedule is not PipelineSchedule.ONE_F_ONE_B and layout.pp == 1:
+            raise ConfigError(
+                f"TrainerConfig.schedule {schedule} needs a pipeline: pass --pp 2 or more"
+            )
+        if layout.vpp != 1 and not schedule.has_chunks:
+            raise ConfigError(
+                f"TrainerConfig.layout.vpp {layout.vpp} needs --schedule interleaved:"
+                " 1f1b has one chunk on each rank"
+            )
+        if schedule.is_v and layout.vpp != schedule.default_chunks:
+            raise ConfigError(
+                f"TrainerConfig.layout.vpp must be 2 with --schedule {schedule}, got {layout.vpp}:"
+                " leave out --chunks"
+            )
+        least = 2 * layout.pp if schedule is PipelineSchedule.DUALPIPEV else layout.pp
+        if num < least:
+            raise ConfigError(
+                f"TrainerConfig.num_microbatches {num} is less than the {least} pipeline stages:"
+                f" {schedule} needs one per stage, pass --microbatches {least} or more"
+            )
+        num_rounds = num // layout.pp
+        if (
+            schedule in (PipelineSchedule.INTERLEAVED, PipelineSchedule.ZERO_BUBBLE)
+            and num % num_rounds
+        ):
+            raise ConfigError(
+                f"TrainerConfig.num_microbatches {num} does not divide into {num_rounds} equal"
+                f" rounds: pass --microbatches {num_rounds * layout.pp}"
+            )
+
+    def _check_tokens(self) -> None:
+        """Check that the tokens of a micro-batch can be divided over cp and tp."""
+        layout, length = self.layout, self.model.seq_length
+        if layout.cp > 1 and length % (2 * layout.cp):
+            raise ConfigError(
+                f"ModelConfig.seq_length {length} is not divisible by 2 x cp {layout.cp}: each"
+                " rank has two pieces of a sequence, choose another --seq"
+            )
+        if self.sequence_parallel and layout.tp == 1:
+            raise ConfigError(
+                "TrainerConfig.sequence_parallel divides tokens over a tp group:"
+                " pass --tp 2 or more, or leave out --sp"
+            )
+        if self.scatter_gather and (self.sequence_parallel or 1 in (layout.tp, layout.pp)):
+            raise ConfigError(
+                "TrainerConfig.scatter_gather divides the sends of a pipeline over a tp group: pass"
+                " --pp and --tp of 2 or more, and leave out --sp, which divides them already"
+            )
+        is_divided = self.sequence_parallel or self.scatter_gather or self.model.num_experts
+        if is_divided and self.rows_per_microbatch % layout.tp:
+            raise ConfigError(
+                f"a micro-batch of {self.rows_per_microbatch} tokens is not divisible by"
+                f" tp {layout.tp}: choose another --seq or --microbatch-size"
+            )
+
+    def _check_experts_and_data(self) -> None:
+        layout, num_experts = self.layout, self.model.num_experts
+        if layout.ep > 1 and not num_experts:
+            raise ConfigError("TrainerConfig.layout.ep needs experts: pass --experts")
+        if layout.dp % layout.ep or num_experts % layout.ep:
+            raise ConfigError(
+                f"TrainerConfig.layout.ep {layout.ep} must divide dp {layout.dp} and the"
+                f" {num_experts} experts: choose another --ep, --dp or --experts"
+            )
+        if self.data_parallel is not DataParallel.HSDP:
+            return
+        if layout.dp % NUM_REPLICAS or layout.dp * layout.cp < 2 * NUM_REPLICAS:
+            raise ConfigError(
+                f"TrainerConfig.data_parallel hsdp has {NUM_REPLICAS} replicas, each sharded over"
+                f" 2 ranks or more: dp {layout.dp} x cp {layout.cp} must be 4 or more, and dp even"
+            )
+
     def _check_numbers(self) -> None:
         for name in ("num_steps", "microbatch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(
                     f"TrainerConfig.{name} must be at least 1, got {getattr(self, name)}"
                 )
-        if self.num_microbatches < self.layout.pp:
-            raise ConfigError(
-                f"TrainerConfig.num_microbatches {self.num_microbatches} is less than the"
-                f" {self.layout.pp} pipeline stages: 1F1B needs one per stage, pass"
-                f" --microbatches {self.layout.pp} or more"
-            )
         for name in ("learning_rate", "max_gradient_norm"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(
@@ -167,14 +334,15 @@ class TrainerConfig:
 def default_pace_ms(model: ModelConfig, layout: Layout, *, num_microbatches: int) -> float:
     """Return the pace at which a healthy step takes about `HEALTHY_STEP_MS`, rounded to ms.
 
-    The critical path of a 1F1B step has ``num_microbatches + pp - 1`` forwards and backwards of
-    one stage, and the optimizer::
+    The critical path of a 1F1B step has ``num_microbatches + (pp - 1) / vpp`` forwards and
+    backwards of one rank, and the optimizer::
 
-        paces = (num_microbatches + pp - 1) * segments of a stage * 3 + 1
+        paces = (num_microbatches + (pp - 1) / vpp) * segments of a rank * 3 + 1
     """
     layers = layers_of_stage(0, num_layers=model.num_layers, num_stages=layout.pp)
-    paces_of_stage = len(layers) * SEGMENTS_PER_LAYER * (FORWARD_PACES + BACKWARD_PACES)
-    num_paces = (num_microbatches + layout.pp - 1) * paces_of_stage + OPTIMIZER_PACES
+    paces_of_rank = len(layers) * SEGMENTS_PER_LAYER * (FORWARD_PACES + BACKWARD_PACES)
+    num_passes = num_microbatches + (layout.pp - 1) / layout.vpp
+    num_paces = num_passes * paces_of_rank + OPTIMIZER_PACES
     return max(MIN_PACE_MS, float(round(HEALTHY_STEP_MS / num_paces)))
 
 
@@ -186,7 +354,9 @@ def layers_of_stage(stage: int, *, num_layers: int, num_stages: int) -> range:
 
 
 def coords_of(rank: int, layout: Layout) -> Coords:
-    """Return the position of a global rank: ``rank = (pp * dp_size + dp) * tp_size + tp``.
+    """Return the position of a global rank.
+
+    ``rank = ((pp * dp_size + dp) * cp_size + cp) * tp_size + tp``; neighbours on dp share experts.
 
     Raises:
         ValueError: The rank is not in ``[0, layout.world_size)``.
@@ -194,10 +364,24 @@ def coords_of(rank: int, layout: Layout) -> Coords:
     if not 0 <= rank < layout.world_size:
         raise ValueError(f"rank must be in [0, {layout.world_size}), got {rank}")
     rest, tp = divmod(rank, layout.tp)
+    rest, cp = divmod(rest, layout.cp)
     pp, dp = divmod(rest, layout.dp)
-    return Coords(pp=pp, dp=dp, tp=tp)
+    return Coords(pp=pp, dp=dp, cp=cp, tp=tp, ep=dp % layout.ep)
 
 
 def ranks_of_stage(stage: int, layout: Layout) -> tuple[int, ...]:
-    """Return the global ranks of one pipeline stage, ascending."""
+    """Return the global ranks of one pipeline position, ascending."""
     return tuple(rank for rank in range(layout.world_size) if coords_of(rank, layout).pp == stage)
+
+
+def context_positions(cp: int, *, num_ranks: int, seq_length: int) -> tuple[int, ...]:
+    """Return the positions in a sequence of the tokens of one context-parallel rank.
+
+    A sequence has ``2 * num_ranks`` pieces, and a rank the piece ``cp`` from its begin and from its
+    end: so causal attention is equal work on all ranks.
+    """
+    if num_ranks == 1:
+        return tuple(range(seq_length))
+    size = seq_length // (2 * num_ranks)
+    pieces = (cp, 2 * num_ranks - 1 - cp)
+    return tuple(piece * size + index for piece in pieces for index in range(size))

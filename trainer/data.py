@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .config import context_positions
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -28,16 +30,16 @@ class Batch:
     """The sequences of one step and one data-parallel position, micro-batch after micro-batch."""
 
     tokens: torch.Tensor
-    """int64, shape ``(sequences, seq_length)``."""
+    """int64, shape ``(sequences, seq_length / cp)``."""
 
     targets: torch.Tensor
     """The next token of each token, same shape."""
 
 
 def iter_batches(
-    config: TrainerConfig, *, dp_position: int, device: torch.device
+    config: TrainerConfig, *, dp_position: int, cp_position: int = 0, device: torch.device
 ) -> Iterator[Batch]:
-    """Yield the batches of one data-parallel position, from step 0 on, without end.
+    """Yield the batches of one data and context position, from step 0 on, without end.
 
     The sequences of a step depend only on the seed and the step, and are assigned to the
     data-parallel positions in order: dp 2 with one micro-batch trains on the same sequences as
@@ -45,6 +47,11 @@ def iter_batches(
     """
     num_sequences = config.num_microbatches * config.microbatch_size
     mine = slice(dp_position * num_sequences, (dp_position + 1) * num_sequences)
+    positions = torch.tensor(
+        context_positions(
+            cp_position, num_ranks=config.layout.cp, seq_length=config.model.seq_length
+        )
+    )
     generator = torch.Generator().manual_seed(config.seed)
     successors = torch.randint(
         config.model.vocab_size, (config.model.vocab_size, NUM_SUCCESSORS), generator=generator
@@ -55,8 +62,8 @@ def iter_batches(
             num_sequences=num_sequences * config.layout.dp,
             length=config.model.seq_length + 1,
             generator=generator,
-        )[mine].to(device)
-        yield Batch(walk[:, :-1].contiguous(), walk[:, 1:].contiguous())
+        )[mine]
+        yield Batch(*(walk[:, positions + shift].to(device) for shift in (0, 1)))
 
 
 def _walk(

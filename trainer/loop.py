@@ -6,35 +6,41 @@ import math
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Shard
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 from rankscope import tracer
 from rankscope.tracer.span import SpanKind
 
+from .config import coords_of
 from .data import iter_batches
 from .faults.rank_faults import RankFaults
 from .faults.spec import COMPUTE_CAUSES
 from .model import Stage, initialize
 from .pace import MonotonicPaceClock, PacedSegments, StretchedSegments
-from .parallel import build_schedule, parameter_groups, shard_stage
-from .segments import time_optimizer, time_segments
+from .parallel import (
+    finish_gradients,
+    is_of_expert,
+    keep_own_experts,
+    local_part,
+    parameter_groups,
+    shard_stage,
+)
+from .pipeline import build_schedule, loss_scale
+from .segments import StageSegments, time_optimizer
 from .tracing import note_microbatches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.pipelining import Schedule1F1B
-
-    from rankscope.tracer.topology import Layout
+    from collections.abc import Iterator
 
     from .config import TrainerConfig
     from .data import Batch
     from .pace import SegmentTimer
+    from .parallel import Meshes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +59,15 @@ class RankState:
 
     config: TrainerConfig
     rank: int
+    meshes: Meshes
     is_first_stage: bool
     is_last_stage: bool
-    stage: Stage
-    schedule: Schedule1F1B
+    stage: nn.ModuleList
+    """The rank's part of the model, one `Stage` for each chunk."""
+
+    schedule: Any
+    """Of `torch.distributed.pipelining`."""
+
     optimizer: torch.optim.Optimizer
     batches: Iterator[Batch]
     timer: SegmentTimer
@@ -121,12 +132,7 @@ def train_step(state: RankState, step: int, *, begin_s: float) -> StepReport:
 def _forward_backward_update(state: RankState, batch: Batch) -> StepTotals:
     config = state.config
     loss_share = forward_backward(state, batch)
-    totals = clip_gradients(
-        state.stage.parameters(),
-        max_norm=config.max_gradient_norm,
-        layout=config.layout,
-        loss_share=loss_share,
-    )
+    totals = clip_gradients(state.stage, config, loss_share=loss_share)
     state.optimizer.step()
     state.optimizer.zero_grad()
     return totals
@@ -146,42 +152,56 @@ def forward_backward(state: RankState, batch: Batch) -> torch.Tensor:
         losses=losses if state.is_last_stage else None,
         return_outputs=False,
     )
+    finish_gradients(state.stage, state.config, state.meshes)
     if not losses:
         return torch.zeros((), device=batch.tokens.device)
-    layout = state.config.layout
-    return torch.stack(losses).detach().mean() / (layout.dp * layout.tp)
+    num_shares = state.config.layout.world_size // state.config.layout.pp
+    return torch.stack(losses).detach().mean() / (num_shares * loss_scale(state.config))
 
 
 def build_rank(
-    config: TrainerConfig, *, rank: int, mesh: DeviceMesh, device: torch.device
+    config: TrainerConfig, *, rank: int, meshes: Meshes, device: torch.device
 ) -> RankState:
-    """Return the state of a rank: sharded stage, schedule, optimizer, data and timer."""
-    stage_number = mesh["pp"].get_local_rank()
-    stage = Stage(config.model, stage=stage_number, num_stages=config.layout.pp)
-    initialize(stage, seed=config.seed)
-    stage.to(device)
-    shard_stage(stage, mesh)
-    optimizer = torch.optim.AdamW(parameter_groups(stage), lr=config.learning_rate, fused=True)
-    timer = _attach_timer(stage, optimizer, config, rank=rank)
-    faults = RankFaults(config, rank=rank, stage=stage, timer=timer)
+    """Return the state of a rank: sharded stages, schedule, optimizer, data and timer."""
+    coords = coords_of(rank, config.layout)
+    numbers = config.stages_of(coords.pp)
+    stages = [Stage(config.model, stage=number, num_stages=config.num_stages) for number in numbers]
+    for stage in stages:
+        if meshes.experts is not None:
+            keep_own_experts(stage, config, ep=coords.ep)
+        initialize(stage, seed=config.seed)
+        stage.to(device)
+        shard_stage(stage, config, meshes)
+    whole = nn.ModuleList(stages)
+    optimizer = torch.optim.AdamW(parameter_groups(whole), lr=config.learning_rate, fused=True)
+    timer, segments = _attach_timer(stages, optimizer, config, rank=rank)
+    faults = RankFaults(config, rank=rank, stage=whole, timer=timer)
     return RankState(
         config=config,
         rank=rank,
-        is_first_stage=stage_number == 0,
-        is_last_stage=stage_number == config.layout.pp - 1,
-        stage=stage,
-        schedule=build_schedule(stage, config, mesh=mesh, device=device, faults=faults),
+        meshes=meshes,
+        is_first_stage=0 in numbers,
+        is_last_stage=config.num_stages - 1 in numbers,
+        stage=whole,
+        schedule=build_schedule(
+            stages, config, mesh=meshes.mesh, device=device, faults=faults, segments=segments
+        ),
         optimizer=optimizer,
-        batches=iter_batches(config, dp_position=mesh["dp"].get_local_rank(), device=device),
+        batches=iter_batches(
+            config,
+            dp_position=coords.dp,
+            cp_position=coords.cp,
+            device=device,
+        ),
         timer=timer,
         faults=faults,
     )
 
 
 def _attach_timer(
-    stage: Stage, optimizer: torch.optim.Optimizer, config: TrainerConfig, *, rank: int
-) -> SegmentTimer:
-    """Return the timer of this rank's segments.
+    stages: list[Stage], optimizer: torch.optim.Optimizer, config: TrainerConfig, *, rank: int
+) -> tuple[SegmentTimer, list[StageSegments | None]]:
+    """Return the timer of this rank's segments, and those of each stage.
 
     The model gets no hooks if the run is not paced and no fault slows this rank.
     """
@@ -195,10 +215,9 @@ def _attach_timer(
             fault.cause in COMPUTE_CAUSES and rank in fault.culprits(config.layout)
             for fault in config.faults
         ):
-            return timer
-    time_segments(stage, timer)
+            return timer, [None] * len(stages)
     time_optimizer(optimizer, timer)
-    return timer
+    return timer, [StageSegments(stage, timer) for stage in stages]
 
 
 class StepTotals(NamedTuple):
@@ -212,30 +231,27 @@ class StepTotals(NamedTuple):
 
 
 def clip_gradients(
-    parameters: Iterable[torch.nn.Parameter],
-    *,
-    max_norm: float,
-    layout: Layout,
-    loss_share: torch.Tensor,
+    stage: nn.Module, config: TrainerConfig, *, loss_share: torch.Tensor
 ) -> StepTotals:
-    """Scale all gradients so that the norm over the whole model is at most ``max_norm``.
+    """Scale all gradients so that the norm over the whole model is at most its maximum.
 
     One all-reduce over all ranks. Each rank sums the squares of its shards, each divided by the
     number of ranks that hold a copy of it.
 
     Args:
-        parameters: This rank's parameters; those without a gradient are skipped.
-        max_norm: Largest norm that is not scaled.
-        layout: The job's layout.
+        stage: This rank's part of the model; parameters without a gradient are skipped.
+        config: The layout, and ``max_gradient_norm``.
         loss_share: Scalar; the shares of all ranks sum to the step's loss.
     """
+    layout, max_norm = config.layout, config.max_gradient_norm
     gradients: list[torch.Tensor] = []
     total = torch.zeros(2, dtype=torch.float64, device=loss_share.device)
-    for parameter in parameters:
-        if parameter.grad is None:
+    for name, parameter in stage.named_parameters():
+        local = local_part(parameter.grad)
+        if parameter.grad is None or local is None:
             continue
-        num_copies = layout.dp * layout.tp // _num_shards(parameter.grad)
-        local = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+        num_parts = _num_shards(parameter.grad) * (layout.ep if is_of_expert(name) else 1)
+        num_copies = layout.world_size // layout.pp // num_parts
         gradients.append(local)
         total[0] += local.double().square().sum() / num_copies
     total[1] = loss_share
@@ -254,5 +270,6 @@ def _num_shards(tensor: torch.Tensor) -> int:
     return math.prod(
         size
         for size, place in zip(sizes, tensor.placements, strict=True)
-        if isinstance(place, Shard)
+        # FSDP and tp on one dimension make a _StridedShard, which is no Shard.
+        if not place.is_replicate()
     )

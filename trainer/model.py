@@ -1,4 +1,4 @@
-"""A small Llama: rotary attention, SwiGLU, RMSNorm, split into pipeline stages.
+"""A small Llama: rotary attention, SwiGLU or experts, RMSNorm, split into pipeline stages.
 
 Plain modules without ranks, pace or tracer: `parallel` shards them, `segments` times them. Between
 embedding and loss a micro-batch is a matrix with one row per token, because DTensor pays for every
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import nn
@@ -18,6 +18,8 @@ from torch.nn import functional
 from .config import layers_of_stage
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .config import ModelConfig
 
 ROTARY_BASE = 10_000.0
@@ -35,11 +37,29 @@ class Packing:
     """bool, shape ``(seq, seq)``: whether a token (row) attends to another (column)."""
 
 
+class Exchange(Protocol):
+    """Communication that brings rows to their experts and back."""
+
+    def __call__(
+        self, rows: torch.Tensor, counts: torch.Tensor, experts: LocalExperts
+    ) -> torch.Tensor:
+        """Return each row's result, in the order of ``rows``.
+
+        Args:
+            rows: Shape ``(rows, hidden)``, sorted by expert.
+            counts: int64, shape ``(experts,)``: rows of each expert.
+            experts: Those of this rank.
+        """
+        ...
+
+
 class Attention(nn.Module):
     """Causal self-attention with rotary positions; with tp each rank has a share of the heads."""
 
     cos: torch.Tensor
     sin: torch.Tensor
+    positions: torch.Tensor
+    gathered: torch.Tensor
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -53,28 +73,53 @@ class Attention(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
         self.packing: Packing | None = None
+        self.gather: nn.Module | None = None
+        """Gathers keys and values of a context-parallel group, see `divide_sequences`."""
+
+    def divide_sequences(
+        self, gather: nn.Module, positions: torch.Tensor, gathered: torch.Tensor
+    ) -> None:
+        """Let this rank have a part of each sequence.
+
+        Args:
+            gather: Gathers keys and values, shape ``(2, batch, heads, seq, head_size)``, over a
+                group along seq, and reduces their gradients.
+            positions: int64, shape ``(seq / cp,)``: positions of this rank's tokens.
+            gathered: int64, shape ``(seq,)``: positions of the gathered keys.
+        """
+        self.gather = gather
+        self.seq_length = len(positions)
+        self.register_buffer("positions", positions, persistent=False)
+        self.register_buffer("gathered", gathered, persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Mix the positions of each sequence in ``x``, shape ``(tokens, hidden)``."""
-        packing = self.packing
-        cos, sin = self.cos, self.sin
-        if packing is not None:
-            cos, sin = cos[packing.positions], sin[packing.positions]
+        cos, sin, mask = self._rotations_and_mask()
         query = rotate(self._heads(self.wq(x)), cos, sin)
         key = rotate(self._heads(self.wk(x)), cos, sin)
         value = self._heads(self.wv(x))
+        if self.gather is not None:
+            key, value = self.gather(torch.stack((key, value)))
         mixed = functional.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=None if packing is None else packing.mask,
-            is_causal=packing is None,
+            query, key, value, attn_mask=mask, is_causal=mask is None
         )
         output: torch.Tensor = self.wo(mixed.transpose(1, 2).flatten(0, 1).flatten(1))
         return output
 
+    def _rotations_and_mask(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Return cos and sin of each token, and which tokens it attends to if not all before it."""
+        packing = self.packing
+        cos, sin, mask = self.cos, self.sin, None
+        if packing is not None:
+            cos, sin, mask = cos[packing.positions], sin[packing.positions], packing.mask
+        if self.gather is not None:
+            rows, columns = self.positions, self.gathered
+            mask = rows[:, None] >= columns[None, :] if mask is None else mask[rows][:, columns]
+            cos, sin = cos[rows], sin[rows]
+        return cos, sin, mask
+
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``(batch, this rank's heads, seq, head_size)``."""
+        """Return ``(batch, this rank's heads, this rank's seq, head_size)``."""
         num_heads = x.shape[-1] // self.head_size
         return x.view(-1, self.seq_length, num_heads, self.head_size).transpose(1, 2)
 
@@ -94,6 +139,45 @@ class SwiGlu(nn.Module):
         return output
 
 
+class LocalExperts(nn.ModuleDict):
+    """The experts of one rank, each an MLP, by their number in the layer."""
+
+    def forward(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """Transform the rows of ``x``: the first ``counts[0]`` by the first expert, and so on."""
+        parts = torch.split(x, list(counts))
+        # Also those without rows: every weight gets a gradient, as its other copies expect.
+        return torch.cat([expert(part) for expert, part in zip(self.values(), parts, strict=True)])
+
+
+class Experts(nn.Module):
+    """A mixture of experts: a router sends each token to the best few, without a limit."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_chosen = config.experts_per_token
+        self.router = nn.Linear(config.hidden_size, config.num_experts, bias=False)
+        self.experts = LocalExperts(
+            {str(number): SwiGlu(config) for number in range(config.num_experts)}
+        )
+        self.exchange: Exchange | None = None
+        """Brings rows to the ranks that have their experts; None if this rank has all."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sum of the chosen experts for each row of ``x``."""
+        weights, chosen = self.router(x).softmax(-1).topk(self.num_chosen, dim=-1)
+        weights = weights / weights.sum(-1, keepdim=True)
+        order = chosen.flatten().argsort(stable=True)
+        rows = x[order // self.num_chosen]
+        counts = chosen.flatten().bincount(minlength=self.router.out_features)
+        if self.exchange is None:
+            output = self.experts(rows, counts.tolist())
+        else:
+            output = self.exchange(rows, counts, self.experts)
+        output = output[order.argsort()].unflatten(0, (-1, self.num_chosen))
+        mixed: torch.Tensor = (output * weights[..., None]).sum(1)
+        return mixed
+
+
 class Block(nn.Module):
     """One transformer layer."""
 
@@ -102,7 +186,7 @@ class Block(nn.Module):
         self.attention_norm = nn.RMSNorm(config.hidden_size)
         self.attention = Attention(config)
         self.mlp_norm = nn.RMSNorm(config.hidden_size)
-        self.mlp = SwiGlu(config)
+        self.mlp = Experts(config) if config.num_experts else SwiGlu(config)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``x`` after attention and MLP, same shape."""
@@ -118,6 +202,8 @@ class Stage(nn.Module):
         super().__init__()
         layers = layers_of_stage(stage, num_layers=config.num_layers, num_stages=num_stages)
         self.embedding: nn.Embedding | None = None
+        self.rows = slice(None)
+        """Rows of a micro-batch that this rank embeds; with sequence parallelism a part of them."""
         self.head: nn.Sequential | None = None
         if stage == 0:
             self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -134,14 +220,14 @@ class Stage(nn.Module):
         """Run the stage on one micro-batch.
 
         Args:
-            x: Tokens, shape ``(batch, seq)``, on the first stage; else the
-                previous stage's output, shape ``(tokens, hidden)``.
+            x: Tokens, shape ``(batch, seq)``, on the first stage; else the previous stage's
+                output, shape ``(tokens, hidden)``, of the rows of this rank.
 
         Returns:
             Logits, shape ``(tokens, vocab)``, on the last stage; else the input of the next stage.
         """
         if self.embedding is not None:
-            x = self.embedding(x).flatten(0, 1)
+            x = self.embedding(x.flatten()[self.rows])
         for block in self.blocks.values():
             x = block(x)
         if self.head is not None:
@@ -149,9 +235,9 @@ class Stage(nn.Module):
         return x
 
 
-def pack(stage: Stage, documents: tuple[int, ...]) -> None:
+def pack(model: nn.Module, documents: tuple[int, ...]) -> None:
     """Pack each sequence of the next micro-batches with documents of these lengths."""
-    blocks: list[Block] = list(stage.blocks.values())  # type: ignore[arg-type]
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
     device = blocks[0].attention.cos.device
     number = torch.repeat_interleave(torch.tensor(documents)).to(device)
     positions = torch.cat([torch.arange(length) for length in documents]).to(device)

@@ -27,6 +27,12 @@ FORWARD_PACES = 1
 BACKWARD_PACES = 2
 """Length of a backward segment: it computes two gradients where forward computes one product."""
 
+INPUT_PACES = 1
+"""Length of a backward segment that computes the gradient of its input alone."""
+
+WEIGHT_PACES = BACKWARD_PACES - INPUT_PACES
+"""Length of the gradients of a segment's weights, computed later."""
+
 OPTIMIZER_PACES = 1
 """Length of the optimizer's update, one local segment per step."""
 
@@ -71,7 +77,7 @@ class SegmentTimer(Protocol):
         """Begin a segment. One that began before and has not ended is discarded."""
         ...
 
-    def end(self, paces: int) -> None:
+    def end(self, paces: float) -> None:
         """End the segment, and return after its full time.
 
         Args:
@@ -123,7 +129,7 @@ class PacedSegments(_CountedSegments):
         super().__init__(clock)
         self._pace_ns = pace_ns
 
-    def end(self, paces: int) -> None:
+    def end(self, paces: float) -> None:
         """Sleep until the segment's deadline and count an overrun if it was missed."""
         begin_ns = self._take_begin_ns()
         target_ns = round(self._pace_ns * paces * self.slowdown)
@@ -143,7 +149,7 @@ class StretchedSegments(_CountedSegments):
     def __init__(self, *, clock: PaceClock) -> None:
         super().__init__(clock)
 
-    def end(self, paces: int) -> None:
+    def end(self, paces: float) -> None:
         """Keep the core busy for ``(slowdown - 1)`` times the duration of the segment."""
         begin_ns = self._take_begin_ns()
         now_ns = self._clock.now_ns()

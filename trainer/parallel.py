@@ -1,33 +1,36 @@
-"""Device, process group, mesh, sharding and pipeline schedule, all by PyTorch's own means."""
+"""Device, process group, meshes and sharding, all by PyTorch's own means."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.rendezvous import rendezvous
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
     PrepareModuleInput,
+    PrepareModuleInputOutput,
+    PrepareModuleOutput,
     RowwiseParallel,
     parallelize_module,
 )
 
-from .model import token_loss
+from .config import NUM_REPLICAS, DataParallel, context_positions
+from .exchange import ExchangeRows, GatherSequence
+from .model import Experts
 
 if TYPE_CHECKING:
-    from rankscope.tracer.topology import Layout
+    from torch import nn
 
     from .config import TrainerConfig
-    from .faults.rank_faults import RankFaults
-    from .model import Stage
+    from .model import Block, Stage
 
 
 def pick_device() -> torch.device:
@@ -69,114 +72,227 @@ def join_job(device: torch.device) -> None:
         )
 
 
-def build_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
-    """Return the device mesh with the axes `MESH_AXES`; the process group must exist."""
-    return init_device_mesh(
-        device.type, (layout.pp, layout.dp, layout.tp), mesh_dim_names=MESH_AXES
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meshes:
+    """The device meshes of a job."""
+
+    mesh: DeviceMesh
+    """Axes ``pp``, one or of HSDP two for dp and cp together, and ``tp``."""
+
+    data: DeviceMesh
+    """The ranks that hold the same weights: all axes of ``mesh`` between pp and tp."""
+
+    sequence: DeviceMesh | None
+    """The ranks that divide a sequence; None without cp."""
+
+    experts: DeviceMesh | None
+    """The ranks that divide the experts; None without ep."""
+
+    expert_data: DeviceMesh
+    """The ranks that hold the same experts."""
 
 
-def shard_stage(stage: Stage, mesh: DeviceMesh) -> None:
-    """Shard the stage's weights in place: blocks over tp by DTensor, all over dp by FSDP2.
+def build_meshes(config: TrainerConfig, device: torch.device) -> Meshes:
+    """Return the device meshes; the process group must exist."""
+    layout = config.layout
+    pp, tp, cp = {"pp": layout.pp}, {"tp": layout.tp}, {"cp": layout.cp}
+    suffix = "_cp" if layout.cp > 1 else ""
+    num_shards = layout.dp * layout.cp
+    names = {f"dp{suffix}": num_shards}
+    if config.data_parallel is DataParallel.HSDP:
+        names = {"dp_replicate": NUM_REPLICAS, f"dp_shard{suffix}": num_shards // NUM_REPLICAS}
+    mesh = _init_mesh(device, pp | names | tp)
+    data = mesh[tuple(names)]
+    sequence = experts = None
+    expert_data = data
+    if layout.cp > 1:
+        sequence = _init_mesh(device, pp | {"dp": layout.dp} | cp | tp)["cp"]
+    if layout.ep > 1:
+        whole = _init_mesh(device, pp | {"edp": layout.dp // layout.ep, "ep": layout.ep} | cp | tp)
+        experts = whole["ep"]
+        expert_data = whole["edp", "cp"]._flatten("dp_mod_ep") if layout.cp > 1 else whole["edp"]
+    return Meshes(mesh=mesh, data=data, sequence=sequence, experts=experts, expert_data=expert_data)
 
-    Embedding and head are replicated over tp. Weights stay gathered from their first use in a
-    step to its end, because a pipeline needs them in every micro-batch.
+
+def _init_mesh(device: torch.device, sizes: dict[str, int]) -> DeviceMesh:
+    return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+
+def shard_stage(stage: Stage, config: TrainerConfig, meshes: Meshes) -> None:
+    """Shard a stage in place: blocks over tp, sequences over cp, experts over ep, all over dp.
+
+    Embedding, head, norms and experts are replicated over tp. Weights stay gathered from their
+    first use in a step to its end, because a pipeline needs them in every micro-batch.
     """
-    if mesh["tp"].size() > 1:
-        for block in stage.blocks.values():
-            parallelize_module(block, mesh["tp"], _tp_plan(), src_data_rank=None)
-    if mesh["dp"].size() > 1:
-        for block in stage.blocks.values():
-            fully_shard(block, mesh=mesh["dp"], reshard_after_forward=False)
-        fully_shard(stage, mesh=mesh["dp"], reshard_after_forward=False)
+    layout, mesh = config.layout, meshes.mesh
+    blocks: list[Block] = list(stage.blocks.values())  # type: ignore[arg-type]
+    if config.sequence_parallel:
+        num_rows = config.rows_per_microbatch // layout.tp
+        first = mesh["tp"].get_local_rank() * num_rows
+        stage.rows = slice(first, first + num_rows)
+    if config.scatter_gather:
+        _divide_sends(stage, mesh["tp"])
+    for block in blocks:
+        if layout.tp > 1:
+            parallelize_module(block, mesh["tp"], _tp_plan(block, config), src_data_rank=None)
+        if meshes.sequence is not None:
+            _divide_sequences(block, config, meshes.sequence)
+        if meshes.experts is not None and isinstance(block.mlp, Experts):
+            block.mlp.exchange = ExchangeRows(
+                meshes.experts.get_group(), num_experts=config.model.num_experts
+            )
+    own: set[nn.Parameter] = set()
+    for block in blocks:
+        if meshes.experts is not None and isinstance(block.mlp, Experts):
+            _share_weights(block.mlp.experts, config, meshes.expert_data)
+            own.update(block.mlp.experts.parameters())
+    # Experts that no other rank has are not sharded, and not with the rest of the block.
+    alone = own if meshes.expert_data.size() == 1 else None
+    for module in (*blocks, stage):
+        _share_weights(module, config, meshes.data, ignored=alone)
 
 
-def parameter_groups(stage: Stage) -> list[dict[str, list[torch.nn.Parameter]]]:
-    """Return the weights in groups for a fused update: DTensors, and plain tensors.
+def keep_own_experts(stage: Stage, config: TrainerConfig, *, ep: int) -> None:
+    """Leave only the experts of one position on ep."""
+    num_own = config.model.num_experts // config.layout.ep
+    for module in stage.modules():
+        if isinstance(module, Experts):
+            for number in list(module.experts):
+                if int(number) // num_own != ep:
+                    del module.experts[number]
 
-    A stage has both kinds if it is sharded by tp and not by dp.
-    """
-    groups: dict[bool, list[torch.nn.Parameter]] = {}
+
+def parameter_groups(stage: nn.Module) -> list[dict[str, list[torch.nn.Parameter]]]:
+    """Return the weights in groups for a fused update: plain tensors, and DTensors by mesh."""
+    groups: dict[DeviceMesh | None, list[torch.nn.Parameter]] = {}
     for parameter in stage.parameters():
-        groups.setdefault(isinstance(parameter, DTensor), []).append(parameter)
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        groups.setdefault(mesh, []).append(parameter)
     return [{"params": parameters} for parameters in groups.values()]
 
 
-def _tp_plan() -> dict[str, ParallelStyle]:
+def finish_gradients(stage: nn.Module, config: TrainerConfig, meshes: Meshes) -> None:
+    """Complete the gradients that dp has averaged.
+
+    Those of experts are a mean over the ranks with the same experts, and their rows came from
+    ``ep`` times as many. Weights that are replicated over tp have seen only a part of the rows with
+    sequence parallelism, and experts always: one all-reduce sums them.
+    """
+    partial = []
+    for name, parameter in stage.named_parameters():
+        gradient = local_part(parameter.grad)
+        if gradient is None:
+            continue
+        if config.layout.ep > 1 and is_of_expert(name):
+            gradient.div_(config.layout.ep)
+        if config.layout.tp > 1 and _is_partial(name, config):
+            partial.append(gradient)
+    if partial:
+        flat = torch.cat([gradient.flatten() for gradient in partial])
+        dist.all_reduce(flat, group=meshes.mesh.get_group("tp"))
+        sizes = [gradient.numel() for gradient in partial]
+        for gradient, total in zip(partial, torch.split(flat, sizes), strict=True):
+            gradient.copy_(total.view_as(gradient))
+
+
+def is_of_expert(name: str) -> bool:
+    """Return whether a parameter is that of an expert, by its name."""
+    return ".experts." in name
+
+
+def local_part(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """Return this rank's shard of a tensor, without a copy."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+SHARDED_BY_TP = tuple(f".{name}.weight" for name in ("wq", "wk", "wv", "wo", "w1", "w2", "w3"))
+"""Ends of the names of weights of which tp gives each rank a part, except those of experts."""
+
+
+def _is_partial(name: str, config: TrainerConfig) -> bool:
+    if config.model.num_experts and ".mlp." in name:
+        return True
+    return config.sequence_parallel and not name.endswith(SHARDED_BY_TP)
+
+
+def _share_weights(
+    module: nn.Module,
+    config: TrainerConfig,
+    data: DeviceMesh,
+    *,
+    ignored: set[nn.Parameter] | None = None,
+) -> None:
+    if data.size() == 1:
+        return
+    if config.data_parallel is DataParallel.DDP:
+        # DDP as a composable function: unlike the class, it takes DTensors and split backwards.
+        from torch.distributed._composable.replicate_with_fsdp import replicate
+
+        replicate(module, mesh=data, ignored_params=ignored)
+    else:
+        fully_shard(module, mesh=data, reshard_after_forward=False, ignored_params=ignored)
+
+
+def _divide_sends(stage: Stage, tp: DeviceMesh) -> None:
+    """Let each rank of a tp group send its part of the rows, and gather them where they arrive.
+
+    Source:
+        Narayanan et al., arXiv 2104.04473, section 4.1.
+    """
+    if stage.embedding is None:
+        gather = PrepareModuleInput(
+            input_layouts=Shard(0), desired_input_layouts=Replicate(), use_local_output=True
+        )
+        parallelize_module(stage, tp, gather, src_data_rank=None)
+    if stage.head is None:
+        scatter = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(0))
+        parallelize_module(stage, tp, scatter, src_data_rank=None)
+        # A split backward detaches the output in place, which a part of a tensor does not allow.
+        stage.register_forward_hook(lambda _stage, _inputs, output: output.clone())
+
+
+def _divide_sequences(block: Block, config: TrainerConfig, sequence: DeviceMesh) -> None:
+    size, length = config.layout.cp, config.model.seq_length
+    positions = [context_positions(cp, num_ranks=size, seq_length=length) for cp in range(size)]
+    device = block.attention.cos.device
+    block.attention.divide_sequences(
+        GatherSequence(sequence.get_group()),
+        torch.tensor(positions[sequence.get_local_rank()], device=device),
+        torch.tensor(positions, device=device).flatten(),
+    )
+
+
+def _tp_plan(block: Block, config: TrainerConfig) -> dict[str, ParallelStyle]:
     """Return the tensor-parallel plan of one block: an all-reduce per half and direction.
 
-    The inputs of attention and MLP become DTensors once, not for each matmul that reads them, so
-    that their gradients are summed once.
+    With sequence parallelism it is a gather before each half and a reduce-scatter after it. The
+    inputs of attention and MLP become DTensors once, not for each matmul that reads them, so that
+    their gradients are summed once. Experts are not divided: each tp rank sends its part of the
+    rows.
     """
-    replicated = PrepareModuleInput(
-        input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),)
-    )
-    return {
-        "attention": replicated,
+    outside = Shard(0) if config.sequence_parallel else Replicate()
+    whole = PrepareModuleInput(input_layouts=(outside,), desired_input_layouts=(Replicate(),))
+    plan: dict[str, ParallelStyle] = {
+        "attention": whole,
         "attention.wq": ColwiseParallel(),
         "attention.wk": ColwiseParallel(),
         "attention.wv": ColwiseParallel(),
-        "attention.wo": RowwiseParallel(),
-        "mlp": replicated,
-        "mlp.w1": ColwiseParallel(),
-        "mlp.w3": ColwiseParallel(),
-        "mlp.w2": RowwiseParallel(),
+        "attention.wo": RowwiseParallel(output_layouts=outside),
     }
-
-
-MESH_AXES = ("pp", "dp", "tp")
-"""Axes of the device mesh, the slowest-changing first."""
-
-
-class FaultyStage(PipelineStage):
-    """A pipeline stage that applies the faults of its rank before it launches work."""
-
-    faults: RankFaults
-
-    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """Run one forward."""
-        self.faults.before_forward(fwd_chunk_id)
-        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """Run one backward."""
-        self.faults.before_backward(bwd_chunk_id)
-        return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
-
-    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        """Reduce the step's gradients."""
-        self.faults.before_reduction()
-        super().perform_reduce_grad(grad_scale_factor)
-
-
-def build_schedule(
-    stage: Stage,
-    config: TrainerConfig,
-    *,
-    mesh: DeviceMesh,
-    device: torch.device,
-    faults: RankFaults,
-) -> Schedule1F1B:
-    """Return the 1F1B schedule of this rank's stage.
-
-    Shapes are given, so that no rank runs an extra forward to infer them.
-    """
-    stage_number = mesh["pp"].get_local_rank()
-    is_last = stage_number == config.layout.pp - 1
-    model = config.model
-    tokens = torch.empty(config.microbatch_size, model.seq_length, dtype=torch.int64, device=device)
-    hidden, logits = (
-        torch.empty(tokens.numel(), width, device=device, requires_grad=True)
-        for width in (model.hidden_size, model.vocab_size)
+    if not isinstance(block.mlp, Experts):
+        return plan | {
+            "mlp": whole,
+            "mlp.w1": ColwiseParallel(),
+            "mlp.w3": ColwiseParallel(),
+            "mlp.w2": RowwiseParallel(output_layouts=outside),
+        }
+    if config.sequence_parallel:
+        return plan
+    parts = PrepareModuleInputOutput(
+        input_layouts=(outside,),
+        desired_input_layouts=(Shard(0),),
+        use_local_input=True,
+        output_layouts=(Shard(0),),
+        desired_output_layouts=(outside,),
     )
-    pipeline_stage = FaultyStage(
-        stage,
-        stage_number,
-        config.layout.pp,
-        device,
-        input_args=tokens if stage_number == 0 else hidden,
-        output_args=logits if is_last else hidden,
-        group=mesh.get_group("pp"),
-    )
-    pipeline_stage.faults = faults
-    return Schedule1F1B(pipeline_stage, config.num_microbatches, loss_fn=token_loss)
+    return plan | {"mlp": parts}

@@ -1,38 +1,44 @@
 """Begin and end of the local compute segments of a rank.
 
-With tp each block communicates four times: after attention and after the MLP in forward, whose
-outputs are partial sums, and before each of the two in backward, for the gradients of their inputs.
-A local segment is the compute between two of these. A deadline around a communication would hide
-the wait for the tp partner. In forward order, with ``|`` for the communication::
+A local segment is the compute between two communications: a deadline around a communication would
+hide the wait for its partners. In each half of a block it is, in forward,
 
-    place                        forward    backward
-    block input                  begin
-    attention_norm output                   begin  (not in the stage's first block)
-    | attention input                       end    before its gradient is summed
-    wo output, still partial     end
-    | attention output           begin
-    mlp_norm output                         begin
-    | mlp input                             end
-    w2 output, still partial     end
-    |
-    stage output                            begin
+* attention: from its input to the output of `wo`, which with tp is a partial sum. With cp it is two
+  segments of half the length, before and after the keys and values are gathered;
+* a dense MLP: from its input to the output of `w2`, a partial sum too;
+* experts: from the tokens that they received to those that they send back;
 
-With tp 1 there is no communication, and the marks are at the same places, so that pace means the
-same on every layout. Communication of FSDP is outside of segments: it gathers weights before the
-forward of a block and reduces gradients after the last backward. The optimizer's update is also a
-segment. Not covered, and small: residual add and head at the end of a stage's forward, the first
-norm and the embedding at the end of its backward, the norms of the shards.
+and in backward from the gradient of that output to that of that input, which with tp is a partial
+sum as well. So the marks are inside of what tp, sp, cp and ep add before and after these modules,
+and at the same places without them: pace means the same on every layout. A backward that is split
+computes the gradients of the weights of all layers of a chunk in one segment. Communication of
+FSDP is outside of segments: it gathers weights before the forward of a block and reduces gradients
+after the last backward. The optimizer's update is also a segment. Not covered, and small: norms,
+residuals, router, embedding, head and the norms of the shards.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
 
-from .pace import BACKWARD_PACES, FORWARD_PACES, OPTIMIZER_PACES
+from .model import Experts
+from .pace import (
+    BACKWARD_PACES,
+    FORWARD_PACES,
+    INPUT_PACES,
+    OPTIMIZER_PACES,
+    SEGMENTS_PER_LAYER,
+    WEIGHT_PACES,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     import torch
     from torch import nn
 
@@ -40,24 +46,84 @@ if TYPE_CHECKING:
     from .pace import SegmentTimer
 
 
-def time_segments(stage: Stage, timer: SegmentTimer) -> None:
-    """Time each local segment of a stage, in forward and backward.
+Result = TypeVar("Result")
 
-    The stage must already be sharded: the end of a segment must come before the tp communication
-    that sharding adds after `wo` and `w2`.
-    """
-    blocks: list[Block] = list(stage.blocks.values())  # type: ignore[arg-type]
-    for number, block in enumerate(blocks):
-        _begin_forward_at_input(block, timer)
-        if number:
-            _begin_backward_at_output(block.attention_norm, timer)
-        _end_backward_at_input(block.attention, timer)
-        _end_forward_at_output(block.attention.wo, timer)
-        _begin_forward_at_output(block.attention, timer)
-        _begin_backward_at_output(block.mlp_norm, timer)
-        _end_backward_at_input(block.mlp, timer)
-        _end_forward_at_output(block.mlp.w2, timer)
-    _begin_backward_at_output(stage, timer)
+
+class BackwardPart(StrEnum):
+    """Part of a backward, in the words of `torch.distributed.pipelining`."""
+
+    FULL = "full"
+    INPUT = "input"
+    """The gradient of the stage's input; those of the weights follow."""
+
+    WEIGHT = "weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in the forward of a block."""
+
+    module: nn.Module
+    side: Literal["input", "output"]
+
+
+class StageSegments:
+    """The segments of one stage, which must be sharded already."""
+
+    def __init__(self, stage: Stage, timer: SegmentTimer) -> None:
+        self._timer = timer
+        self._backward_paces = BACKWARD_PACES
+        self._is_deferred = False
+        self._num_segments = SEGMENTS_PER_LAYER * len(stage.blocks)
+        for block in stage.blocks.values():
+            for begin, end, share in _halves(block):  # type: ignore[arg-type]
+                self._begin_at(begin, share)
+                self._end_at(end, share)
+
+    def backward(self, part: BackwardPart, compute: Callable[[], Result]) -> Result:
+        """Run a part of the backward of a micro-batch, with its segments."""
+        self._backward_paces = INPUT_PACES if part is BackwardPart.INPUT else BACKWARD_PACES
+        self._is_deferred = part is BackwardPart.WEIGHT
+        if self._is_deferred:
+            self._timer.begin()
+        result = compute()
+        if self._is_deferred:
+            self._timer.end(WEIGHT_PACES * self._num_segments)
+            self._is_deferred = False
+        return result
+
+    def _begin_at(self, mark: Mark, share: float) -> None:
+        def end_backward(_gradient: torch.Tensor) -> None:
+            if not self._is_deferred:
+                self._timer.end(self._backward_paces * share)
+
+        def begin(x: torch.Tensor) -> torch.Tensor:
+            _wait(x)
+            self._timer.begin()
+            if x.requires_grad:
+                # A new node of the graph: only here is the gradient complete, and the sum over a
+                # group, which tp adds, has not begun.
+                x = x.view_as(x)
+                x.register_hook(end_backward)  # type: ignore[no-untyped-call]
+            return x
+
+        # Appended, so that it runs after the hooks of tp.
+        _hook(mark, begin, prepend=False)
+
+    def _end_at(self, mark: Mark, share: float) -> None:
+        def begin_backward(gradient: torch.Tensor) -> None:
+            _wait(gradient)
+            if not self._is_deferred:
+                self._timer.begin()
+
+        def end(x: torch.Tensor) -> torch.Tensor:
+            self._timer.end(FORWARD_PACES * share)
+            if x.requires_grad:
+                x.register_hook(begin_backward)  # type: ignore[no-untyped-call]
+            return x
+
+        # The output's is prepended, so that it runs before that of tp, which sums over the group.
+        _hook(mark, end, prepend=mark.side == "output")
 
 
 def time_optimizer(optimizer: torch.optim.Optimizer, timer: SegmentTimer) -> None:
@@ -73,59 +139,41 @@ def time_optimizer(optimizer: torch.optim.Optimizer, timer: SegmentTimer) -> Non
     optimizer.register_step_post_hook(end)
 
 
-def _begin_forward_at_input(module: nn.Module, timer: SegmentTimer) -> None:
-    def hook(_module: nn.Module, _inputs: tuple[torch.Tensor, ...]) -> None:
-        timer.begin()
-
-    module.register_forward_pre_hook(hook)
-
-
-def _begin_forward_at_output(module: nn.Module, timer: SegmentTimer) -> None:
-    def hook(_module: nn.Module, _inputs: object, output: torch.Tensor) -> None:
-        if isinstance(output, AsyncCollectiveTensor):
-            # DTensor waits for the all-reduce when the result is first read. Wait here, so that
-            # the segment does not include it.
-            output.trigger_wait()  # type: ignore[no-untyped-call]
-        timer.begin()
-
-    module.register_forward_hook(hook)
+def _halves(block: Block) -> Iterator[tuple[Mark, Mark, float]]:
+    """Yield begin and end of each forward segment of a block, and its share of a whole one."""
+    attention, mlp = block.attention, block.mlp
+    if attention.gather is None:
+        yield Mark(attention, "input"), Mark(attention.wo, "output"), 1.0
+    else:
+        yield Mark(attention, "input"), Mark(attention.gather, "input"), 0.5
+        yield Mark(attention.gather, "output"), Mark(attention.wo, "output"), 0.5
+    if isinstance(mlp, Experts):
+        yield Mark(mlp.experts, "input"), Mark(mlp.experts, "output"), 1.0
+    else:
+        yield Mark(mlp, "input"), Mark(mlp.w2, "output"), 1.0
 
 
-def _end_forward_at_output(module: nn.Module, timer: SegmentTimer) -> None:
-    def hook(_module: nn.Module, _inputs: object, _output: torch.Tensor) -> None:
-        timer.end(FORWARD_PACES)
+def _hook(mark: Mark, change: Callable[[torch.Tensor], torch.Tensor], *, prepend: bool) -> None:
+    """Let ``change`` replace the first input or the output of a module."""
+    if mark.side == "input":
 
-    # Prepended, so that it runs before the hook of tp, which all-reduces.
-    module.register_forward_hook(hook, prepend=True)
+        def before(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            return change(inputs[0]), *inputs[1:]
 
+        mark.module.register_forward_pre_hook(before, prepend=prepend)
+    else:
 
-def _begin_backward_at_output(module: nn.Module, timer: SegmentTimer) -> None:
-    def begin(_gradient: torch.Tensor) -> None:
-        timer.begin()
+        def after(_module: nn.Module, _inputs: object, output: torch.Tensor) -> torch.Tensor:
+            return change(output)
 
-    def hook(_module: nn.Module, _inputs: object, output: torch.Tensor) -> None:
-        if output.requires_grad:
-            output.register_hook(begin)  # type: ignore[no-untyped-call]
-
-    module.register_forward_hook(hook)
+        mark.module.register_forward_hook(after, prepend=prepend)
 
 
-def _end_backward_at_input(module: nn.Module, timer: SegmentTimer) -> None:
-    def end(_gradient: torch.Tensor) -> None:
-        timer.end(BACKWARD_PACES)
+def _wait(x: torch.Tensor) -> None:
+    """Wait for the communication of which ``x`` is the result, before a segment begins.
 
-    def hook(
-        _module: nn.Module, inputs: tuple[torch.Tensor, ...]
-    ) -> tuple[torch.Tensor, ...] | None:
-        (x,) = inputs
-        if not x.requires_grad:
-            return None
-        # A new node of the graph: with tp 1, x is the output of the norm, whose hook begins the
-        # next segment and would run before this end.
-        x = x.view_as(x)
-        x.register_hook(end)  # type: ignore[no-untyped-call]
-        return (x,)
-
-    # Appended, so that it runs after the hook of tp, which makes x a DTensor whose gradient is
-    # still partial here.
-    module.register_forward_pre_hook(hook)
+    DTensor does so only when the result is first read, which would be inside of the segment.
+    """
+    local = x._local_tensor if isinstance(x, DTensor) else x
+    if isinstance(local, AsyncCollectiveTensor):
+        local.trigger_wait()  # type: ignore[no-untyped-call]

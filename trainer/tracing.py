@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from rankscope import tracer
 
-from .config import ModelConfig, coords_of, layers_of_stage
+from .config import ModelConfig, coords_of
 from .data import sum_squared_lengths
 from .pace import BACKWARD_PACES, FORWARD_PACES, OPTIMIZER_PACES, OVERRUN_RATIO, SEGMENTS_PER_LAYER
+from .parallel import local_part
 
 if TYPE_CHECKING:
     from .config import TrainerConfig
@@ -67,13 +68,12 @@ def note_microbatches(config: TrainerConfig, documents: tuple[tuple[int, ...], .
         documents: Lengths of the documents in each sequence, by micro-batch; None if each
             sequence is one document.
     """
-    length = config.model.seq_length
-    whole = ((length,),) * config.num_microbatches
+    whole = ((config.model.seq_length,),) * config.num_microbatches
     for index, lengths in enumerate(documents or whole):
         tracer.microbatch(
             index,
-            tokens=config.microbatch_size * length,
-            sum_squared_lengths=sum_squared_lengths(config, lengths),
+            tokens=config.rows_per_microbatch,
+            sum_squared_lengths=sum_squared_lengths(config, lengths) // config.layout.cp**2,
         )
 
 
@@ -89,6 +89,19 @@ def report_pace(timer: SegmentTimer, pace_ms: float) -> None:
     )
 
 
+def report_memory(state: RankState) -> None:
+    """Record the bytes of weights, gradients and optimizer state that this rank holds."""
+    tensors = [local_part(parameter) for parameter in state.stage.parameters()] * 2
+    for values in state.optimizer.state.values():
+        tensors += [local_part(value) for value in values.values()]
+    num_bytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    tracer.event(
+        "memory",
+        f"weights, gradients and optimizer state take {num_bytes} bytes",
+        state_bytes=num_bytes,
+    )
+
+
 FLOPS_CONVENTION = (
     "torchtitan: 6 N_matmul + 6 L heads (d_qk + d_v) seq per token, causal mask not halved,"
     " recomputation not counted"
@@ -97,9 +110,14 @@ FLOPS_CONVENTION = (
 
 
 def matmul_parameters(model: ModelConfig) -> int:
-    """Return N_matmul: weights that multiply a token, with the head and without the embedding."""
+    """Return N_matmul: weights that multiply a token, with the head and without the embedding.
+
+    Of the experts, those that are chosen for it.
+    """
     attention = 4 * model.hidden_size * model.hidden_size
     mlp = 3 * model.hidden_size * model.ffn_size
+    if model.num_experts:
+        mlp = mlp * model.experts_per_token + model.hidden_size * model.num_experts
     return model.num_layers * (attention + mlp) + model.hidden_size * model.vocab_size
 
 
@@ -126,9 +144,7 @@ def paced_compute_s(config: TrainerConfig, *, stage: int) -> float:
     """
     if config.pace_ms is None:
         raise ValueError("TrainerConfig.pace_ms is None: the run is not paced")
-    num_layers = len(
-        layers_of_stage(stage, num_layers=config.model.num_layers, num_stages=config.layout.pp)
-    )
+    num_layers = len(config.layers_of_position(stage))
     num_segments = config.num_microbatches * num_layers * SEGMENTS_PER_LAYER
     return num_segments * (FORWARD_PACES + BACKWARD_PACES) * config.pace_ms / 1e3
 
@@ -144,7 +160,7 @@ def paced_peak_flops_per_s(config: TrainerConfig) -> float:
     Raises:
         ValueError: The run is not paced.
     """
-    ranks_per_stage = config.layout.dp * config.layout.tp
+    ranks_per_stage = config.layout.world_size // config.layout.pp
     total_s = ranks_per_stage * sum(
         paced_compute_s(config, stage=stage) for stage in range(config.layout.pp)
     )

@@ -105,7 +105,8 @@ def bubble_ratio(
     Source:
         Narayanan et al., arXiv 2104.04473, section 2.2: ``(p - 1) / (v m)``. Qi et al., arXiv
         2401.10241, table 2: if the weight gradients W are deferred (ZB-H1), ``F + B - W`` remains
-        of each ``F + B + W``.
+        of each ``F + B + W``. With ``F = B = W`` it is the bubble of torch's ZB-V and DualPipeV
+        too, if the step ends on all stages together.
     """
     left = max(1 - 2 * deferred_ratio, 0.0)
     return left * (num_stages - 1) / (num_chunks * num_microbatches)

@@ -115,9 +115,9 @@ class ComputeItems:
 
     self_ns: NDArray[np.int64]
     deferred_ratio: float = 0.0
-    """Share of all this compute that a schedule split off and did later in the step (a
-    zero-bubble schedule defers the gradients of the weights). The parts of a micro-batch are one
-    item."""
+    """Share of the weights' gradients in all this compute, if a schedule splits them off and does
+    them later in the step (zero bubble, of all or of some micro-batches). The parts of a
+    micro-batch are one item."""
 
     def __len__(self) -> int:
         return len(self.self_ns)

@@ -7,8 +7,11 @@ import pytest
 from rankscope.tracer.topology import Coords, Layout
 from rankscope.trainer.__main__ import main
 from rankscope.trainer.config import (
+    DataParallel,
     ModelConfig,
+    PipelineSchedule,
     TrainerConfig,
+    context_positions,
     coords_of,
     default_pace_ms,
     layers_of_stage,
@@ -44,8 +47,60 @@ def test_a_step_has_the_tokens_of_all_data_positions() -> None:
             "ModelConfig.num_layers 4 is less than the 8 pipeline stages",
         ),
         (
-            {"layout": Layout(dp=8, cp=2), "world_size": 16},
-            "TrainerConfig.layout.cp must be 1",
+            {"layout": Layout(dp=4, cp=2), "model": ModelConfig(seq_length=30)},
+            "ModelConfig.seq_length 30 is not divisible by 2 x cp 2",
+        ),
+        (
+            {"layout": Layout(dp=8, ep=2)},
+            "TrainerConfig.layout.ep needs experts: pass --experts",
+        ),
+        (
+            {"layout": Layout(dp=2, tp=4, ep=4), "model": ModelConfig(num_experts=8)},
+            "TrainerConfig.layout.ep 4 must divide dp 2 and the 8 experts",
+        ),
+        (
+            {"layout": Layout(dp=8), "sequence_parallel": True},
+            "TrainerConfig.sequence_parallel divides tokens over a tp group: pass --tp 2",
+        ),
+        (
+            {"layout": Layout(tp=8), "sequence_parallel": True, "model": ModelConfig(seq_length=6)},
+            "a micro-batch of 12 tokens is not divisible by tp 8",
+        ),
+        (
+            {"layout": Layout(dp=4, tp=2), "scatter_gather": True},
+            "TrainerConfig.scatter_gather divides the sends of a pipeline over a tp group: pass",
+        ),
+        (
+            {"layout": Layout(dp=2, tp=4), "data_parallel": DataParallel.HSDP},
+            "dp 2 x cp 1 must be 4 or more, and dp even",
+        ),
+        (
+            {"layout": Layout(dp=8), "schedule": PipelineSchedule.INTERLEAVED},
+            "TrainerConfig.schedule interleaved needs a pipeline: pass --pp 2 or more",
+        ),
+        (
+            {"layout": Layout(pp=2, dp=4, vpp=2)},
+            "TrainerConfig.layout.vpp 2 needs --schedule interleaved",
+        ),
+        (
+            {"layout": Layout(pp=2, dp=4), "schedule": PipelineSchedule.ZBV},
+            "TrainerConfig.layout.vpp must be 2 with --schedule zbv, got 1: leave out --chunks",
+        ),
+        (
+            {
+                "layout": Layout(pp=2, dp=4, vpp=2),
+                "schedule": PipelineSchedule.DUALPIPEV,
+                "num_microbatches": 3,
+            },
+            "TrainerConfig.num_microbatches 3 is less than the 4 pipeline stages: dualpipev needs",
+        ),
+        (
+            {
+                "layout": Layout(pp=2, dp=4, vpp=2),
+                "schedule": PipelineSchedule.INTERLEAVED,
+                "num_microbatches": 5,
+            },
+            "does not divide into 2 equal rounds: pass --microbatches 4",
         ),
         (
             {"layout": Layout(tp=3), "world_size": 3},
@@ -125,6 +180,8 @@ def test_the_manifest_gets_plain_values_and_no_hint_of_a_fault() -> None:
 @pytest.mark.parametrize(
     ("argv", "problem"),
     [
+        (["--dp", "zero3"], "trainer: --dp 'zero3' is neither a number nor ddp, fsdp, hsdp"),
+        (["--ep", "0"], "trainer: Layout.ep must be at least 1, got 0"),
         (["--pp", "2"], "trainer: TrainerConfig.layout is pp 2 x dp 1 x tp 1 = 2 ranks"),
         (["--tp", "0"], "trainer: Layout.tp must be at least 1, got 0"),
         (["--fault", "slow-compute:rank=9,factor=2"], "trainer: fault 'slow-compute:rank=9"),
@@ -157,6 +214,43 @@ def test_tp_changes_fastest_and_pp_slowest() -> None:
     assert coords_of(5, layout) == Coords(pp=0, dp=2, tp=1)
     assert coords_of(6, layout) == Coords(pp=1, dp=0, tp=0)
     assert coords_of(11, layout) == Coords(pp=1, dp=2, tp=1)
+
+
+def test_positions_on_cp_and_ep_are_parts_of_a_data_position() -> None:
+    layout = Layout(dp=4, cp=2, tp=2, ep=2)
+
+    assert coords_of(1, layout) == Coords(tp=1)
+    assert coords_of(2, layout) == Coords(cp=1)
+    assert coords_of(4, layout) == Coords(dp=1, ep=1)
+    assert coords_of(11, layout) == Coords(dp=2, cp=1, tp=1)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages"),
+    [
+        (PipelineSchedule.INTERLEAVED, [(0, 3), (1, 4), (2, 5)]),
+        (PipelineSchedule.ZBV, [(0, 5), (1, 4), (2, 3)]),
+    ],
+)
+def test_chunks_are_assigned_in_rounds_or_in_a_v(
+    schedule: PipelineSchedule, stages: list[tuple[int, ...]]
+) -> None:
+    config = make_config(
+        layout=Layout(pp=3, vpp=2),
+        world_size=3,
+        schedule=schedule,
+        num_microbatches=6,
+        model=ModelConfig(num_layers=6),
+    )
+
+    assert [config.stages_of(pp) for pp in range(3)] == stages
+    assert config.layers_of_position(1) == stages[1]
+
+
+def test_context_parallel_ranks_have_a_piece_of_both_halves() -> None:
+    positions = [context_positions(cp, num_ranks=2, seq_length=8) for cp in range(2)]
+
+    assert positions == [(0, 1, 6, 7), (2, 3, 4, 5)]
 
 
 def test_a_stage_is_a_range_of_ranks() -> None:

@@ -91,14 +91,28 @@ def _traced_chunk(
 ) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(stage: Any, microbatch: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        # A zero-bubble schedule requests the gradients of the input only, by keyword.
-        part = f"{name} input" if kwargs.get("full_backward") is False else name
         on_stage(stage)
+        part = _part_of_backward(stage, name, is_full=kwargs.get("full_backward") is not False)
+        if part is None:
+            return original(stage, microbatch, *args, **kwargs)
         on = (getattr(stage, "device", None),)
         with compute.span(part, kind, microbatch=microbatch, chunk=read_chunk(stage), on=on):
             return original(stage, microbatch, *args, **kwargs)
 
     return call
+
+
+def _part_of_backward(stage: Any, name: str, *, is_full: bool) -> str | None:  # noqa: ANN401
+    """Return what a call of a stage computes; None if nothing.
+
+    A zero-bubble schedule requests the gradients of the input alone, by keyword, and later those
+    of the weights. The first stage, whose input has no gradient, then computes all of them later,
+    unless the job brought its own function for the weights.
+    """
+    is_split = getattr(stage, "is_first", False) is not True or getattr(stage, "dw_builder", None)
+    if not is_full:
+        return f"{name} input" if is_split else None
+    return name if is_split else name.removesuffix(" weight")
 
 
 Place = tuple[int, int]

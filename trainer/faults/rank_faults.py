@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from ..config import TrainerConfig
-    from ..model import Stage
     from ..pace import SegmentTimer
     from .spec import Fault
 
@@ -54,7 +53,7 @@ class RankFaults:
     """
 
     def __init__(
-        self, config: TrainerConfig, *, rank: int, stage: Stage, timer: SegmentTimer
+        self, config: TrainerConfig, *, rank: int, stage: nn.Module, timer: SegmentTimer
     ) -> None:
         self._config = config
         self._rank = rank
@@ -98,12 +97,12 @@ class RankFaults:
         for fault in self._here(FaultCause.DATA_STALL):
             time.sleep(fault.extra_ns / NS_PER_S)
 
-    def before_forward(self, microbatch: int) -> None:
-        """Apply the faults before a forward."""
+    def before_forward(self, microbatch: int, *, stage: int = 0) -> None:
+        """Apply the faults before a forward of one of the rank's stages."""
         self._end(microbatch)
         self._stall()
         for fault in self._here(FaultCause.GC_PAUSE):
-            place = f"{self._config.seed}/{self._rank}/{self._step}/{microbatch}"
+            place = f"{self._config.seed}/{self._rank}/{self._step}/{microbatch}/{stage}"
             chance = random.Random(place)  # noqa: S311  # no secret
             if chance.random() < fault.probability:
                 self._heaps[fault.extra_ns].collect(is_traced=fault.has_spans)
@@ -174,12 +173,20 @@ class RankFaults:
         """Return the factor of each slow link in this step, by peer."""
         slow: dict[int, float] = {}
         for fault in self._faults_of(FaultCause.SLOW_LINK):
-            if self._step is None or not fault.is_active(self._step):
+            if self._step is None or not self._is_slow_now(fault, self._step):
                 continue
             for peer in range(self._config.layout.world_size):
                 if peer != self._rank and is_slow(fault, self._rank, peer):
                     slow[peer] = slow.get(peer, 1.0) * fault.factor
         return slow
+
+    def _is_slow_now(self, fault: Fault, step: int) -> bool:
+        """Return whether a link is slow in a step: at random, alike at both ends."""
+        if not fault.is_active(step):
+            return False
+        chance = random.Random(f"{self._config.seed}/{fault}/{step}")  # noqa: S311  # no secret
+        is_first = step == fault.first_step
+        return not fault.probability or is_first or chance.random() < fault.probability
 
     def _draw_documents(self, step: int) -> None:
         found = self._faults_of(FaultCause.SEQUENCE_IMBALANCE)

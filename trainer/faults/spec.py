@@ -115,7 +115,8 @@ class Fault:
     """Time lost at each occurrence."""
 
     probability: float = 0.0
-    """Probability of a pause before one forward of one rank."""
+    """Probability of a pause before one forward of one rank, or that a link is slow in a step; 0:
+    the link is slow in all of them."""
 
     share: float = 1.0
     """Share of the hosts whose network is degraded."""
@@ -124,7 +125,11 @@ class Fault:
     """Standard deviation of the logarithm of a micro-batch's compute."""
 
     every: int = 0
-    """Steps from one checkpoint to the next."""
+    """Steps from one checkpoint to the next, or from one batch of a slow loader worker to its next
+    one; 0: every step."""
+
+    ramp: int = 0
+    """Steps in which compute slows down to the whole factor, evenly; 0: at once."""
 
     reason: NetworkReason = NetworkReason.CONGESTION
     has_spans: bool = True
@@ -156,7 +161,14 @@ class Fault:
 
     def is_active(self, step: int) -> bool:
         """Return whether the fault acts in ``step``."""
-        return self.steps is None or self.steps[0] <= step <= self.steps[1]
+        is_due = self.cause is not FaultCause.DATA_STALL or not self.every
+        is_due = is_due or (step - self.first_step) % self.every == 0
+        return is_due and (self.steps is None or self.steps[0] <= step <= self.steps[1])
+
+    def factor_at(self, step: int) -> float:
+        """Return the factor in a step in which the fault acts."""
+        reached = (step - self.first_step + 1) / self.ramp if self.ramp else 1.0
+        return 1.0 + (self.factor - 1.0) * min(reached, 1.0)
 
     def culprits(self, layout: Layout) -> tuple[int, ...]:
         """Return the global ranks that are at fault in a job without hosts or racks, ascending.
@@ -204,7 +216,8 @@ class Fault:
 
     def _check_link(self, src: int, dst: int, layout: Layout) -> None:
         here, there = coords_of(src, layout), coords_of(dst, layout)
-        distances = (here.pp - there.pp, here.dp - there.dp, here.tp - there.tp)
+        is_other_data = (here.dp, here.cp) != (there.dp, there.cp)
+        distances = (here.pp - there.pp, is_other_data, here.tp - there.tp)
         if sum(map(bool, distances)) != 1 or abs(distances[0]) > 1:
             raise FaultSpecError(
                 str(self),
@@ -255,10 +268,16 @@ class CauseKeys:
 RANK_OR_HOST = (("rank",), ("host",))
 
 CAUSES: dict[FaultCause, CauseKeys] = {
-    FaultCause.SLOW_COMPUTE: CauseKeys(places=RANK_OR_HOST, required=("factor",)),
-    FaultCause.CLOCK_THROTTLE: CauseKeys(places=RANK_OR_HOST, required=("factor",)),
+    FaultCause.SLOW_COMPUTE: CauseKeys(
+        places=RANK_OR_HOST, required=("factor",), optional=("ramp", "steps")
+    ),
+    FaultCause.CLOCK_THROTTLE: CauseKeys(
+        places=RANK_OR_HOST, required=("factor",), optional=("ramp", "steps")
+    ),
     FaultCause.SLOW_LINK: CauseKeys(
-        places=(("src", "dst"), ("rank",), ("rack",)), required=("factor",)
+        places=(("src", "dst"), ("rank",), ("rack",)),
+        required=("factor",),
+        optional=("probability", "steps"),
     ),
     FaultCause.NETWORK_DEGRADATION: CauseKeys(
         required=("factor",), optional=("share", "reason", "steps")
@@ -273,7 +292,7 @@ CAUSES: dict[FaultCause, CauseKeys] = {
         places=RANK_OR_HOST,
         is_place_required=False,
         required=("ms",),
-        optional=("spans", "steps"),
+        optional=("every", "spans", "steps"),
     ),
     FaultCause.LAUNCH_SKEW: CauseKeys(required=("ms",), optional=("stage", "tp", "steps")),
     FaultCause.CHECKPOINT: CauseKeys(required=("every", "ms"), optional=("spans", "steps")),
@@ -359,7 +378,7 @@ def slowdown_of(faults: Iterable[Fault], layout: Layout, *, rank: int, step: int
     """
     stage = coords_of(rank, layout).pp
     return math.prod(
-        fault.factor
+        fault.factor_at(step)
         for fault in faults
         if fault.cause in COMPUTE_CAUSES
         and fault.is_active(step)
@@ -513,10 +532,11 @@ KEYS: dict[str, Key] = {
     "tp": Key("tp", _read_number),
     "factor": Key("factor", _read_factor),
     "ms": Key("extra_ns", _read_ns, lambda extra_ns: f"{extra_ns / 1e6:g}"),
-    "probability": Key("probability", _read_ratio),
+    "probability": Key("probability", _read_ratio, lambda ratio: f"{ratio:g}" if ratio else ""),
     "share": Key("share", _read_ratio),
     "spread": Key("spread", _read_ratio),
-    "every": Key("every", _read_count),
+    "every": Key("every", _read_count, lambda every: str(every or "")),
+    "ramp": Key("ramp", _read_count, lambda ramp: str(ramp or "")),
     "reason": Key("reason", _read_reason),
     "spans": Key("has_spans", _read_yes_no, lambda has_spans: "yes" if has_spans else "no"),
     "variable": Key("variable", _read_text),

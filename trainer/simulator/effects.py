@@ -111,7 +111,7 @@ class Effects:
             here = named[self._placement.rank]
             match fault.cause:
                 case cause if cause in COMPUTE_CAUSES:
-                    factor[here] *= fault.factor
+                    factor[here] *= fault.factor_at(step)
                 case FaultCause.HOST_STALL:
                     gap[here] += fault.extra_ns
                 case FaultCause.DATA_STALL:
@@ -146,17 +146,19 @@ class Effects:
     def is_degraded(self, number: int, step: int) -> bool:
         """Return whether network fault ``number`` slows ``step``.
 
-        A flapping link is slow in half of its steps, at random, and always in the first one.
+        A flapping link is slow in half of its steps, at random, one with a probability in that
+        share of them, and both always in the first one.
         """
         fault = self._scenario.faults[number]
         if not fault.is_active(step):
             return False
         first = fault.steps[0] if fault.steps else 0
-        if fault.cause is not FaultCause.NETWORK_DEGRADATION or step == first:
+        share = fault.probability
+        if fault.cause is FaultCause.NETWORK_DEGRADATION and fault.reason is NetworkReason.FLAP:
+            share = 1 / 2
+        if not share or step == first:
             return True
-        if fault.reason is not NetworkReason.FLAP:
-            return True
-        return bool(stream(self._scenario.seed, Purpose.NETWORK, number, step).random() < 1 / 2)
+        return bool(stream(self._scenario.seed, Purpose.NETWORK, number, step).random() < share)
 
     def _skew_ns(self, fault: Fault, step: int) -> NDArray[np.int64]:
         """Return a delay that moves from member to member and grows over the steps of the fault."""

@@ -101,7 +101,7 @@ class Monitors:
         for number, fault in enumerate(self._cluster.scenario.faults):
             if fault.cause is FaultCause.CLOCK_THROTTLE and fault.is_active(step):
                 ranks = list(self._cluster.effects.ranks_of(number))
-                slower[ranks] *= fault.factor
+                slower[ranks] *= fault.factor_at(step)
                 reasons[ranks] = HW_THERMAL_SLOWDOWN
         clock_noise, power_noise = 1 + JITTER_RATIO * rng.standard_normal((2, num_ranks))
         clock_hz = CLOCK_HZ * clock_noise / slower

@@ -116,17 +116,37 @@ def build_compute_items(
         self_ns=np.where(delay_ns < own_ns, own_ns - delay_ns, own_ns),
     )
     is_call = np.isin(span_part, NO_GRADIENTS)
-    length = (pieces.end - pieces.start)[compute].astype(np.float64)
-    is_deferred = is_deferred_part(part[pieces.compute[compute]])
-    total = float(length.sum())
     items = _merge_parts(
         select_items(all_items, ~is_call),
         spans,
         span[order][~is_call],
         span_part[~is_call],
-        deferred_ratio=float(length[is_deferred].sum()) / total if total else 0.0,
+        deferred_ratio=_deferred_ratio(matched, pieces, part, compute),
     )
     return items, select_items(all_items, is_call), experts
+
+
+def _deferred_ratio(
+    matched: MatchedWaits,
+    pieces: Pieces,
+    part: NDArray[np.int64],
+    compute: NDArray[np.int64],
+) -> float:
+    """Return W / (F + B + W), W being what the split backwards deferred.
+
+    Not all are split: that of a pipeline's first stage has no gradient of its input, and DualPipe
+    splits those of the cool-down alone. So W is a share of the split ones, and of all in
+    proportion.
+    """
+    span = pieces.compute[compute]
+    length = (pieces.end - pieces.start)[compute].astype(np.float64)
+    is_split = (part[span] != WHOLE) & ~np.isin(part[span], NO_GRADIENTS)
+    split_ns = float(length[is_split].sum())
+    if not split_ns:
+        return 0.0
+    deferred_ns = float(length[is_deferred_part(part[span])].sum())
+    backward_ns = float(length[matched.spans.kind[span] == BACKWARD].sum())
+    return deferred_ns / split_ns * backward_ns / float(length.sum())
 
 
 def _scale_to_whole(

@@ -39,6 +39,11 @@ class FakePatches:
 class FakeStage:
     stage_index: int
     group_size: int
+    dw_builder: object = None
+
+    @property
+    def is_first(self) -> bool:
+        return self.stage_index == 0
 
 
 def test_a_step_begins_before_the_schedule_runs() -> None:
@@ -74,3 +79,20 @@ def test_the_parts_of_a_split_backward_have_their_own_names() -> None:
         ("backward", SpanKind.BACKWARD, 3, 1),
     ]
     assert stages == [stage] * 4
+
+
+def test_the_first_stage_computes_its_whole_backward_with_the_weights() -> None:
+    compute, patches = FakeCompute(), FakePatches()
+    capture_pipeline(compute, patches, lambda _: None)  # type: ignore[arg-type]
+    first = FakeStage(stage_index=0, group_size=4)
+    with_own_weights = FakeStage(stage_index=0, group_size=4, dw_builder=object())
+
+    for stage in (first, with_own_weights):
+        patches.wrapped["backward_one_chunk"](stage, 2, loss=None, full_backward=False)
+        patches.wrapped["backward_weight_one_chunk"](stage, 2, last_backward=True)
+
+    assert compute.opened == [
+        ("backward", SpanKind.BACKWARD, 2, 0),
+        ("backward input", SpanKind.BACKWARD, 2, 0),
+        ("backward weight", SpanKind.BACKWARD, 2, 0),
+    ]

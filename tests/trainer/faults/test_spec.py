@@ -27,6 +27,9 @@ EVERY_KIND = (
     "slow-compute:rank=5,factor=1.8,steps=10-29",
     "clock-throttle:rank=5,factor=1.3,steps=3-9",
     "stage-imbalance:stage=1,factor=1.5",
+    "clock-throttle:rank=5,factor=1.8,ramp=4",
+    "data-stall:rank=5,ms=200,every=4,spans=yes",
+    "slow-link:src=4,dst=5,factor=50,probability=0.3",
     "host-stall:rank=6,ms=40,steps=2-5",
     "data-stall:ms=300",
     "data-stall:ms=300,rank=1,spans=no,steps=4-9",
@@ -265,6 +268,20 @@ def test_a_fault_slows_its_rank_in_its_steps_only() -> None:
 
     assert slowdowns(5) == [1.0, 1.8, 1.8, 1.0]
     assert slowdowns(4) == [1.0, 1.0, 1.0, 1.0]
+
+
+def test_a_ramp_reaches_its_factor_in_equal_steps() -> None:
+    faults = parse_faults(["clock-throttle:rank=5,factor=1.8,ramp=4,steps=10-29"])
+
+    slowdowns = [slowdown_of(faults, CUBE, rank=5, step=step) for step in (9, 10, 11, 13, 29, 30)]
+
+    assert slowdowns == pytest.approx([1.0, 1.2, 1.4, 1.8, 1.8, 1.0])
+
+
+def test_a_slow_loader_worker_is_late_in_its_own_steps() -> None:
+    (fault,) = parse_faults(["data-stall:ms=50,every=4,steps=3-11"])
+
+    assert [step for step in range(20) if fault.is_active(step)] == [3, 7, 11]
 
 
 def test_factors_of_several_faults_on_a_rank_multiply() -> None:

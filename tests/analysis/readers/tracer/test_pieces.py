@@ -73,6 +73,22 @@ def test_parts_of_a_micro_batch_are_one_item() -> None:
     assert items.deferred_ratio == 16 / (40 + 44)
 
 
+def test_the_share_of_deferred_weights_is_that_of_the_split_backwards() -> None:
+    def script(_: int, __: int) -> Iterator[Action]:
+        for microbatch in range(4):
+            yield from spans(SpanKind.FORWARD, microbatch, 6)
+        for microbatch in range(3):
+            yield from spans(SpanKind.BACKWARD, microbatch, 12)
+        yield from spans(SpanKind.BACKWARD, 3, 8)
+        yield from spans(SpanKind.BACKWARD, 3, 4)
+
+    cluster = Cluster(Layout(), {})
+    cluster.run(1, script)
+
+    # W is 4 of the 12 of a backward, and a backward 12 of 18, also where it is not split.
+    assert read(cluster).items.deferred_ratio == pytest.approx(4 / 18)
+
+
 def test_whole_backward_next_to_split_ones_is_an_item() -> None:
     def script(_: int, __: int) -> Iterator[Action]:
         yield from spans(SpanKind.BACKWARD, 0, 10)
