@@ -106,9 +106,7 @@ def _run(
     if args.checkpoint:
         from .checkpoint import Checkpoints  # a second of imports
 
-        saver = Checkpoints(
-            Path(args.checkpoint), every=args.checkpoint_every, state=state, mesh=mesh
-        )
+        saver = Checkpoints(Path(args.checkpoint), every=args.checkpoint_every, state=state)
     first_step = 0 if saver is None else _resume(saver, state)
     gc.collect()
     gc.freeze()
@@ -180,6 +178,8 @@ def _describe(config: TrainerConfig) -> str:
         parts.append(str(config.data_parallel))
     if config.sequence_parallel:
         parts.append("sequence parallel")
+    if config.scatter_gather:
+        parts.append("divided sends")
     if config.overlap:
         parts.append(f"overlap of {', '.join(config.overlap)}")
     if layout.cp > 1:
@@ -248,6 +248,7 @@ def _config(args: argparse.Namespace, *, world_size: int) -> TrainerConfig:
         schedule=schedule,
         data_parallel=data_parallel,
         sequence_parallel=args.sp,
+        scatter_gather=args.scatter_gather,
         overlap=_read_overlap(args.overlap),
         optimizer=OptimizerKind(args.optimizer),
         learning_rate=args.lr,
@@ -295,6 +296,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--tp", type=int, default=1, help="tensor-parallel positions (DTensor)")
     add("--sp", action="store_true", help="sequence parallel inside of tp")
+    add(
+        "--scatter-gather",
+        action="store_true",
+        help="send 1/tp of an activation from each tp rank to the next stage, and gather there",
+    )
     add("--cp", type=int, default=1, help="context-parallel positions")
     add("--ep", type=int, help="expert-parallel positions, which divide dp; turns experts on")
     add("--experts", type=int, help=f"of each layer; default {NUM_EXPERTS} with --ep, else none")

@@ -24,6 +24,8 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from .parallel import is_of_expert
+
 if TYPE_CHECKING:
     from collections.abc import Collection
     from concurrent.futures import Future
@@ -49,14 +51,12 @@ class Checkpoints:
         folder: A file system that all hosts share.
         every: Steps between two checkpoints.
         state: This rank.
-        mesh: The job's mesh.
     """
 
-    def __init__(self, folder: Path, *, every: int, state: RankState, mesh: DeviceMesh) -> None:
+    def __init__(self, folder: Path, *, every: int, state: RankState) -> None:
         self._folder = folder
         self._every = every
         self._state = state
-        self._mesh = mesh
         self._upload: Future[object] | None = None
         self._saved_step: int | None = None
         # The training thread uses the default group while files are written.
@@ -98,11 +98,20 @@ class Checkpoints:
         newest = broadcast_plain(newest, src=0, group=None)
         if newest is None:
             return 0
-        group = self._mesh.get_group("dp")
+        meshes, names = self._state.meshes, self._parameters()
+        experts = {name for name in names if meshes.experts is not None and is_of_expert(name)}
+        self._load(newest, names.keys() - experts, meshes.data)
+        if experts:
+            self._load(newest, experts, meshes.expert_data)
+        return newest
+
+    def _load(self, step: int, names: Collection[str], holders: DeviceMesh) -> None:
+        """Load weights, and the states that belong to them, on all ranks that hold them."""
+        group = (holders if holders.ndim == 1 else holders._flatten("dp")).get_group()
         reader = dist.get_global_rank(group, 0)
         read: dict[str, torch.Tensor] = {}
         if self._state.rank == reader:
-            read = read_tensors(self._path(newest), names=self._parameters())
+            read = read_tensors(self._path(step), names=names)
         described = [
             (name, list(tensor.shape), str(tensor.dtype).removeprefix("torch."))
             for name, tensor in read.items()
@@ -113,7 +122,6 @@ class Checkpoints:
             whole = read.get(name, torch.empty(shape, dtype=getattr(torch, dtype))).to(device)
             dist.broadcast(whole, src=reader, group=group)
             self._set(name, whole)
-        return newest
 
     def close(self) -> None:
         """Wait until the last save is complete."""
@@ -124,7 +132,12 @@ class Checkpoints:
         return self._folder / f"{PREFIX}{step:08d}{suffix}"
 
     def _parameters(self) -> dict[str, torch.nn.Parameter]:
-        return dict(self._state.stage.named_parameters())
+        """Return the weights of this rank's chunks by their names in the whole model."""
+        return {
+            name: parameter
+            for chunk in self._state.stage
+            for name, parameter in chunk.named_parameters()
+        }
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """Return weights and optimizer state by name, of this rank."""

@@ -107,7 +107,8 @@ def build_meshes(config: TrainerConfig, device: torch.device) -> Meshes:
     names = {f"dp{suffix}": num_shards}
     if config.data_parallel is DataParallel.HSDP:
         names = {"dp_replicate": NUM_REPLICAS, f"dp_shard{suffix}": num_shards // NUM_REPLICAS}
-    own = {"own": 1} if reduces_early(config, device) else {}
+    is_ddp = config.data_parallel is DataParallel.DDP
+    own = {"own": 1} if is_ddp and reduces_early(config, device) else {}
     mesh = _init_mesh(device, pp | names | own | tp)
     data = mesh[tuple(names)]
     sequence = experts = None
@@ -157,6 +158,8 @@ def shard_stage(
         num_rows = config.rows_per_microbatch // layout.tp
         first = mesh["tp"].get_local_rank() * num_rows
         stage.rows = slice(first, first + num_rows)
+    if config.scatter_gather:
+        _divide_sends(stage, mesh["tp"])
     for block in blocks:
         if layout.tp > 1:
             parallelize_module(block, mesh["tp"], _tp_plan(block, config), src_data_rank=None)
@@ -262,7 +265,7 @@ def _share_weights(
         return
     if reduction is not None:
         shards, replicas = data, None
-        if config.data_parallel is DataParallel.DDP and meshes.alone is not None:
+        if meshes.alone is not None:
             shards, replicas = meshes.alone, data.get_group()
         elif data.ndim > 1:
             names = data.mesh_dim_names or ()
@@ -275,6 +278,22 @@ def _share_weights(
         replicate(module, mesh=data, ignored_params=ignored)
     else:
         fully_shard(module, mesh=data, reshard_after_forward=False, ignored_params=ignored)
+
+
+def _divide_sends(stage: Stage, tp: DeviceMesh) -> None:
+    """Let each rank of a tp group send its part of the rows, and gather them where they arrive.
+
+    Source:
+        Narayanan et al., arXiv 2104.04473, section 4.1.
+    """
+    if stage.embedding is None:
+        gather = PrepareModuleInput(
+            input_layouts=Shard(0), desired_input_layouts=Replicate(), use_local_output=True
+        )
+        parallelize_module(stage, tp, gather, src_data_rank=None)
+    if stage.head is None:
+        scatter = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(0))
+        parallelize_module(stage, tp, scatter, src_data_rank=None)
 
 
 def _divide_sequences(block: Block, config: TrainerConfig, sequence: DeviceMesh) -> None:
