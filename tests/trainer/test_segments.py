@@ -27,6 +27,9 @@ class TimerLog:
     def begin(self) -> None:
         self.calls.append("begin")
 
+    def reach(self, paces: float) -> None:
+        self.calls.append(f"reach {paces:g}")
+
     def end(self, paces: float) -> None:
         self.calls.append(f"end {paces:g}")
 
