@@ -3,7 +3,8 @@
 What PyTorch has for this (`torch.ops.symm_mem`) works on CUDA alone. Weights stay DTensors of the
 same shards as without chunks; only their local parts are multiplied here.
 
-A product is a local segment for `SegmentTimer`: half of its attention's or MLP's pace.
+A product is a local segment for `SegmentTimer`, half of its attention's or MLP's pace, with a
+deadline for each chunk; it does not count waits for chunks that are gathered.
 """
 
 from __future__ import annotations
@@ -89,14 +90,16 @@ class ChunkedProducts(Products):
             )
             launched.append((work, gathered))
         products = []
-        for work, gathered in launched:
-            work.wait()
-            products.append(
-                self.timed(
-                    lambda rows=gathered: [rows @ weight for weight in weights],  # type: ignore[misc]
-                    paces / len(launched),
-                )
-            )
+        timer, num = self.timer, len(launched)
+        if timer is not None:
+            timer.begin()
+        for index, (work, gathered) in enumerate(launched):
+            if timer is None:
+                work.wait()
+            else:
+                timer.exclude(work.wait)
+            products.append([gathered @ weight for weight in weights])
+            self._pass(paces, index + 1, num)
         whole = torch.cat([gathered for _, gathered in launched], dim=1).flatten(0, 1)
         return [
             torch.cat(parts, dim=1).flatten(0, 1) for parts in zip(*products, strict=True)
@@ -124,11 +127,7 @@ class ChunkedProducts(Products):
             self.timer.begin()
         for index in range(num):
             product = sum(chunks[index] @ weight for chunks, weight in divided)
-            if self.timer is not None:
-                if index + 1 < num:
-                    self.timer.reach(paces * (index + 1) / num)
-                else:
-                    self.timer.end(paces)
+            self._pass(paces, index + 1, num)
             launched.append(self._reduce(product))
 
         def finish() -> torch.Tensor:
@@ -146,6 +145,15 @@ class ChunkedProducts(Products):
         if self.timer is not None:
             self.timer.end(paces)
         return result
+
+    def _pass(self, paces: float, num_done: int, num: int) -> None:
+        """Return at the end of a chunk."""
+        if self.timer is None:
+            return
+        if num_done < num:
+            self.timer.reach(paces * num_done / num)
+        else:
+            self.timer.end(paces)
 
     def _reduce(self, product: torch.Tensor) -> tuple[dist.Work, torch.Tensor]:
         """Launch the sum of a chunk, shape ``(parts, rows of each, columns)``."""

@@ -7,9 +7,12 @@ and end in the model.
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from .errors import SegmentOrderError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 OVERRUN_RATIO = 1.1
 """A paced segment longer than its target times this is an overrun.
@@ -81,6 +84,10 @@ class SegmentTimer(Protocol):
         """Return after a part of the segment's time; at once if not paced."""
         ...
 
+    def exclude(self, wait: Callable[[], object]) -> None:
+        """Wait for communication inside of a segment, without counting the time."""
+        ...
+
     def end(self, paces: float) -> None:
         """End the segment, and return after its full time.
 
@@ -112,6 +119,12 @@ class _CountedSegments:
 
     def reach(self, paces: float) -> None:
         pass
+
+    def exclude(self, wait: Callable[[], object]) -> None:
+        before_ns = self._clock.now_ns()
+        wait()
+        if self._begin_ns is not None:
+            self._begin_ns += self._clock.now_ns() - before_ns
 
     def reset_counts(self) -> None:
         self.num_segments = 0

@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from rankscope.trainer.chunks import ChunkedProducts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 class TimerLog:
@@ -27,6 +27,9 @@ class TimerLog:
 
     def reach(self, paces: float) -> None:
         self.calls.append(f"reach {paces:g}")
+
+    def exclude(self, wait: Callable[[], object]) -> None:
+        wait()
 
     def end(self, paces: float) -> None:
         self.calls.append(f"end {paces:g}")

@@ -73,6 +73,18 @@ def test_a_part_of_a_segment_is_reached_in_time() -> None:
     assert timer.num_segments == 1
 
 
+def test_a_wait_inside_of_a_segment_moves_its_deadline() -> None:
+    clock = FakeClock()
+    timer = PacedSegments(pace_ns=20 * MS, clock=clock)
+
+    timer.begin()
+    timer.exclude(lambda: clock.work(50 * MS))
+    timer.end(1)
+
+    assert clock.slept_ns == [20 * MS]
+    assert timer.num_overruns == 0
+
+
 def test_a_fault_moves_the_deadline() -> None:
     clock = FakeClock()
     timer = PacedSegments(pace_ns=20 * MS, clock=clock)
