@@ -1,20 +1,21 @@
 """Gains of each switch of the trainer, from real runs.
 
-    nice -n 15 python -m benchmarks.trainer [--only NAME ...] [--steps 8] [--out FILE.jsonl]
+    nice -n 15 python -m benchmarks.trainer [--only NAME ...] [--steps 6] [--out FILE.jsonl]
     python -m benchmarks.trainer --summary FILE.jsonl
 
 Each run starts the trainer under torchrun (gloo processes, paced, traced), reads its spool into a
-new store and runs `rankscope analyze --json`. The bubble is measured from the spans: the time from
+new store and analyses it. The bubble is measured from the spans: the time from
 the first forward to the last backward of a step, less the mean compute of a rank, over that
-compute. It prints one line of JSON per run, then the tables. Paced runs depend little on the load,
-as long as few segments overrun: the tables have that too.
+compute. It writes one line of JSON per run, then prints the table, with the median of the runs of
+each switch. Paced runs depend little on the load, as long as few segments overrun: the table has
+both. To add a switch, add a row to `SWITCHES`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
+import os
 import sys
 import tempfile
 from contextlib import closing
@@ -23,10 +24,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.report.document import to_document
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.demo.training import Training
+from rankscope.sources.store_source import StoreSource
 
 from .real_faults import worst_overrun
 
@@ -34,54 +38,51 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-NUM_MICROBATCHES = 8
-PIPELINE = ("--pp", "4", "--layers", "8", "--microbatches", str(NUM_MICROBATCHES))
-CUBE = ("--layers", "4", "--microbatches", "4")
-CUBE_SP = ("--pp", "2", "--dp", "2", "--tp", "2", "--sp")
+PIPELINE = "--pp 4 --layers 8 --microbatches 8"
+SMALL = "--layers 4 --microbatches 4"
+CUBE = f"{SMALL} --pp 2 --dp 2 --tp 2"
+PACE_MS = 80
+RUN = "switch"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Switch:
     """A run of the trainer."""
 
     name: str
     num_ranks: int
-    flags: tuple[str, ...]
-    pace_ms: int
-
-
-def _pipeline(name: str, *flags: str) -> Switch:
-    return Switch(name=name, num_ranks=4, flags=(*PIPELINE, *flags), pace_ms=80)
-
-
-def _cube(name: str, *flags: str, num_ranks: int = 8) -> Switch:
-    return Switch(name=name, num_ranks=num_ranks, flags=(*CUBE, *flags), pace_ms=80)
+    flags: str
+    before: str | None = None
+    """Name of the run without the switch; None if this is one."""
 
 
 SWITCHES = (
-    _pipeline("1f1b"),
-    _pipeline("interleaved", "--schedule", "interleaved"),
-    _pipeline("zero-bubble", "--schedule", "zero-bubble"),
-    _pipeline("zero-bubble, 2 chunks", "--schedule", "zero-bubble", "--chunks", "2"),
-    _pipeline("zbv", "--schedule", "zbv"),
-    _pipeline("dualpipev", "--schedule", "dualpipev"),
-    _cube("dp 4, ddp", "--dp", "ddp:4", num_ranks=4),
-    _cube("dp 4, fsdp", "--dp", "fsdp:4", num_ranks=4),
-    _cube("dp 4, hsdp", "--dp", "hsdp:4", num_ranks=4),
-    _cube("tp 4", "--tp", "4", num_ranks=4),
-    _cube("tp 4, sp", "--tp", "4", "--sp", num_ranks=4),
-    _cube("cp 4", "--cp", "4", num_ranks=4),
-    _cube("dp 4, experts on each rank", "--dp", "4", "--ep", "1", num_ranks=4),
-    _cube("dp 4, ep 4", "--dp", "4", "--ep", "4", num_ranks=4),
-    _cube("pp 2, dp 2, tp 2", "--pp", "2", "--dp", "2", "--tp", "2"),
-    _cube("+ sp", *CUBE_SP),
-    _cube("+ interleaved", *CUBE_SP, "--schedule", "interleaved"),
-    _cube("+ zbv instead", *CUBE_SP, "--schedule", "zbv"),
+    Switch("1f1b", 4, PIPELINE),
+    Switch("interleaved", 4, f"{PIPELINE} --schedule interleaved", "1f1b"),
+    Switch("zero-bubble", 4, f"{PIPELINE} --schedule zero-bubble", "1f1b"),
+    Switch("zero-bubble, 2 chunks", 4, f"{PIPELINE} --schedule zero-bubble --chunks 2", "1f1b"),
+    Switch("zbv", 4, f"{PIPELINE} --schedule zbv", "1f1b"),
+    Switch("dualpipev", 4, f"{PIPELINE} --schedule dualpipev", "1f1b"),
+    Switch("dp 4, ddp", 4, f"{SMALL} --dp ddp:4"),
+    Switch("dp 4, fsdp", 4, f"{SMALL} --dp fsdp:4", "dp 4, ddp"),
+    Switch("dp 4, hsdp", 4, f"{SMALL} --dp hsdp:4", "dp 4, ddp"),
+    Switch("tp 4", 4, f"{SMALL} --tp 4"),
+    Switch("tp 4, sp", 4, f"{SMALL} --tp 4 --sp", "tp 4"),
+    Switch("cp 4", 4, f"{SMALL} --cp 4"),
+    Switch("dp 4, experts on each rank", 4, f"{SMALL} --dp 4 --ep 1"),
+    Switch("dp 4, ep 4", 4, f"{SMALL} --dp 4 --ep 4", "dp 4, experts on each rank"),
+    Switch("pp 2, dp 2, tp 2", 8, CUBE),
+    Switch("+ scatter-gather", 8, f"{CUBE} --scatter-gather", "pp 2, dp 2, tp 2"),
+    Switch("+ sp", 8, f"{CUBE} --sp", "pp 2, dp 2, tp 2"),
+    Switch("+ sp, interleaved", 8, f"{CUBE} --sp --schedule interleaved", "+ sp"),
+    Switch("+ sp, zbv", 8, f"{CUBE} --sp --schedule zbv", "+ sp"),
+    Switch("+ sp, zbv, ddp", 8, f"{CUBE} --dp ddp:2 --sp --schedule zbv", "+ sp, zbv"),
 )
 
 SPANS = """
 SELECT step, rank, kind, count() AS spans, min(start_ns) AS first_ns,
-    max(start_ns + duration_ns) AS last_ns, sum(duration_ns) AS total_ns
+    max(start_ns + duration_ns) AS last_ns, sum(duration_ns) AS total_ns,
+    sum(num_bytes) AS bytes
 FROM spans FINAL WHERE step >= 1 GROUP BY step, rank, kind
 """
 
@@ -119,6 +120,9 @@ class Measured:
     transfers_per_step: float
     """Communications of a rank in a step, sends and receives each."""
 
+    sent_kb: float
+    """Bytes that a rank sends to other stages in a step."""
+
     state_kb: float
     """Weights, gradients and optimizer of the largest rank."""
 
@@ -126,6 +130,9 @@ class Measured:
     """Micro-batches of all layers of a rank whose activations it holds at most."""
 
     worst_overrun_ratio: float | None
+    load: float
+    """Load average of the machine at the end of the run, over a minute."""
+
     findings: tuple[str, ...]
 
 
@@ -136,17 +143,18 @@ def run_switch(switch: Switch, *, num_steps: int, folder: Path) -> Measured:
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         *("--nproc-per-node", str(switch.num_ranks), "-m", "rankscope.trainer"),
-        *("--steps", str(num_steps), "--paced", "--pace-ms", str(switch.pace_ms)),
-        *("--trace", str(spool), *switch.flags),
+        *("--steps", str(num_steps), "--paced", "--pace-ms", str(PACE_MS)),
+        *("--trace", str(spool), *switch.flags.split()),
     ]
     times = []
-    with Training(command, run_id="switch", log=folder / "training.log") as training:
+    with Training(command, run_id=RUN, log=folder / "training.log") as training:
         while training.status is None:
             done = training.next_step(1.0)
             if done is not None:
                 times.append(done.seconds)
         if training.status:
             raise RuntimeError(f"{switch.name}: {training.last_error()}")
+    load = os.getloadavg()[0]
     with (
         open_store(store_url) as store,
         closing(SpoolTail(spool, StoreWriter(store))) as tail,
@@ -157,20 +165,14 @@ def run_switch(switch: Switch, *, num_steps: int, folder: Path) -> Measured:
         (tokens,) = store.rows(
             "SELECT sum(num_tokens) / count(DISTINCT step) AS mean FROM steps FINAL WHERE step >= 1"
         )
-    analyzed = subprocess.run(
-        [sys.executable, "-m", "rankscope", "analyze", "switch", "--json", "--store", store_url],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    document = json.loads(analyzed.stdout)
+        document = to_document(analyze_run(StoreSource(store), RUN))
     layout, step_s = document["layout"], median(times[1:])
     parts = document["waterfall"]["mean_ratio"]
     num_steps_seen = len({row["step"] for row in rows})
     is_pipeline = layout["pp"] > 1
     return Measured(
         name=switch.name,
-        flags=" ".join(switch.flags),
+        flags=switch.flags,
         step_s=step_s,
         # Ranks of one tp or pp group train on the same tokens.
         tokens_per_s=tokens["mean"] / (layout["tp"] * layout["pp"]) / step_s,
@@ -184,9 +186,12 @@ def run_switch(switch: Switch, *, num_steps: int, folder: Path) -> Measured:
             row["spans"] for row in rows if row["kind"].endswith(("comm", "send", "recv"))
         )
         / (num_steps_seen * switch.num_ranks),
+        sent_kb=sum(row["bytes"] for row in rows if row["kind"] == "pp-send")
+        / (num_steps_seen * switch.num_ranks * 1e3),
         state_kb=_largest_state(spool) / 1e3,
         in_flight=in_flight / layout["vpp"],
         worst_overrun_ratio=worst_overrun(spool),
+        load=load,
         findings=tuple(finding["cause"] for finding in document["findings"]),
     )
 
@@ -219,32 +224,49 @@ def _largest_state(spool: Path) -> float:
 
 
 def summary(runs: list[dict[str, Any]]) -> str:
-    """Return the tables."""
+    """Return the table, in the order of `SWITCHES`."""
     titles = (
-        *("switch", "step, s", "tokens/s", "MFU", "bubble", "formula", "transfers", "exposed"),
-        *("state, kB", "in flight", "overruns"),
+        *("switch", "step, s", "tokens/s", "gain", "MFU", "bubble", "formula", "transfers"),
+        *("sent, kB", "exposed", "state, kB", "in flight", "overruns", "load"),
     )
     lines = [f"| {' | '.join(titles)} |", f"| {' | '.join('---' for _ in titles)} |"]
-    for run in runs:
-        cells = (
-            run["name"],
-            f"{run['step_s']:.3f}",
-            f"{run['tokens_per_s']:.0f}",
-            _percent(run["mfu"]),
-            _percent(run["bubble"]),
-            _percent(run["formula"]),
-            f"{run['transfers_per_step']:.0f}",
-            _percent(run["exposed_ratio"]),
-            f"{run['state_kb']:.0f}",
-            f"{run['in_flight']:g}",
-            _percent(run["worst_overrun_ratio"]),
-        )
-        lines.append(f"| {' | '.join(cells)} |")
+    medians = {
+        switch.name: _medians([run for run in runs if run["name"] == switch.name])
+        for switch in SWITCHES
+    }
+    for switch in SWITCHES:
+        run, before = medians[switch.name], medians.get(switch.before or "")
+        if run:
+            gain = before and run["tokens_per_s"] / before["tokens_per_s"] - 1
+            cells = (
+                switch.name,
+                f"{run['step_s']:.3f}",
+                f"{run['tokens_per_s']:.0f}",
+                f"{gain:+.1%}" if gain else "",
+                *(_percent(run[name]) for name in ("mfu", "bubble", "formula")),
+                f"{run['transfers_per_step']:.0f}",
+                f"{run['sent_kb']:.0f}",
+                _percent(run["exposed_ratio"]),
+                f"{run['state_kb']:.0f}",
+                f"{run['in_flight']:g}",
+                _percent(run["worst_overrun_ratio"]),
+                f"{run['load']:.0f}",
+            )
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
+def _medians(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the median of each measurement over the runs of a switch."""
+    numbers = {
+        name: [run[name] for run in runs if isinstance(run[name], int | float)]
+        for name in (runs[0] if runs else ())
+    }
+    return {name: median(values) if values else None for name, values in numbers.items()}
+
+
 def _percent(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{ratio:.1%}"
+    return "" if ratio is None else f"{ratio:.1%}"
 
 
 def run_all(names: list[str], *, num_steps: int) -> Iterator[Measured]:
@@ -259,7 +281,7 @@ def main() -> None:
     """Run the switches, or summarise results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--out", type=Path, default=Path("trainer.jsonl"))
     parser.add_argument("--summary", type=Path, help="print the tables of an earlier run")
     options = parser.parse_args()
