@@ -118,7 +118,7 @@ class ChunkedProducts(Products):
             Waits for the sums and returns those of this rank's rows.
         """
         divided = [
-            (x.unflatten(0, (self.size, -1)).chunk(NUM_CHUNKS, dim=1), weight)
+            (x.reshape(self.size, -1, x.shape[-1]).chunk(NUM_CHUNKS, dim=1), weight)
             for x, weight in pairs
         ]
         num = len(divided[0][0])

@@ -53,12 +53,16 @@ class Lamb(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update the weights that have a gradient."""
-        weights, directions, rates = [], [], []
+        weights: list[torch.Tensor] = []
+        directions: list[torch.Tensor] = []
+        rates: list[float] = []
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
                     weights.append(weight)
-                    directions.append(self._direction(weight, group["weight_decay"]))
+                    directions.append(
+                        self._direction(weight, local_part(weight.grad), group["weight_decay"])
+                    )
                     rates.append(group["lr"])
         squares = torch.stack(
             [
@@ -74,23 +78,24 @@ class Lamb(torch.optim.Optimizer):
         for weight, direction, rate, ratio in zip(weights, directions, rates, ratios, strict=True):
             local_part(weight).sub_(direction, alpha=rate * ratio)
 
-    def _direction(self, weight: torch.Tensor, decay: float) -> torch.Tensor:
+    def _direction(
+        self, weight: torch.Tensor, gradient: torch.Tensor, decay: float
+    ) -> torch.Tensor:
         """Update the moments of a weight, and return its direction on this rank."""
         state = self.state[weight]
         if not state:
             state["step"] = torch.zeros(())
             state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(weight) for _ in range(2))
         state["step"] += 1
-        gradient, mean, square = map(
-            local_part, (weight.grad, state["exp_avg"], state["exp_avg_sq"])
-        )
+        mean, square = local_part(state["exp_avg"]), local_part(state["exp_avg_sq"])
         mean.lerp_(gradient, 1 - BETAS[0])
         square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
         unbiased, unbiased_square = (
             moment / (1 - beta ** state["step"].item())
             for moment, beta in zip((mean, square), BETAS, strict=True)
         )
-        return (unbiased / (unbiased_square.sqrt() + EPSILON)).add_(local_part(weight), alpha=decay)
+        direction = unbiased / (unbiased_square.sqrt() + EPSILON)
+        return direction.add_(local_part(weight), alpha=decay)
 
 
 def _sum_over_shards(squares: torch.Tensor, weights: list[torch.Tensor]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import torch
 import torch.distributed as dist
@@ -237,6 +237,10 @@ def is_of_expert(name: str) -> bool:
     return ".experts." in name
 
 
+@overload
+def local_part(tensor: torch.Tensor) -> torch.Tensor: ...
+@overload
+def local_part(tensor: torch.Tensor | None) -> torch.Tensor | None: ...
 def local_part(tensor: torch.Tensor | None) -> torch.Tensor | None:
     """Return this rank's shard of a tensor, without a copy."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

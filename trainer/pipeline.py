@@ -157,7 +157,8 @@ def build_schedule(
     num = config.num_microbatches
     schedule: Any
     if Overlap.PP in config.overlap and not config.schedule.has_chunks:
-        schedule = _PipelineScheduleRuntime(trained, num, loss_fn=loss, scale_grads=False)
+        runtime: Any = _PipelineScheduleRuntime
+        schedule = runtime(trained, num, loss_fn=loss, scale_grads=False)
         schedule._prepare_schedule_with_comms(order_1f1b(config.layout.pp, num))
     else:
         schedule_class: Any = getattr(pipelining, CLASSES[config.schedule])

@@ -78,7 +78,7 @@ class StageSegments:
         self._is_deferred = False
         self._num_segments = SEGMENTS_PER_LAYER * len(stage.blocks)
         for block in stage.blocks.values():
-            for half in (block.attention, block.mlp):  # type: ignore[union-attr]
+            for half in (block.attention, block.mlp):
                 products = getattr(half, "products", None)
                 if isinstance(products, ChunkedProducts):
                     products.timer = timer

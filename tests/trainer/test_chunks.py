@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from rankscope.trainer.chunks import ChunkedProducts
+from rankscope.trainer.parallel import local_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,7 +64,7 @@ def test_each_chunk_is_sent_at_its_share_of_the_segment(mesh: DeviceMesh) -> Non
     (hidden,) = products.enter(x, into)
     output = products.leave(hidden, out)
     forward, log.calls = log.calls, []
-    output.sum().backward()
+    output.sum().backward()  # type: ignore[no-untyped-call]
 
     chunks = ["reach 0.125", "reach 0.25", "reach 0.375", "end 0.5"]
     assert forward == ["begin", "end 0.5", "begin", *chunks]
@@ -75,14 +76,13 @@ def test_chunks_change_neither_result_nor_gradient(mesh: DeviceMesh) -> None:
     products = ChunkedProducts(mesh.get_group(), divides_rows=False)
     into, out = make_mlp(mesh)
     x = torch.randn(7, 4, requires_grad=True)
-    weights = [linear.weight.to_local().detach() for linear in (into, out)]  # type: ignore[operator]
+    whole = [local_part(linear.weight).detach().requires_grad_() for linear in (into, out)]
 
     (hidden,) = products.enter(x, into)
-    products.leave(hidden, out).square().sum().backward()
+    products.leave(hidden, out).square().sum().backward()  # type: ignore[no-untyped-call]
     y = x.detach().requires_grad_()
-    whole = [weight.requires_grad_() for weight in weights]
-    (y @ whole[0].t() @ whole[1].t()).square().sum().backward()
+    (y @ whole[0].t() @ whole[1].t()).square().sum().backward()  # type: ignore[no-untyped-call]
 
     torch.testing.assert_close(x.grad, y.grad)
     for linear, weight in zip((into, out), whole, strict=True):
-        torch.testing.assert_close(linear.weight.grad.to_local(), weight.grad)  # type: ignore[union-attr]
+        torch.testing.assert_close(local_part(linear.weight.grad), weight.grad)

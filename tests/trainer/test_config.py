@@ -164,7 +164,7 @@ def test_invalid_settings_are_refused_by_field(changes: dict[str, Any], problem:
         ({"hidden_size": 72}, "ModelConfig.hidden_size 72 must be an even multiple of"),
     ],
 )
-def test_an_invalid_model_is_refused(sizes: dict[str, int], problem: str) -> None:
+def test_an_invalid_model_is_refused(sizes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         ModelConfig(**sizes)
 
