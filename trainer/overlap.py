@@ -38,7 +38,7 @@ class EarlyReduction(DefaultReduceScatter):
 
     def __init__(self) -> None:
         self._works: list[dist.Work] = []
-        self._scattering: dist.Work | None = None
+        self._has_shards = False
         self._next: tuple[dist.Work, torch.Tensor, dist.ProcessGroup] | None = None
 
     def share_weights(
@@ -59,9 +59,9 @@ class EarlyReduction(DefaultReduceScatter):
 
     def __call__(self, *args: Any, **kwargs: Any) -> dist.Work:  # noqa: ANN401 - as of the base
         """Launch a reduce-scatter."""
-        self._scattering = super().__call__(*args, **(kwargs | {"async_op": True}))
-        self._works.append(self._scattering)
-        return self._scattering
+        self._has_shards = True
+        self._works.append(super().__call__(*args, **(kwargs | {"async_op": True})))
+        return self._works[-1]
 
     def finish(self) -> None:
         """Wait until all gradients are reduced."""
@@ -69,14 +69,15 @@ class EarlyReduction(DefaultReduceScatter):
         for work in self._works:
             work.wait()
         self._works.clear()
-        self._scattering = None
 
     def _average(self, output: torch.Tensor, *, group: dist.ProcessGroup) -> None:
-        self._launch_next()
-        if self._scattering is None:  # one shard: nothing to wait for
+        if not self._has_shards:
             self._launch_average(output, group)
-        else:
-            self._next = self._scattering, output, group
+            return
+        # To be waited for once: gloo writes the shard in each wait.
+        scattering = self._works.pop()
+        self._launch_next()
+        self._next = scattering, output, group
 
     def _launch_next(self) -> None:
         if self._next is not None:

@@ -143,6 +143,7 @@ def test_a_parallel_block_adds_attention_and_mlp_of_one_input() -> None:
 
 @pytest.mark.slow
 @pytest.mark.nightly  # compiles for half a minute
+@pytest.mark.filterwarnings("ignore")  # the compiler has its own
 def test_compiled_kernels_are_fewer_and_equal() -> None:
     check_compiler()
     plain, fused = make_stage(), make_stage()
