@@ -41,6 +41,13 @@ if TYPE_CHECKING:
 PIPELINE = "--pp 4 --layers 8 --microbatches 8"
 SMALL = "--layers 4 --microbatches 4"
 CUBE = f"{SMALL} --pp 2 --dp 2 --tp 2"
+NETWORK = "--fault slow-link:src=0,dst=1,factor=10"
+"""10 MB/s between two ranks, so that transfers take time and no core."""
+
+WEIGHTS = f"--dp 2 --layers 4 --hidden 256 --ffn 512 --microbatches 2 --pace-ms 200 {NETWORK}"
+ROWS = f"--hidden 512 --ffn 128 --seq 128 --microbatch-size 4 {NETWORK}"
+PRODUCTS = f"--tp 2 --layers 2 --microbatches 2 --pace-ms 400 {ROWS}"
+SENDS = f"--pp 2 --layers 4 --microbatches 4 --pace-ms 200 {ROWS}"
 PACE_MS = 80
 RUN = "switch"
 
@@ -76,6 +83,15 @@ SWITCHES = (
     Switch("+ sp", 8, f"{CUBE} --sp", "pp 2, dp 2, tp 2"),
     Switch("+ sp, interleaved", 8, f"{CUBE} --sp --schedule interleaved", "+ sp"),
     Switch("+ sp, zbv", 8, f"{CUBE} --sp --schedule zbv", "+ sp"),
+    Switch("dp 2, slow network", 2, WEIGHTS),
+    Switch("+ overlap of dp", 2, f"{WEIGHTS} --overlap dp", "dp 2, slow network"),
+    Switch("tp 2, slow network", 2, PRODUCTS),
+    Switch("+ overlap of tp", 2, f"{PRODUCTS} --overlap tp", "tp 2, slow network"),
+    Switch("+ parallel block", 2, f"{PRODUCTS} --parallel-block", "tp 2, slow network"),
+    Switch("tp 2, sp, slow network", 2, f"{PRODUCTS} --sp"),
+    Switch("+ overlap of tp and sp", 2, f"{PRODUCTS} --sp --overlap tp", "tp 2, sp, slow network"),
+    Switch("pp 2, slow network", 2, SENDS),
+    Switch("+ overlap of pp", 2, f"{SENDS} --overlap pp", "pp 2, slow network"),
     Switch("+ sp, zbv, ddp", 8, f"{CUBE} --dp ddp:2 --sp --schedule zbv", "+ sp, zbv"),
 )
 

@@ -15,6 +15,8 @@ from rankscope.tracer.topology import Layout
 from .config import (
     DataParallel,
     ModelConfig,
+    OptimizerKind,
+    Overlap,
     PipelineSchedule,
     TrainerConfig,
     default_pace_ms,
@@ -47,11 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = _config(args, world_size=int(os.environ.get("WORLD_SIZE", "1")))
         # Imported here, so that checking flags and printing --help needs no torch.
+        from .model import check_compiler
         from .parallel import pick_device
 
         device = pick_device()
         if config.pace_ms is not None and device.type == "cuda":
             raise ConfigError("paced mode works on CPU alone: leave out --paced on CUDA")
+        if config.fused:
+            check_compiler()
     except ValueError as problem:
         if rank == 0:
             print(f"trainer: {problem}", file=sys.stderr)
@@ -175,8 +180,20 @@ def _describe(config: TrainerConfig) -> str:
         parts.append("sequence parallel")
     if config.scatter_gather:
         parts.append("divided sends")
+    if config.overlap:
+        parts.append(f"overlap of {', '.join(config.overlap)}")
     if layout.cp > 1:
         parts.append(f"cp {layout.cp}")
+    if model.num_kv_heads < model.num_heads:
+        parts.append(f"{model.num_kv_heads} heads of keys")
+    if model.window:
+        parts.append(f"window {model.window}")
+    if model.parallel_block:
+        parts.append("parallel blocks")
+    if config.optimizer is not OptimizerKind.ADAMW:
+        parts.append(str(config.optimizer))
+    if config.fused:
+        parts.append("fused")
     if model.num_experts:
         parts.append(f"ep {layout.ep} with {model.num_experts} experts")
     parts.append(f"{config.num_microbatches} micro-batches a step")
@@ -204,6 +221,9 @@ def _config(args: argparse.Namespace, *, world_size: int) -> TrainerConfig:
         seq_length=args.seq,
         num_experts=experts,
         experts_per_token=args.top_k,
+        num_kv_heads=args.kv_heads,
+        window=args.window,
+        parallel_block=args.parallel_block,
     )
     num_microbatches = 2 * layout.pp if args.microbatches is None else args.microbatches
     if args.checkpoint_every < 1:
@@ -229,7 +249,10 @@ def _config(args: argparse.Namespace, *, world_size: int) -> TrainerConfig:
         data_parallel=data_parallel,
         sequence_parallel=args.sp,
         scatter_gather=args.scatter_gather,
+        overlap=_read_overlap(args.overlap),
+        optimizer=OptimizerKind(args.optimizer),
         learning_rate=args.lr,
+        fused=args.fused,
         seed=args.seed,
         pace_ms=pace_ms,
         faults=faults,
@@ -247,6 +270,16 @@ def _read_dp(text: str, args: argparse.Namespace, *, world_size: int) -> tuple[D
     data_parallel = DataParallel(kind) if kind else DataParallel.FSDP
     others = max(args.pp * args.cp * args.tp, 1)
     return data_parallel, int(size) if size else max(world_size // others, 1)
+
+
+def _read_overlap(text: str) -> tuple[Overlap, ...]:
+    """Return the parts of ``dp,tp``, in their order of `Overlap`."""
+    names = set(filter(None, text.split(",")))
+    if names - {*Overlap}:
+        raise ConfigError(
+            f"--overlap {text!r} has other parts than {', '.join(Overlap)}: write --overlap dp,tp"
+        )
+    return tuple(overlap for overlap in Overlap if overlap in names)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -285,6 +318,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--ffn", type=int, default=model.ffn_size)
     add("--vocab", type=int, default=model.vocab_size)
     add("--seq", type=int, default=model.seq_length, help="tokens in a sequence")
+    add("--overlap", default="", metavar="dp,pp,tp", help="communication behind compute")
+    add("--kv-heads", type=int, default=0, help="of keys and values (GQA); default: all heads")
+    add("--window", type=int, default=0, help="tokens to which a token attends; default: all")
+    add("--parallel-block", action="store_true", help="attention and MLP with the same input")
+    add("--optimizer", choices=[*map(str, OptimizerKind)], default=str(run.optimizer))
+    add("--fused", action="store_true", help="compile norms, rotations and activations")
     add("--lr", type=float, default=run.learning_rate)
     add("--seed", type=int, default=run.seed, help="of weights and tokens")
     add("--paced", action="store_true", help="pad local compute to a set time (docs/trainer.md)")

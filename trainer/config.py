@@ -55,6 +55,11 @@ class PipelineSchedule(StrEnum):
         return self is not PipelineSchedule.ONE_F_ONE_B
 
     @property
+    def splits_backward(self) -> bool:
+        """Return whether the gradients of weights are computed after those of the input."""
+        return self not in (PipelineSchedule.ONE_F_ONE_B, PipelineSchedule.INTERLEAVED)
+
+    @property
     def default_chunks(self) -> int:
         """Return the number of chunks if none is given."""
         return 2 if self.is_v or self is PipelineSchedule.INTERLEAVED else 1
@@ -71,6 +76,27 @@ class DataParallel(StrEnum):
 
     HSDP = "hsdp"
     """Two replicas, each sharded over the half of the ranks."""
+
+
+class Overlap(StrEnum):
+    """Communication that runs behind compute."""
+
+    DP = "dp"
+    """Weights are gathered ahead, and gradients reduced behind the last backward."""
+
+    PP = "pp"
+    """Receives of 1F1B are posted ahead and not tied to sends, as the other schedules' are."""
+
+    TP = "tp"
+    """The products of attention and MLP are computed in chunks, each sent behind the next."""
+
+
+class OptimizerKind(StrEnum):
+    """Optimizer."""
+
+    ADAMW = "adamw"
+    LAMB = "lamb"
+    """Adam with a step of each weight in proportion to its norm, for large batches."""
 
 
 NUM_REPLICAS = 2
@@ -93,10 +119,27 @@ class ModelConfig:
 
     experts_per_token: int = 2
 
+    num_kv_heads: int = 0
+    """Heads of keys and values, each for as many of queries (GQA, arXiv 2305.13245); 0: all."""
+
+    window: int = 0
+    """Tokens to which a token attends at most, itself included; 0: all before it."""
+
+    parallel_block: bool = False
+    """Whether attention and MLP have the same input, in place of one after the other."""
+
     def __post_init__(self) -> None:
         for name, size in asdict(self).items():
-            if size < (name != "num_experts"):
-                raise ConfigError(f"ModelConfig.{name} must be at least 1, got {size}")
+            least = int(name not in ("num_experts", "num_kv_heads", "window", "parallel_block"))
+            if size < least:
+                raise ConfigError(f"ModelConfig.{name} must be at least {least}, got {size}")
+        if not self.num_kv_heads:
+            object.__setattr__(self, "num_kv_heads", self.num_heads)
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"ModelConfig.num_kv_heads {self.num_kv_heads} must divide the"
+                f" {self.num_heads} heads: choose another --kv-heads"
+            )
         if 0 < self.num_experts < self.experts_per_token:
             raise ConfigError(
                 f"ModelConfig.experts_per_token {self.experts_per_token} is more than the"
@@ -141,11 +184,17 @@ class TrainerConfig:
     scatter_gather: bool = False
     """Whether they divide what they all would send to the next stage, and its ranks gather it."""
 
+    overlap: tuple[Overlap, ...] = ()
+
     microbatch_size: int = 2
     """Sequences in one micro-batch."""
 
+    optimizer: OptimizerKind = OptimizerKind.ADAMW
     learning_rate: float = 1e-2
     max_gradient_norm: float = 1.0
+
+    fused: bool = False
+    """Whether norms, rotations and activations are compiled to one kernel each."""
 
     seed: int = 0
     """Seed of weights and tokens: equal seeds give equal losses on every layout."""
@@ -160,6 +209,7 @@ class TrainerConfig:
         self._check_schedule()
         self._check_tokens()
         self._check_experts_and_data()
+        self._check_overlap()
         self._check_numbers()
         for fault in self.faults:
             fault.culprits(self.layout)
@@ -232,7 +282,12 @@ class TrainerConfig:
                 f"ModelConfig.num_layers {model.num_layers} is less than the {self.num_stages}"
                 f" pipeline stages: pass --layers {self.num_stages} or more, or a smaller --pp"
             )
-        for name in ("num_heads", "ffn_size"):
+        if layout.tp > 1 and model.parallel_block and model.num_experts:
+            raise ConfigError(
+                "ModelConfig.parallel_block with tp adds up attention and one dense MLP: leave out"
+                " --parallel-block, --experts and --ep, or --tp"
+            )
+        for name in ("num_heads", "num_kv_heads", "ffn_size"):
             if getattr(model, name) % layout.tp:
                 raise ConfigError(
                     f"ModelConfig.{name} {getattr(model, name)} is not divisible by"
@@ -311,6 +366,28 @@ class TrainerConfig:
             raise ConfigError(
                 f"TrainerConfig.data_parallel hsdp has {NUM_REPLICAS} replicas, each sharded over"
                 f" 2 ranks or more: dp {layout.dp} x cp {layout.cp} must be 4 or more, and dp even"
+            )
+
+    def _check_overlap(self) -> None:
+        layout = self.layout
+        sizes = {Overlap.DP: layout.dp * layout.cp, Overlap.PP: layout.pp, Overlap.TP: layout.tp}
+        for overlap in self.overlap:
+            if sizes[overlap] == 1:
+                raise ConfigError(
+                    f"TrainerConfig.overlap {overlap} has nothing to overlap on one rank: pass"
+                    f" --{overlap} 2 or more, or leave {overlap} out of --overlap"
+                )
+        if Overlap.TP not in self.overlap:
+            return
+        if self.model.parallel_block:
+            raise ConfigError(
+                "TrainerConfig.overlap tp divides attention and MLP each into chunks: leave out"
+                " --parallel-block, or tp of --overlap"
+            )
+        if self.schedule.splits_backward:
+            raise ConfigError(
+                f"TrainerConfig.overlap tp needs whole backwards, which {self.schedule} splits:"
+                " pass --schedule 1f1b or interleaved, or leave tp out of --overlap"
             )
 
     def _check_numbers(self) -> None:

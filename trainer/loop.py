@@ -16,18 +16,20 @@ from torch.distributed.tensor import DTensor
 from rankscope import tracer
 from rankscope.tracer.span import SpanKind
 
-from .config import coords_of
+from .config import Overlap, coords_of
 from .data import iter_batches
 from .faults.rank_faults import RankFaults
 from .faults.spec import COMPUTE_CAUSES
-from .model import Stage, initialize
+from .model import Stage, compile_kernels, initialize, set_kernels
+from .optimizer import build_optimizer
+from .overlap import EarlyReduction, gather_ahead
 from .pace import MonotonicPaceClock, PacedSegments, StretchedSegments
 from .parallel import (
     finish_gradients,
     is_of_expert,
     keep_own_experts,
     local_part,
-    parameter_groups,
+    reduces_early,
     shard_stage,
 )
 from .pipeline import build_schedule, loss_scale
@@ -72,6 +74,7 @@ class RankState:
     batches: Iterator[Batch]
     timer: SegmentTimer
     faults: RankFaults
+    reduction: EarlyReduction | None = None
 
 
 def warm_up(state: RankState, batch: Batch) -> None:
@@ -107,6 +110,8 @@ def train_step(state: RankState, step: int, *, begin_s: float) -> StepReport:
     """Train on one batch."""
     config = state.config
     state.faults.begin_step(step)
+    if Overlap.DP in config.overlap:
+        gather_ahead(state.stage)
 
     # As of a loader that the tracer does not know, the input may have no span.
     is_recorded = state.faults.records_input
@@ -152,6 +157,8 @@ def forward_backward(state: RankState, batch: Batch) -> torch.Tensor:
         losses=losses if state.is_last_stage else None,
         return_outputs=False,
     )
+    if state.reduction is not None:
+        state.reduction.finish()
     finish_gradients(state.stage, state.config, state.meshes)
     if not losses:
         return torch.zeros((), device=batch.tokens.device)
@@ -165,15 +172,18 @@ def build_rank(
     """Return the state of a rank: sharded stages, schedule, optimizer, data and timer."""
     coords = coords_of(rank, config.layout)
     numbers = config.stages_of(coords.pp)
+    reduction = EarlyReduction() if reduces_early(config, device) else None
     stages = [Stage(config.model, stage=number, num_stages=config.num_stages) for number in numbers]
     for stage in stages:
         if meshes.experts is not None:
             keep_own_experts(stage, config, ep=coords.ep)
         initialize(stage, seed=config.seed)
         stage.to(device)
-        shard_stage(stage, config, meshes)
+        if config.fused:
+            set_kernels(stage, compile_kernels())
+        shard_stage(stage, config, meshes, reduction)
     whole = nn.ModuleList(stages)
-    optimizer = torch.optim.AdamW(parameter_groups(whole), lr=config.learning_rate, fused=True)
+    optimizer = build_optimizer(whole, config)
     timer, segments = _attach_timer(stages, optimizer, config, rank=rank)
     faults = RankFaults(config, rank=rank, stage=whole, timer=timer)
     return RankState(
@@ -195,6 +205,7 @@ def build_rank(
         ),
         timer=timer,
         faults=faults,
+        reduction=reduction,
     )
 
 

@@ -1,5 +1,7 @@
 """A small Llama: rotary attention, SwiGLU or experts, RMSNorm, split into pipeline stages.
 
+Attention may have fewer heads of keys and values, and a window; a block may be parallel.
+
 Plain modules without ranks, pace or tracer: `parallel` shards them, `segments` times them. Between
 embedding and loss a micro-batch is a matrix with one row per token, because DTensor pays for every
 reshape around a matmul (a quarter of a small segment's CPU time) and a matrix needs none.
@@ -8,6 +10,7 @@ reshape around a matmul (a quarter of a small segment's CPU time) and a matrix n
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable  # noqa: TC003 - of a dataclass
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,6 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from .config import layers_of_stage
+from .errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,9 +57,91 @@ class Exchange(Protocol):
         ...
 
 
+def normalize(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return the RMSNorm of each row."""
+    return functional.rms_norm(x, weight.shape, weight)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate the pairs ``(x[i], x[i + head_size / 2])`` by the angles of their position."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
+
+
+def activate(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Return ``silu(gate) * up``."""
+    return functional.silu(gate) * up
+
+
+class Products:
+    """The products into and out of attention or MLP, by the modules of their weights."""
+
+    def enter(self, x: torch.Tensor, *linears: nn.Module) -> tuple[torch.Tensor, ...]:
+        """Return the product of each linear with ``x``, shape ``(rows, inputs)``."""
+        return tuple(linear(x) for linear in linears)
+
+    def leave(self, x: torch.Tensor, linear: nn.Module) -> torch.Tensor:
+        """Return the product of one linear."""
+        output: torch.Tensor = linear(x)
+        return output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """The functions between the matmuls; PyTorch's plain operators by default."""
+
+    normalize: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = normalize
+    rotate: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = rotate
+    activate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = activate
+
+
+PLAIN = Kernels()
+WHOLE = Products()
+
+
+def compile_kernels() -> Kernels:
+    """Return functions that are compiled at their first call, each to one kernel a direction."""
+    # Ranks that share the cores compile in their own process: workers would cost memory for each.
+    torch._inductor.config.compile_threads = 1
+    compiled = {item: torch.compile(getattr(PLAIN, item)) for item in Kernels.__slots__}
+    return Kernels(**compiled)
+
+
+def check_compiler() -> None:
+    """Raise a `ConfigError` if there is no compiler for `compile_kernels`."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        raise ConfigError(
+            "TrainerConfig.fused needs a C++ compiler: install g++, or leave out --fused"
+        ) from None
+
+
+def set_kernels(model: nn.Module, kernels: Kernels) -> None:
+    """Let all modules use these functions."""
+    for module in model.modules():
+        if isinstance(module, (Norm, Attention, SwiGlu)):
+            module.kernels = kernels
+
+
+class Norm(nn.RMSNorm):
+    """RMSNorm by `Kernels`."""
+
+    kernels = PLAIN
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalize each row of ``x``."""
+        return self.kernels.normalize(x, self.weight)
+
+
 class Attention(nn.Module):
     """Causal self-attention with rotary positions; with tp each rank has a share of the heads."""
 
+    kernels = PLAIN
+    products = WHOLE
     cos: torch.Tensor
     sin: torch.Tensor
     positions: torch.Tensor
@@ -65,9 +151,11 @@ class Attention(nn.Module):
         super().__init__()
         self.head_size = config.head_size
         self.seq_length = config.seq_length
+        self.window = config.window
+        kv_size = config.num_kv_heads * config.head_size
         self.wq = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
-        self.wk = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
-        self.wv = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.wk = nn.Linear(config.hidden_size, kv_size, bias=False)
+        self.wv = nn.Linear(config.hidden_size, kv_size, bias=False)
         self.wo = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         cos, sin = rotary_table(config.seq_length, config.head_size)
         self.register_buffer("cos", cos, persistent=False)
@@ -95,23 +183,33 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Mix the positions of each sequence in ``x``, shape ``(tokens, hidden)``."""
         cos, sin, mask = self._rotations_and_mask()
-        query = rotate(self._heads(self.wq(x)), cos, sin)
-        key = rotate(self._heads(self.wk(x)), cos, sin)
-        value = self._heads(self.wv(x))
+        rotate = self.kernels.rotate
+        heads = map(self._heads, self.products.enter(x, self.wq, self.wk, self.wv))
+        query, key, value = heads
+        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         if self.gather is not None:
             key, value = self.gather(torch.stack((key, value)))
         mixed = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=mask is None
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=key.shape[1] < query.shape[1],
         )
-        output: torch.Tensor = self.wo(mixed.transpose(1, 2).flatten(0, 1).flatten(1))
-        return output
+        return self.products.leave(mixed.transpose(1, 2).flatten(0, 1).flatten(1), self.wo)
 
     def _rotations_and_mask(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return cos and sin of each token, and which tokens it attends to if not all before it."""
         packing = self.packing
         cos, sin, mask = self.cos, self.sin, None
+        if self.window:
+            # A query has the `window` tokens up to its own.
+            mask = torch.ones(len(cos), len(cos), dtype=torch.bool, device=cos.device)
+            mask = mask.tril().triu(1 - self.window)
         if packing is not None:
-            cos, sin, mask = cos[packing.positions], sin[packing.positions], packing.mask
+            cos, sin = cos[packing.positions], sin[packing.positions]
+            mask = packing.mask if mask is None else mask & packing.mask
         if self.gather is not None:
             rows, columns = self.positions, self.gathered
             mask = rows[:, None] >= columns[None, :] if mask is None else mask[rows][:, columns]
@@ -127,6 +225,9 @@ class Attention(nn.Module):
 class SwiGlu(nn.Module):
     """The MLP: ``w2(silu(w1 x) * w3 x)``."""
 
+    kernels = PLAIN
+    products = WHOLE
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.w1 = nn.Linear(config.hidden_size, config.ffn_size, bias=False)
@@ -135,8 +236,8 @@ class SwiGlu(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Transform each row of ``x``, shape ``(tokens, hidden)``."""
-        output: torch.Tensor = self.w2(functional.silu(self.w1(x)) * self.w3(x))
-        return output
+        gate, up = self.products.enter(x, self.w1, self.w3)
+        return self.products.leave(self.kernels.activate(gate, up), self.w2)
 
 
 class LocalExperts(nn.ModuleDict):
@@ -179,17 +280,26 @@ class Experts(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer."""
+    """One transformer layer.
+
+    In a parallel one, attention and MLP have the same normed input (arXiv 2402.15627, section 3.1).
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.hidden_size)
+        self.attention_norm = Norm(config.hidden_size)
         self.attention = Attention(config)
-        self.mlp_norm = nn.RMSNorm(config.hidden_size)
+        self.mlp_norm = None if config.parallel_block else Norm(config.hidden_size)
         self.mlp = Experts(config) if config.num_experts else SwiGlu(config)
+        if config.parallel_block:
+            self.total = nn.Identity()  # where tp adds up the parts of both halves at once
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``x`` after attention and MLP, same shape."""
+        if self.mlp_norm is None:
+            normed = self.attention_norm(x)
+            both: torch.Tensor = x + self.total(self.attention(normed) + self.mlp(normed))
+            return both
         x = x + self.attention(self.attention_norm(x))
         output: torch.Tensor = x + self.mlp(self.mlp_norm(x))
         return output
@@ -212,7 +322,7 @@ class Stage(nn.Module):
         self.blocks = nn.ModuleDict({str(layer): Block(config) for layer in layers})
         if stage == num_stages - 1:
             self.head = nn.Sequential(
-                nn.RMSNorm(config.hidden_size),
+                Norm(config.hidden_size),
                 nn.Linear(config.hidden_size, config.vocab_size, bias=False),
             )
 
@@ -255,12 +365,6 @@ def rotary_table(seq_length: int, head_size: int) -> tuple[torch.Tensor, torch.T
     frequencies = ROTARY_BASE ** (-torch.arange(0, head_size, 2) / head_size)
     angles = torch.outer(torch.arange(seq_length), frequencies)
     return angles.cos(), angles.sin()
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate the pairs ``(x[i], x[i + head_size / 2])`` by the angles of their position."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
 
 
 def initialize(stage: nn.Module, *, seed: int) -> None:

@@ -7,9 +7,12 @@ and end in the model.
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from .errors import SegmentOrderError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 OVERRUN_RATIO = 1.1
 """A paced segment longer than its target times this is an overrun.
@@ -77,6 +80,14 @@ class SegmentTimer(Protocol):
         """Begin a segment. One that began before and has not ended is discarded."""
         ...
 
+    def reach(self, paces: float) -> None:
+        """Return after a part of the segment's time; at once if not paced."""
+        ...
+
+    def exclude(self, wait: Callable[[], object]) -> None:
+        """Wait for communication inside of a segment, without counting the time."""
+        ...
+
     def end(self, paces: float) -> None:
         """End the segment, and return after its full time.
 
@@ -106,6 +117,15 @@ class _CountedSegments:
     def begin(self) -> None:
         self._begin_ns = self._clock.now_ns()
 
+    def reach(self, paces: float) -> None:
+        pass
+
+    def exclude(self, wait: Callable[[], object]) -> None:
+        before_ns = self._clock.now_ns()
+        wait()
+        if self._begin_ns is not None:
+            self._begin_ns += self._clock.now_ns() - before_ns
+
     def reset_counts(self) -> None:
         self.num_segments = 0
         self.num_overruns = 0
@@ -129,15 +149,26 @@ class PacedSegments(_CountedSegments):
         super().__init__(clock)
         self._pace_ns = pace_ns
 
+    def reach(self, paces: float) -> None:
+        """Sleep until a part of the segment has passed."""
+        if self._begin_ns is not None:
+            self._sleep_until_ns(self._begin_ns + self._target_ns(paces))
+
     def end(self, paces: float) -> None:
         """Sleep until the segment's deadline and count an overrun if it was missed."""
         begin_ns = self._take_begin_ns()
-        target_ns = round(self._pace_ns * paces * self.slowdown)
-        remaining_ns = begin_ns + target_ns - self._clock.now_ns()
-        if remaining_ns > 0:
-            self._clock.sleep_ns(remaining_ns)
+        target_ns = self._target_ns(paces)
+        self._sleep_until_ns(begin_ns + target_ns)
         if self._clock.now_ns() - begin_ns > OVERRUN_RATIO * target_ns:
             self.num_overruns += 1
+
+    def _target_ns(self, paces: float) -> int:
+        return round(self._pace_ns * paces * self.slowdown)
+
+    def _sleep_until_ns(self, deadline_ns: int) -> None:
+        remaining_ns = deadline_ns - self._clock.now_ns()
+        if remaining_ns > 0:
+            self._clock.sleep_ns(remaining_ns)
 
 
 class StretchedSegments(_CountedSegments):

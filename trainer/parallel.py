@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.rendezvous import rendezvous
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -22,7 +23,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from .config import NUM_REPLICAS, DataParallel, context_positions
+from .chunks import ChunkedProducts
+from .config import NUM_REPLICAS, DataParallel, Overlap, context_positions
 from .exchange import ExchangeRows, GatherSequence
 from .model import Experts
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
     from .config import TrainerConfig
     from .model import Block, Stage
+    from .overlap import EarlyReduction
 
 
 def pick_device() -> torch.device:
@@ -91,6 +94,9 @@ class Meshes:
     expert_data: DeviceMesh
     """The ranks that hold the same experts."""
 
+    alone: DeviceMesh | None
+    """This rank; None without overlap of ddp."""
+
 
 def build_meshes(config: TrainerConfig, device: torch.device) -> Meshes:
     """Return the device meshes; the process group must exist."""
@@ -101,7 +107,9 @@ def build_meshes(config: TrainerConfig, device: torch.device) -> Meshes:
     names = {f"dp{suffix}": num_shards}
     if config.data_parallel is DataParallel.HSDP:
         names = {"dp_replicate": NUM_REPLICAS, f"dp_shard{suffix}": num_shards // NUM_REPLICAS}
-    mesh = _init_mesh(device, pp | names | tp)
+    is_ddp = config.data_parallel is DataParallel.DDP
+    own = {"own": 1} if is_ddp and reduces_early(config, device) else {}
+    mesh = _init_mesh(device, pp | names | own | tp)
     data = mesh[tuple(names)]
     sequence = experts = None
     expert_data = data
@@ -111,18 +119,38 @@ def build_meshes(config: TrainerConfig, device: torch.device) -> Meshes:
         whole = _init_mesh(device, pp | {"edp": layout.dp // layout.ep, "ep": layout.ep} | cp | tp)
         experts = whole["ep"]
         expert_data = whole["edp", "cp"]._flatten("dp_mod_ep") if layout.cp > 1 else whole["edp"]
-    return Meshes(mesh=mesh, data=data, sequence=sequence, experts=experts, expert_data=expert_data)
+    return Meshes(
+        mesh=mesh,
+        data=data,
+        sequence=sequence,
+        experts=experts,
+        expert_data=expert_data,
+        alone=mesh["own"] if own else None,
+    )
 
 
 def _init_mesh(device: torch.device, sizes: dict[str, int]) -> DeviceMesh:
     return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
-def shard_stage(stage: Stage, config: TrainerConfig, meshes: Meshes) -> None:
+def reduces_early(config: TrainerConfig, device: torch.device) -> bool:
+    """Return whether gradients need an `EarlyReduction`."""
+    return Overlap.DP in config.overlap and device.type == "cpu"
+
+
+def shard_stage(
+    stage: Stage, config: TrainerConfig, meshes: Meshes, reduction: EarlyReduction | None = None
+) -> None:
     """Shard a stage in place: blocks over tp, sequences over cp, experts over ep, all over dp.
 
     Embedding, head, norms and experts are replicated over tp. Weights stay gathered from their
     first use in a step to its end, because a pipeline needs them in every micro-batch.
+
+    Args:
+        stage: The stage.
+        config: Settings.
+        meshes: Those of the job.
+        reduction: Reduces the gradients, behind the last backward; None: FSDP does.
     """
     layout, mesh = config.layout, meshes.mesh
     blocks: list[Block] = list(stage.blocks.values())  # type: ignore[arg-type]
@@ -135,21 +163,30 @@ def shard_stage(stage: Stage, config: TrainerConfig, meshes: Meshes) -> None:
     for block in blocks:
         if layout.tp > 1:
             parallelize_module(block, mesh["tp"], _tp_plan(block, config), src_data_rank=None)
+        if Overlap.TP in config.overlap:
+            for half in (block.attention, block.mlp):
+                if not isinstance(half, Experts):
+                    half.products = ChunkedProducts(
+                        mesh.get_group("tp"), divides_rows=config.sequence_parallel
+                    )
         if meshes.sequence is not None:
             _divide_sequences(block, config, meshes.sequence)
         if meshes.experts is not None and isinstance(block.mlp, Experts):
             block.mlp.exchange = ExchangeRows(
                 meshes.experts.get_group(), num_experts=config.model.num_experts
             )
+    share = functools.partial(_share_weights, config=config, meshes=meshes, reduction=reduction)
     own: set[nn.Parameter] = set()
     for block in blocks:
         if meshes.experts is not None and isinstance(block.mlp, Experts):
-            _share_weights(block.mlp.experts, config, meshes.expert_data)
+            share(block.mlp.experts, meshes.expert_data)
             own.update(block.mlp.experts.parameters())
     # Experts that no other rank has are not sharded, and not with the rest of the block.
     alone = own if meshes.expert_data.size() == 1 else None
-    for module in (*blocks, stage):
-        _share_weights(module, config, meshes.data, ignored=alone)
+    # The head on its own: its gradient is the first.
+    heads = [stage.head] if stage.head is not None and Overlap.DP in config.overlap else []
+    for module in (*blocks, *heads, stage):
+        share(module, meshes.data, ignored=alone)
 
 
 def keep_own_experts(stage: Stage, config: TrainerConfig, *, ep: int) -> None:
@@ -200,6 +237,10 @@ def is_of_expert(name: str) -> bool:
     return ".experts." in name
 
 
+@overload
+def local_part(tensor: torch.Tensor) -> torch.Tensor: ...
+@overload
+def local_part(tensor: torch.Tensor | None) -> torch.Tensor | None: ...
 def local_part(tensor: torch.Tensor | None) -> torch.Tensor | None:
     """Return this rank's shard of a tensor, without a copy."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -217,14 +258,24 @@ def _is_partial(name: str, config: TrainerConfig) -> bool:
 
 def _share_weights(
     module: nn.Module,
-    config: TrainerConfig,
     data: DeviceMesh,
     *,
+    config: TrainerConfig,
+    meshes: Meshes,
+    reduction: EarlyReduction | None,
     ignored: set[nn.Parameter] | None = None,
 ) -> None:
     if data.size() == 1:
         return
-    if config.data_parallel is DataParallel.DDP:
+    if reduction is not None:
+        shards, replicas = data, None
+        if meshes.alone is not None:
+            shards, replicas = meshes.alone, data.get_group()
+        elif data.ndim > 1:
+            names = data.mesh_dim_names or ()
+            shards, replicas = data[names[1]], data.get_group(names[0])
+        reduction.share_weights(module, shards=shards, replicas=replicas, ignored=ignored)
+    elif config.data_parallel is DataParallel.DDP:
         # DDP as a composable function: unlike the class, it takes DTensors and split backwards.
         from torch.distributed._composable.replicate_with_fsdp import replicate
 
@@ -265,12 +316,34 @@ def _divide_sequences(block: Block, config: TrainerConfig, sequence: DeviceMesh)
 def _tp_plan(block: Block, config: TrainerConfig) -> dict[str, ParallelStyle]:
     """Return the tensor-parallel plan of one block: an all-reduce per half and direction.
 
+    Of a parallel block the norm's output becomes a DTensor, once for both halves, and their parts
+    are added up together: one all-reduce in each direction.
+
     With sequence parallelism it is a gather before each half and a reduce-scatter after it. The
     inputs of attention and MLP become DTensors once, not for each matmul that reads them, so that
     their gradients are summed once. Experts are not divided: each tp rank sends its part of the
     rows.
     """
     outside = Shard(0) if config.sequence_parallel else Replicate()
+    if config.model.parallel_block:
+        return {
+            "attention_norm": PrepareModuleOutput(
+                output_layouts=outside,
+                desired_output_layouts=Replicate(),
+                use_local_output=False,
+            ),
+            **{f"attention.{name}": ColwiseParallel() for name in ("wq", "wk", "wv")},
+            **{f"mlp.{name}": ColwiseParallel() for name in ("w1", "w3")},
+            **{
+                name: RowwiseParallel(output_layouts=Partial(), use_local_output=False)
+                for name in ("attention.wo", "mlp.w2")
+            },
+            "total": PrepareModuleInput(
+                input_layouts=(Partial(),),
+                desired_input_layouts=(outside,),
+                use_local_output=True,
+            ),
+        }
     whole = PrepareModuleInput(input_layouts=(outside,), desired_input_layouts=(Replicate(),))
     plan: dict[str, ParallelStyle] = {
         "attention": whole,
@@ -279,9 +352,12 @@ def _tp_plan(block: Block, config: TrainerConfig) -> dict[str, ParallelStyle]:
         "attention.wv": ColwiseParallel(),
         "attention.wo": RowwiseParallel(output_layouts=outside),
     }
+    if Overlap.TP in config.overlap:
+        del plan["attention"]  # the products communicate
     if not isinstance(block.mlp, Experts):
+        if Overlap.TP not in config.overlap:
+            plan["mlp"] = whole
         return plan | {
-            "mlp": whole,
             "mlp.w1": ColwiseParallel(),
             "mlp.w3": ColwiseParallel(),
             "mlp.w2": RowwiseParallel(output_layouts=outside),

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import pipelining
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining._backward import stage_backward
+from torch.distributed.pipelining.schedules import (
+    _Action,
+    _ComputationType,
+    _PipelineScheduleRuntime,
+)
 
-from .config import PipelineSchedule
+from .config import Overlap, PipelineSchedule
 from .model import token_loss
 from .segments import BackwardPart
 
@@ -38,6 +46,8 @@ class TrainedStage(PipelineStage):
 
     faults: RankFaults
     segments: StageSegments | None
+    reduces_early: bool
+    """Whether gradients are reduced behind the last backward, not after it."""
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Run one forward."""
@@ -54,14 +64,33 @@ class TrainedStage(PipelineStage):
         self.faults.before_backward(bwd_chunk_id)
         super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
-    def backward_maybe_with_nosync(self, backward_type: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def backward_maybe_with_nosync(
+        self,
+        backward_type: str,
+        bwd_kwargs: dict[str, Any],
+        last_backward: bool = False,  # noqa: FBT001, FBT002 - as of the base
+    ) -> Any:  # noqa: ANN401
         """Run a part of a backward, with its segments."""
         compute = functools.partial(
-            super().backward_maybe_with_nosync, backward_type, *args, **kwargs
+            super().backward_maybe_with_nosync, backward_type, bwd_kwargs, last_backward
         )
+        if (
+            self.reduces_early
+            and last_backward
+            and backward_type == BackwardPart.FULL
+            and isinstance(self.submod, FSDPModule)
+        ):
+            compute = functools.partial(self._backward_and_reduce, self.submod, bwd_kwargs)
         if self.segments is None:
             return compute()
         return self.segments.backward(BackwardPart(backward_type), compute)
+
+    def _backward_and_reduce(self, module: FSDPModule, of: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Run the last backward, in which FSDP reduces the gradients of each module at its end."""
+        module.set_is_last_backward(False)
+        module.set_reshard_after_backward(False)
+        module.set_requires_gradient_sync(True)
+        return stage_backward(of["stage_output"], of["output_grads"], of["input_values"]), None
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """Reduce the step's gradients."""
@@ -123,16 +152,50 @@ def build_schedule(
         )
         pipeline_stage.faults = faults
         pipeline_stage.segments = timed
+        pipeline_stage.reduces_early = Overlap.DP in config.overlap
         trained.append(pipeline_stage)
-    schedule_class: Any = getattr(pipelining, CLASSES[config.schedule])
-    of_rank: Any = trained if config.schedule.has_chunks else trained[0]
-    return schedule_class(of_rank, config.num_microbatches, loss_fn=loss)
+    num = config.num_microbatches
+    schedule: Any
+    if Overlap.PP in config.overlap and not config.schedule.has_chunks:
+        runtime: Any = _PipelineScheduleRuntime
+        schedule = runtime(trained, num, loss_fn=loss, scale_grads=False)
+        schedule._prepare_schedule_with_comms(order_1f1b(config.layout.pp, num))
+    else:
+        schedule_class: Any = getattr(pipelining, CLASSES[config.schedule])
+        of_rank: Any = trained if config.schedule.has_chunks else trained[0]
+        schedule = schedule_class(of_rank, num, loss_fn=loss, scale_grads=False)
+    if Overlap.DP in config.overlap and isinstance(schedule, _PipelineScheduleRuntime):
+        # Weights are on their way since the step began; each module waits for its own.
+        schedule.register_custom_function(
+            _ComputationType.UNSHARD,
+            lambda action, context: context.schedule_ref.unsharded_stages.add(action.stage_index),
+        )
+    return schedule
+
+
+def order_1f1b(num_stages: int, num_microbatches: int) -> dict[int, list[_Action]]:
+    """Return the work of each stage in the order of 1F1B, by rank."""
+    order = {}
+    for stage in range(num_stages):
+        forward, backward = (
+            [_Action(stage, kind, number) for number in range(num_microbatches)]
+            for kind in (_ComputationType.FORWARD, _ComputationType.FULL_BACKWARD)
+        )
+        ahead = num_stages - 1 - stage
+        pairs = zip(forward[ahead:], backward, strict=False)
+        order[stage] = [
+            *forward[:ahead],
+            *itertools.chain.from_iterable(pairs),
+            *backward[num_microbatches - ahead :],
+        ]
+    return order
 
 
 def loss_scale(config: TrainerConfig) -> float:
     """Return the factor on the loss of a rank's rows before its backward.
 
-    With sequence parallelism the ranks of a tp group have different rows, and the gradients of the
-    group are summed.
+    The gradients of a step's micro-batches are summed. With sequence parallelism the ranks of a tp
+    group have different rows, and the gradients of the group are summed too.
     """
-    return 1 / config.layout.tp if config.sequence_parallel else 1.0
+    num_parts = config.layout.tp if config.sequence_parallel else 1
+    return 1 / (num_parts * config.num_microbatches)

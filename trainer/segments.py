@@ -26,7 +26,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
+from .chunks import ChunkedProducts
 from .model import Experts
+from .optimizer import Lamb
 from .pace import (
     BACKWARD_PACES,
     FORWARD_PACES,
@@ -76,6 +78,10 @@ class StageSegments:
         self._is_deferred = False
         self._num_segments = SEGMENTS_PER_LAYER * len(stage.blocks)
         for block in stage.blocks.values():
+            for half in (block.attention, block.mlp):
+                products = getattr(half, "products", None)
+                if isinstance(products, ChunkedProducts):
+                    products.timer = timer
             for begin, end, share in _halves(block):  # type: ignore[arg-type]
                 self._begin_at(begin, share)
                 self._end_at(end, share)
@@ -127,7 +133,7 @@ class StageSegments:
 
 
 def time_optimizer(optimizer: torch.optim.Optimizer, timer: SegmentTimer) -> None:
-    """Time each update, which is local to this rank."""
+    """Time each update, of LAMB the part before its communication."""
 
     def begin(*_: object) -> None:
         timer.begin()
@@ -136,20 +142,25 @@ def time_optimizer(optimizer: torch.optim.Optimizer, timer: SegmentTimer) -> Non
         timer.end(OPTIMIZER_PACES)
 
     optimizer.register_step_pre_hook(begin)
-    optimizer.register_step_post_hook(end)
+    if isinstance(optimizer, Lamb):
+        optimizer.before_exchange = end
+    else:
+        optimizer.register_step_post_hook(end)
 
 
 def _halves(block: Block) -> Iterator[tuple[Mark, Mark, float]]:
     """Yield begin and end of each forward segment of a block, and its share of a whole one."""
     attention, mlp = block.attention, block.mlp
-    if attention.gather is None:
+    if isinstance(attention.products, ChunkedProducts):
+        pass  # it times itself
+    elif attention.gather is None:
         yield Mark(attention, "input"), Mark(attention.wo, "output"), 1.0
     else:
         yield Mark(attention, "input"), Mark(attention.gather, "input"), 0.5
         yield Mark(attention.gather, "output"), Mark(attention.wo, "output"), 0.5
     if isinstance(mlp, Experts):
         yield Mark(mlp.experts, "input"), Mark(mlp.experts, "output"), 1.0
-    else:
+    elif not isinstance(mlp.products, ChunkedProducts):
         yield Mark(mlp, "input"), Mark(mlp.w2, "output"), 1.0
 
 

@@ -103,8 +103,8 @@ def report_memory(state: RankState) -> None:
 
 
 FLOPS_CONVENTION = (
-    "torchtitan: 6 N_matmul + 6 L heads (d_qk + d_v) seq per token, causal mask not halved,"
-    " recomputation not counted"
+    "torchtitan: 6 N_matmul + 6 L heads (d_qk + d_v) min(seq, window) per token, causal mask not"
+    " halved, recomputation not counted"
 )
 """Description of how `flops_per_token` counts."""
 
@@ -114,7 +114,8 @@ def matmul_parameters(model: ModelConfig) -> int:
 
     Of the experts, those that are chosen for it.
     """
-    attention = 4 * model.hidden_size * model.hidden_size
+    kv_size = model.num_kv_heads * model.head_size
+    attention = 2 * model.hidden_size * (model.hidden_size + kv_size)
     mlp = 3 * model.hidden_size * model.ffn_size
     if model.num_experts:
         mlp = mlp * model.experts_per_token + model.hidden_size * model.num_experts
@@ -124,13 +125,14 @@ def matmul_parameters(model: ModelConfig) -> int:
 def flops_per_token(model: ModelConfig) -> float:
     """Return the model FLOPs of training on one token, forward and backward.
 
-    ``6 N_matmul + 6 L heads (d_qk + d_v) seq``.
+    ``6 N_matmul + 6 L heads (d_qk + d_v) min(seq, window)``.
 
     Source:
         torchtitan's ``get_num_flops_per_token``; see `FLOPS_CONVENTION`.
     """
     head_sizes = 2 * model.head_size
-    attention = 6 * model.num_layers * model.num_heads * head_sizes * model.seq_length
+    length = min(model.seq_length, model.window or model.seq_length)
+    attention = 6 * model.num_layers * model.num_heads * head_sizes * length
     return float(6 * matmul_parameters(model) + attention)
 
 

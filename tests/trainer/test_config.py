@@ -9,6 +9,7 @@ from rankscope.trainer.__main__ import main
 from rankscope.trainer.config import (
     DataParallel,
     ModelConfig,
+    Overlap,
     PipelineSchedule,
     TrainerConfig,
     context_positions,
@@ -110,6 +111,26 @@ def test_a_step_has_the_tokens_of_all_data_positions() -> None:
             {"layout": Layout(tp=8), "model": ModelConfig(ffn_size=100)},
             "ModelConfig.ffn_size 100 is not divisible by tp 8",
         ),
+        (
+            {"layout": Layout(dp=8), "overlap": (Overlap.TP,)},
+            "TrainerConfig.overlap tp has nothing to overlap on one rank: pass --tp 2 or more",
+        ),
+        (
+            {"overlap": (Overlap.TP,), "model": ModelConfig(parallel_block=True)},
+            "leave out --parallel-block, or tp of --overlap",
+        ),
+        (
+            {"overlap": (Overlap.TP,), "schedule": PipelineSchedule.ZERO_BUBBLE},
+            "TrainerConfig.overlap tp needs whole backwards, which zero-bubble splits",
+        ),
+        (
+            {"model": ModelConfig(num_kv_heads=1)},
+            "ModelConfig.num_kv_heads 1 is not divisible by tp 2",
+        ),
+        (
+            {"model": ModelConfig(parallel_block=True, num_experts=2)},
+            "leave out --parallel-block, --experts and --ep, or --tp",
+        ),
         ({"num_microbatches": 1}, "TrainerConfig.num_microbatches 1 is less than the 2 pipeline"),
         ({"num_steps": 0}, "TrainerConfig.num_steps must be at least 1, got 0"),
         ({"microbatch_size": 0}, "TrainerConfig.microbatch_size must be at least 1, got 0"),
@@ -138,10 +159,12 @@ def test_invalid_settings_are_refused_by_field(changes: dict[str, Any], problem:
     ("sizes", "problem"),
     [
         ({"num_layers": 0}, "ModelConfig.num_layers must be at least 1, got 0"),
+        ({"window": -1}, "ModelConfig.window must be at least 0, got -1"),
+        ({"num_kv_heads": 3}, "ModelConfig.num_kv_heads 3 must divide the 8 heads"),
         ({"hidden_size": 72}, "ModelConfig.hidden_size 72 must be an even multiple of"),
     ],
 )
-def test_an_invalid_model_is_refused(sizes: dict[str, int], problem: str) -> None:
+def test_an_invalid_model_is_refused(sizes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         ModelConfig(**sizes)
 
@@ -181,6 +204,7 @@ def test_the_manifest_gets_plain_values_and_no_hint_of_a_fault() -> None:
     ("argv", "problem"),
     [
         (["--dp", "zero3"], "trainer: --dp 'zero3' is neither a number nor ddp, fsdp, hsdp"),
+        (["--overlap", "dp,ep"], "trainer: --overlap 'dp,ep' has other parts than dp, pp, tp"),
         (["--ep", "0"], "trainer: Layout.ep must be at least 1, got 0"),
         (["--pp", "2"], "trainer: TrainerConfig.layout is pp 2 x dp 1 x tp 1 = 2 ranks"),
         (["--tp", "0"], "trainer: Layout.tp must be at least 1, got 0"),

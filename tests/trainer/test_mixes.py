@@ -1,4 +1,4 @@
-"""Gradients, losses and norms of mixes of schedules and axes against one process."""
+"""Gradients, losses and norms of mixes of schedules, axes and overlap against one process."""
 
 from __future__ import annotations
 
@@ -88,6 +88,8 @@ QUICK = [
     ("--pp 2 --dp 2 --schedule zbv", 4),
     ("--dp hsdp:4", 4),
     ("--dp ddp:2 --cp 2", 4),
+    ("--pp 2 --dp 2 --overlap dp,pp", 4),
+    ("--dp 2 --tp 2 --sp --overlap dp,tp", 4),
 ]
 NIGHTLY = [
     ("--pp 4 --schedule dualpipev", 4),
@@ -102,6 +104,12 @@ NIGHTLY = [
     ("--dp hsdp:2 --cp 4", 8),
     ("--dp hsdp:4 --tp 2 --sp", 8),
     ("--pp 2 --dp hsdp:4 --schedule interleaved", 8),
+    ("--dp hsdp:4 --overlap dp", 4),
+    ("--dp ddp:4 --overlap dp", 4),
+    ("--pp 2 --dp ddp:2 --tp 2 --schedule interleaved --overlap dp,pp,tp", 8),
+    ("--pp 2 --dp hsdp:4 --schedule zbv --overlap dp", 8),
+    ("--pp 2 --tp 4 --overlap pp,tp", 8),
+    ("--dp 2 --cp 2 --tp 2 --sp --overlap dp,tp", 8),
 ]
 QUICK_EXPERTS = [("--dp 4 --ep 2 --pp 1", 4)]
 NIGHTLY_EXPERTS = [
@@ -113,6 +121,20 @@ NIGHTLY_EXPERTS = [
     ("--pp 2 --dp 2 --ep 2 --tp 2 --schedule zbv", 8),
     ("--pp 2 --dp 2 --ep 2 --schedule dualpipev", 4),
     ("--pp 2 --dp 4 --ep 2 --schedule interleaved", 8),
+    ("--dp ddp:4 --ep 2 --tp 2 --sp --overlap dp,tp", 8),
+    ("--dp 4 --ep 4 --overlap dp", 4),
+]
+MODELS = [
+    ("--parallel-block --window 5", "--pp 2 --tp 2 --sp", 4),
+    ("--kv-heads 2 --optimizer lamb", "--dp hsdp:4", 4),
+]
+NIGHTLY_MODELS = [
+    ("--parallel-block", "--dp 2 --tp 2 --overlap dp", 4),
+    ("--window 9 --kv-heads 2", "--dp 2 --cp 2", 4),
+    ("--kv-heads 2", "--dp 2 --tp 2 --sp --overlap dp,tp", 4),
+    ("--optimizer lamb", "--pp 2 --dp 2 --tp 2 --sp", 8),
+    ("--optimizer lamb --ep 1", "--dp ddp:4 --ep 2 --overlap dp", 4),
+    ("--fused", "--dp 2 --tp 2", 4),
 ]
 
 
@@ -144,3 +166,26 @@ def test_a_mix_with_experts_has_the_gradients_of_one_process(
     mix = train_mix(tmp_path, *flags.split(), *microbatches(flags).split(), num_ranks=num_ranks)
 
     check_equal(mix, with_experts)
+
+
+@pytest.mark.parametrize(
+    ("model", "mix", "num_ranks"),
+    [*MODELS, *(pytest.param(*mix, marks=pytest.mark.nightly) for mix in NIGHTLY_MODELS)],
+)
+def test_a_mix_trains_other_models_and_optimizers_like_one_process(
+    tmp_path: Path, model: str, mix: str, num_ranks: int
+) -> None:
+    for folder in ("alone", "mix"):
+        (tmp_path / folder).mkdir()
+    batch = ("--microbatches", str(TOTAL_MICROBATCHES))
+    alone = train_mix(tmp_path / "alone", *batch, *model.split(), num_ranks=1)
+
+    trained = train_mix(
+        tmp_path / "mix",
+        *microbatches(mix).split(),
+        *model.split(),
+        *mix.split(),
+        num_ranks=num_ranks,
+    )
+
+    check_equal(trained, alone)

@@ -1,13 +1,24 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 
 from rankscope.trainer.config import ModelConfig
-from rankscope.trainer.model import Stage, initialize, rotary_table, rotate, token_loss
+from rankscope.trainer.model import (
+    Block,
+    Stage,
+    check_compiler,
+    compile_kernels,
+    initialize,
+    rotary_table,
+    rotate,
+    set_kernels,
+    token_loss,
+)
 
 MODEL = ModelConfig(num_layers=4, hidden_size=32, num_heads=4, ffn_size=48, vocab_size=20)
 
@@ -84,3 +95,68 @@ def test_rotated_scores_depend_only_on_the_distance() -> None:
 
     assert all(math.isclose(a, b, abs_tol=1e-5) for a, b in pairwise(map(float, three_positions)))
     assert rotated_query[0].tolist() == query.tolist()
+
+
+def test_a_token_sees_as_far_as_the_windows_of_all_layers() -> None:
+    config = replace(MODEL, num_layers=3, window=4)
+    model = Stage(config, stage=0, num_stages=1)
+    initialize(model, seed=7)
+    tokens = make_tokens()
+    # Token 20 attends to 17 to 20 in the last layer; these to 14 and later; these to 11 and later.
+    reached, beyond = tokens.clone(), tokens.clone()
+    reached[:, 11] = (tokens[:, 11] + 1) % 20
+    beyond[:, :11] = (tokens[:, :11] + 1) % 20
+
+    at_20 = [model(x).unflatten(0, x.shape)[:, 20] for x in (tokens, reached, beyond)]
+
+    assert not torch.equal(at_20[0], at_20[1])
+    assert torch.equal(at_20[0], at_20[2])
+
+
+def test_heads_of_keys_and_values_serve_several_queries() -> None:
+    shared = Stage(replace(MODEL, num_kv_heads=2), stage=0, num_stages=1)
+    initialize(shared, seed=7)
+    whole = make_stage()
+    # As if each of the 2 heads, of 8 rows, were there twice.
+    whole.load_state_dict(
+        {
+            name: weight.unflatten(0, (2, 8)).repeat_interleave(2, dim=0).flatten(0, 1)
+            if name.endswith(("wk.weight", "wv.weight"))
+            else weight
+            for name, weight in shared.state_dict().items()
+        }
+    )
+
+    assert shared.blocks["0"].attention.wk.weight.shape == (16, 32)  # type: ignore[union-attr]
+    assert torch.allclose(shared(make_tokens()), whole(make_tokens()), atol=1e-6)
+
+
+def test_a_parallel_block_adds_attention_and_mlp_of_one_input() -> None:
+    block = Block(replace(MODEL, parallel_block=True))
+    x = torch.randn(2 * 32, 32, generator=torch.Generator().manual_seed(0))
+
+    normed = block.attention_norm(x)
+
+    assert torch.equal(block(x), x + (block.attention(normed) + block.mlp(normed)))
+    assert not any("mlp_norm" in name for name, _ in block.named_parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.nightly  # compiles for half a minute
+@pytest.mark.filterwarnings("ignore")  # the compiler has its own
+def test_compiled_kernels_are_fewer_and_equal() -> None:
+    check_compiler()
+    plain, fused = make_stage(), make_stage()
+    set_kernels(fused, compile_kernels())
+
+    gradients, num_operators = [], []
+    for model in (plain, fused):
+        model(make_tokens()).square().mean().backward()
+        model.zero_grad()
+        with torch.profiler.profile() as profile:
+            model(make_tokens()).square().mean().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+        num_operators.append(sum(event.name.startswith("aten::") for event in profile.events()))
+
+    torch.testing.assert_close(gradients[1], gradients[0])
+    assert num_operators[1] < num_operators[0]

@@ -56,6 +56,35 @@ def test_a_segment_sleeps_for_the_rest_of_its_pace() -> None:
     assert (timer.num_segments, timer.num_overruns) == (2, 0)
 
 
+def test_a_part_of_a_segment_is_reached_in_time() -> None:
+    clock = FakeClock()
+    timer = PacedSegments(pace_ns=20 * MS, clock=clock)
+    timer.slowdown = 2.0
+
+    timer.begin()
+    clock.work(3 * MS)
+    timer.reach(0.25)
+    timer.reach(0.25)
+    clock.work(MS)
+    timer.end(1)
+
+    # Until 10 ms and until 40 ms.
+    assert clock.slept_ns == [7 * MS, 29 * MS]
+    assert timer.num_segments == 1
+
+
+def test_a_wait_inside_of_a_segment_moves_its_deadline() -> None:
+    clock = FakeClock()
+    timer = PacedSegments(pace_ns=20 * MS, clock=clock)
+
+    timer.begin()
+    timer.exclude(lambda: clock.work(50 * MS))
+    timer.end(1)
+
+    assert clock.slept_ns == [20 * MS]
+    assert timer.num_overruns == 0
+
+
 def test_a_fault_moves_the_deadline() -> None:
     clock = FakeClock()
     timer = PacedSegments(pace_ns=20 * MS, clock=clock)

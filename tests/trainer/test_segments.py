@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -8,6 +9,9 @@ from rankscope.trainer.config import ModelConfig
 from rankscope.trainer.model import Stage, initialize
 from rankscope.trainer.pace import BACKWARD_PACES, FORWARD_PACES
 from rankscope.trainer.segments import BackwardPart, StageSegments, time_optimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MODEL = ModelConfig(
     num_layers=2, hidden_size=16, num_heads=2, ffn_size=16, vocab_size=8, seq_length=4
@@ -26,6 +30,12 @@ class TimerLog:
 
     def begin(self) -> None:
         self.calls.append("begin")
+
+    def reach(self, paces: float) -> None:
+        self.calls.append(f"reach {paces:g}")
+
+    def exclude(self, wait: Callable[[], object]) -> None:
+        wait()
 
     def end(self, paces: float) -> None:
         self.calls.append(f"end {paces:g}")

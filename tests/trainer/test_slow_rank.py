@@ -56,6 +56,9 @@ def diagnose(folder: Path, *flags: str) -> dict[str, Any]:
         "--dp 2 --cp 2 --layers 2",
         "--dp 4 --ep 2 --layers 2",
         "--dp hsdp:4 --layers 2",
+        "--pp 2 --dp 2 --overlap dp,pp",
+        "--dp 2 --tp 2 --sp --layers 2 --overlap dp,tp",
+        "--pp 2 --tp 2 --parallel-block --kv-heads 2 --window 9 --optimizer lamb",
     ],
 )
 def test_a_slow_rank_is_found(flags: str, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rankscope.tracer.topology import Layout
@@ -21,6 +23,15 @@ def test_flops_of_a_token_are_those_of_the_formula() -> None:
     assert matmul_parameters(MODEL) == 3 * (256 + 384) + 80
     # 6 x 2000, and 6 x 3 layers x 2 heads x (4 + 4) x 5.
     assert flops_per_token(MODEL) == 12_000 + 1_440
+
+
+def test_flops_follow_the_heads_of_keys_and_the_window() -> None:
+    model = replace(MODEL, num_kv_heads=1, window=2)
+
+    # Keys and values have 8 x 4 weights each: 64 fewer in each of 3 layers. 2 tokens, not 5.
+    assert matmul_parameters(model) == matmul_parameters(MODEL) - 3 * 64
+    assert flops_per_token(model) == 6 * matmul_parameters(model) + 6 * 3 * 2 * (4 + 4) * 2
+    assert flops_per_token(replace(MODEL, window=9)) == flops_per_token(MODEL)
 
 
 def test_the_paced_peak_makes_mfu_the_share_of_paced_compute() -> None:

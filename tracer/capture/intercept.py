@@ -279,11 +279,14 @@ class BackwardWatch:
             task = torch._C._current_graph_task_id()
             if task in (NO_BACKWARD, self._watched):
                 return
+            node: Any = torch._C._current_autograd_node()
+            # A backward in Python waits in Python.
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                return
             if not launched_by_engine(sys._getframe(1).f_back):
                 return
             self._watched = task
-            in_node = torch._C._current_autograd_node() is not None
-            end = self._on_backward_end if in_node else self._on_delayed_end
+            end = self._on_backward_end if node is not None else self._on_delayed_end
             _queue(functools.partial(end, launch.thread_id, launch.start_ns))
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._communication.fail(problem)

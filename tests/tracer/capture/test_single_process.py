@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -446,6 +447,29 @@ def test_a_long_garbage_collection_is_a_span(tmp_path: Path) -> None:
 
     assert "gc generation 2" in {row.name for row in pauses}
     assert all(row.duration_ns >= 1_000_000 for row in pauses)
+
+
+def test_a_backward_in_python_waits_where_it_calls_wait(tmp_path: Path) -> None:
+    works: list[dist.Work] = []
+
+    class Reduces(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, *grads: torch.Tensor) -> torch.Tensor:
+            works.append(dist.all_reduce(grads[0].clone(), async_op=True))
+            return grads[0]
+
+    tracer.install(spool=tmp_path, run="run")
+    Reduces.apply(torch.ones(8, requires_grad=True)).sum().backward()  # type: ignore[no-untyped-call]
+    ended_ns = time.monotonic_ns()
+    works[0].wait()
+    rows = shut_down_and_read(tmp_path)
+
+    (wait,) = (row for row in rows if row.name == "wait all_reduce")
+    assert wait.start_ns >= ended_ns
 
 
 def test_a_launch_of_an_engine_thread_without_python_frames_is_recorded(tmp_path: Path) -> None:
