@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor, Shard
 from rankscope import tracer
 from rankscope.tracer.span import SpanKind
 
-from .config import coords_of
-from .data import iter_batches
+from .config import DataSource, coords_of
+from .data import Loader
 from .faults.rank_faults import RankFaults
 from .faults.spec import COMPUTE_CAUSES
 from .model import Stage, initialize
@@ -69,7 +69,7 @@ class RankState:
     """Of `torch.distributed.pipelining`."""
 
     optimizer: torch.optim.Optimizer
-    batches: Iterator[Batch]
+    loader: Loader
     timer: SegmentTimer
     faults: RankFaults
 
@@ -105,14 +105,15 @@ def train(state: RankState, first_step: int = 0) -> Iterator[StepReport]:
 
 def train_step(state: RankState, step: int, *, begin_s: float) -> StepReport:
     """Train on one batch."""
-    config = state.config
+    config, loader = state.config, state.loader
     state.faults.begin_step(step)
 
     # As of a loader that the tracer does not know, the input may have no span.
-    is_recorded = state.faults.records_input
+    is_recorded = state.faults.records_input and config.data is DataSource.SYNTHETIC
     with tracer.span("next batch", kind=SpanKind.DATA) if is_recorded else nullcontext():
-        batch = next(state.batches)
         state.faults.read_input()
+        sequences = loader.read()
+    batch = loader.share(sequences)
     note_microbatches(config, state.faults.documents)
 
     totals = _forward_backward_update(state, batch)
@@ -176,6 +177,12 @@ def build_rank(
     optimizer = torch.optim.AdamW(parameter_groups(whole), lr=config.learning_rate, fused=True)
     timer, segments = _attach_timer(stages, optimizer, config, rank=rank)
     faults = RankFaults(config, rank=rank, stage=whole, timer=timer)
+    loader = Loader(
+        config,
+        coords=coords,
+        device=device,
+        group=meshes.mesh.get_group("tp") if config.layout.tp > 1 else None,
+    )
     return RankState(
         config=config,
         rank=rank,
@@ -184,15 +191,16 @@ def build_rank(
         is_last_stage=config.num_stages - 1 in numbers,
         stage=whole,
         schedule=build_schedule(
-            stages, config, mesh=meshes.mesh, device=device, faults=faults, segments=segments
+            stages,
+            config,
+            mesh=meshes.mesh,
+            device=device,
+            faults=faults,
+            segments=segments,
+            prefetch=loader.prefetch,
         ),
         optimizer=optimizer,
-        batches=iter_batches(
-            config,
-            dp_position=coords.dp,
-            cp_position=coords.cp,
-            device=device,
-        ),
+        loader=loader,
         timer=timer,
         faults=faults,
     )

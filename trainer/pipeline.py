@@ -14,7 +14,7 @@ from .model import token_loss
 from .segments import BackwardPart
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -38,6 +38,7 @@ class TrainedStage(PipelineStage):
 
     faults: RankFaults
     segments: StageSegments | None
+    prefetch: Callable[[], None]
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Run one forward."""
@@ -64,12 +65,13 @@ class TrainedStage(PipelineStage):
         return self.segments.backward(BackwardPart(backward_type), compute)
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        """Reduce the step's gradients."""
+        """Reduce the step's gradients, and read the next batch meanwhile."""
+        self.prefetch()
         self.faults.before_reduction()
         super().perform_reduce_grad(grad_scale_factor)
 
 
-def build_schedule(
+def build_schedule(  # noqa: PLR0913 - what a stage calls
     stages: Sequence[Stage],
     config: TrainerConfig,
     *,
@@ -77,6 +79,7 @@ def build_schedule(
     device: torch.device,
     faults: RankFaults,
     segments: Sequence[StageSegments | None],
+    prefetch: Callable[[], None],
 ) -> Any:  # noqa: ANN401 - of one of two private bases
     """Return the schedule of this rank's stages.
 
@@ -89,6 +92,7 @@ def build_schedule(
         device: Device of this rank.
         faults: Faults of this rank.
         segments: Those of each stage, None if they are not timed.
+        prefetch: Begins to read the next batch.
     """
     model, layout = config.model, config.layout
     num_rows = config.rows_per_microbatch
@@ -121,6 +125,7 @@ def build_schedule(
         )
         pipeline_stage.faults = faults
         pipeline_stage.segments = timed
+        pipeline_stage.prefetch = prefetch
         trained.append(pipeline_stage)
     schedule_class: Any = getattr(pipelining, CLASSES[config.schedule])
     of_rank: Any = trained if config.schedule.has_chunks else trained[0]
