@@ -193,6 +193,8 @@ def _describe(config: TrainerConfig) -> str:
         parts.append(str(config.data_parallel))
     if config.sequence_parallel:
         parts.append("sequence parallel")
+    if config.scatter_gather:
+        parts.append("divided sends")
     if layout.cp > 1:
         parts.append(f"cp {layout.cp}")
     if model.num_experts:
@@ -249,6 +251,7 @@ def _config(args: argparse.Namespace, *, world_size: int) -> TrainerConfig:
         schedule=schedule,
         data_parallel=data_parallel,
         sequence_parallel=args.sp,
+        scatter_gather=args.scatter_gather,
         learning_rate=args.lr,
         seed=args.seed,
         data=DataSource(args.data),
@@ -286,6 +289,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--tp", type=int, default=1, help="tensor-parallel positions (DTensor)")
     add("--sp", action="store_true", help="sequence parallel inside of tp")
+    add(
+        "--scatter-gather",
+        action="store_true",
+        help="send 1/tp of an activation from each tp rank to the next stage, and gather there",
+    )
     add("--cp", type=int, default=1, help="context-parallel positions")
     add("--ep", type=int, help="expert-parallel positions, which divide dp; turns experts on")
     add("--experts", type=int, help=f"of each layer; default {NUM_EXPERTS} with --ep, else none")

@@ -139,9 +139,12 @@ class Checkpoints:
         return self._folder / f"{PREFIX}{step:08d}{suffix}"
 
     def _parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Return the parameters by their names in the whole model, without that of the chunk."""
-        named = self._state.stage.named_parameters()
-        return {name.partition(".")[2]: parameter for name, parameter in named}
+        """Return the weights of this rank's chunks by their names in the whole model."""
+        return {
+            name: parameter
+            for chunk in self._state.stage
+            for name, parameter in chunk.named_parameters()
+        }
 
     def _names_of_copies(self) -> set[str]:
         """Return the names of the weights of all ranks of this group: each has its own experts."""
@@ -154,11 +157,15 @@ class Checkpoints:
         parameters = self._parameters()
         position = torch.tensor(self._state.loader.position)
         weights = {name: parameter.detach() for name, parameter in parameters.items()}
-        return {POSITION: position} | weights | {
-            f"{OPTIMIZER}{name}.{key}": value
-            for name, parameter in parameters.items()
-            for key, value in state.get(parameter, {}).items()
-        }
+        return (
+            {POSITION: position}
+            | weights
+            | {
+                f"{OPTIMIZER}{name}.{key}": value
+                for name, parameter in parameters.items()
+                for key, value in state.get(parameter, {}).items()
+            }
+        )
 
     def _set(self, name: str, whole: torch.Tensor) -> None:
         """Set a weight or a state of the optimizer from the tensor of the whole model."""

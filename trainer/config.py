@@ -151,6 +151,9 @@ class TrainerConfig:
     sequence_parallel: bool = False
     """Whether the ranks of a tp group divide the tokens outside attention and MLP."""
 
+    scatter_gather: bool = False
+    """Whether they divide what they all would send to the next stage, and its ranks gather it."""
+
     microbatch_size: int = 2
     """Sequences in one micro-batch."""
 
@@ -306,7 +309,12 @@ class TrainerConfig:
                 "TrainerConfig.sequence_parallel divides tokens over a tp group:"
                 " pass --tp 2 or more, or leave out --sp"
             )
-        is_divided = self.sequence_parallel or self.model.num_experts
+        if self.scatter_gather and (self.sequence_parallel or 1 in (layout.tp, layout.pp)):
+            raise ConfigError(
+                "TrainerConfig.scatter_gather divides the sends of a pipeline over a tp group: pass"
+                " --pp and --tp of 2 or more, and leave out --sp, which divides them already"
+            )
+        is_divided = self.sequence_parallel or self.scatter_gather or self.model.num_experts
         if is_divided and self.rows_per_microbatch % layout.tp:
             raise ConfigError(
                 f"a micro-batch of {self.rows_per_microbatch} tokens is not divisible by"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from rankscope import tracer
 from rankscope.tracer.span import SpanKind
@@ -278,5 +278,6 @@ def _num_shards(tensor: torch.Tensor) -> int:
     return math.prod(
         size
         for size, place in zip(sizes, tensor.placements, strict=True)
-        if isinstance(place, Shard)
+        # FSDP and tp on one dimension make a _StridedShard, which is no Shard.
+        if not place.is_replicate()
     )

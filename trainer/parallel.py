@@ -17,6 +17,7 @@ from torch.distributed.tensor.parallel import (
     ParallelStyle,
     PrepareModuleInput,
     PrepareModuleInputOutput,
+    PrepareModuleOutput,
     RowwiseParallel,
     parallelize_module,
 )
@@ -129,6 +130,8 @@ def shard_stage(stage: Stage, config: TrainerConfig, meshes: Meshes) -> None:
         num_rows = config.rows_per_microbatch // layout.tp
         first = mesh["tp"].get_local_rank() * num_rows
         stage.rows = slice(first, first + num_rows)
+    if config.scatter_gather:
+        _divide_sends(stage, mesh["tp"])
     for block in blocks:
         if layout.tp > 1:
             parallelize_module(block, mesh["tp"], _tp_plan(block, config), src_data_rank=None)
@@ -228,6 +231,22 @@ def _share_weights(
         replicate(module, mesh=data, ignored_params=ignored)
     else:
         fully_shard(module, mesh=data, reshard_after_forward=False, ignored_params=ignored)
+
+
+def _divide_sends(stage: Stage, tp: DeviceMesh) -> None:
+    """Let each rank of a tp group send its part of the rows, and gather them where they arrive.
+
+    Source:
+        Narayanan et al., arXiv 2104.04473, section 4.1.
+    """
+    if stage.embedding is None:
+        gather = PrepareModuleInput(
+            input_layouts=Shard(0), desired_input_layouts=Replicate(), use_local_output=True
+        )
+        parallelize_module(stage, tp, gather, src_data_rank=None)
+    if stage.head is None:
+        scatter = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(0))
+        parallelize_module(stage, tp, scatter, src_data_rank=None)
 
 
 def _divide_sequences(block: Block, config: TrainerConfig, sequence: DeviceMesh) -> None:

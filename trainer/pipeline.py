@@ -95,15 +95,17 @@ def build_schedule(  # noqa: PLR0913 - what a stage calls
         prefetch: Begins to read the next batch.
     """
     model, layout = config.model, config.layout
-    num_rows = config.rows_per_microbatch
+    num_rows = num_sent = config.rows_per_microbatch
     tokens = torch.empty(
         config.microbatch_size, model.seq_length // layout.cp, dtype=torch.int64, device=device
     )
     if config.sequence_parallel:
         num_rows //= layout.tp
+    if config.sequence_parallel or config.scatter_gather:
+        num_sent //= layout.tp
     hidden, logits = (
-        torch.empty(num_rows, width, device=device, requires_grad=True)
-        for width in (model.hidden_size, model.vocab_size)
+        torch.empty(*shape, device=device, requires_grad=True)
+        for shape in ((num_sent, model.hidden_size), (num_rows, model.vocab_size))
     )
     rows, scale = stages[0].rows, loss_scale(config)
 

@@ -13,17 +13,20 @@ from rankscope.tracer.span import KIND_CODES, SpanKind
 from ..arrays.grouping import factorize
 from ..breakdown.bubble import bubble_ratio
 from ..report.report import Finding
-from ..report.text import format_count, format_percent
+from ..report.text import format_bytes, format_count, format_percent
 from ..statistics.thresholds import THRESHOLDS
 from ..trace.devices import element_bytes, memory_bytes_per_s, peak_flops_per_s
+from ..trace.tables import traced_groups
 from .detector import Cause, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from numpy.typing import NDArray
+
     from ..replay.model import ComputeItems
     from ..trace.context import MicrobatchTable, RankManifest, RunContext
-    from ..trace.tables import RankInfo, RunInfo
+    from ..trace.tables import RankInfo, RunInfo, SpanTable
     from .detector import Record
 
 CONFIDENCE = 1.0
@@ -36,6 +39,7 @@ Hugging Face, Megatron-LM, torchtitan and GPT-2."""
 
 CONFIG = "config."
 FLOPS_PER_MULTIPLY = 2
+ALL_REDUCE = "all_reduce"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +88,7 @@ def detect(record: Record) -> tuple[Finding, ...]:
     steps = (reading.steps[0], reading.steps[-1])
     findings = (
         _tensor_parallel_across_hosts(run, steps),
+        _equal_sends_across_hosts(run, record.spans, reading.steps),
         _too_few_microbatches(run, reading.items, steps),
         _too_small_products(run, record.context, steps),
     )
@@ -108,10 +113,8 @@ def _tensor_parallel_across_hosts(run: RunInfo, steps: tuple[int, int]) -> Findi
     ranks = run.ranks
     if run.layout.tp == 1 or not all(info.host for info in ranks.values()):
         return None
-    groups: dict[tuple[int, int, int], list[int]] = defaultdict(list)
-    for rank, info in ranks.items():
-        groups[info.coords.dp, info.coords.pp, info.coords.cp].append(rank)
-    across = [some for some in groups.values() if len({ranks[rank].host for rank in some}) > 1]
+    groups = _tensor_parallel_groups(run)
+    across = [some for some in groups if len({ranks[rank].host for rank in some}) > 1]
     most = max(Counter(info.host for info in ranks.values()).values())
     if not across or most < run.layout.tp:
         return None
@@ -123,6 +126,89 @@ def _tensor_parallel_across_hosts(run: RunInfo, steps: tuple[int, int]) -> Findi
         f" {run.layout.tp} ranks span several hosts, although one host has"
         f" {most} ranks: each all-reduce inside a layer crosses the network",
     )
+
+
+def _tensor_parallel_groups(run: RunInfo) -> list[tuple[int, ...]]:
+    """Return the traced ranks of each tensor-parallel group, ascending."""
+    groups: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for rank, info in run.ranks.items():
+        groups[info.coords.dp, info.coords.pp, info.coords.cp].append(rank)
+    return [tuple(sorted(members)) for members in groups.values()]
+
+
+def _equal_sends_across_hosts(
+    run: RunInfo, spans: SpanTable, numbers: tuple[int, ...]
+) -> Finding | None:
+    """Return groups whose ranks all send the same activations, or gradients, to another host.
+
+    An all-reduce leaves the same bytes on all members of a group. If the last operation of a
+    tensor-parallel group before each send was one of as many bytes as the send, its ranks send
+    copies: a part from each, gathered at the receiver, would do. With sequence parallelism the last
+    one is a reduce-scatter, and sends that are divided already are smaller: then the trace does not
+    show that they are equal. The gain is unknown, because the gathering was not measured.
+
+    Args:
+        run: The run.
+        spans: Its spans.
+        numbers: Steps that are replayed, ascending.
+
+    Source:
+        Narayanan et al., arXiv 2104.04473, section 4.1.
+    """
+    ranks, size = run.ranks, run.layout.tp
+    if size == 1 or not all(info.host for info in ranks.values()):
+        return None
+    groups = _tensor_parallel_groups(run)
+    whole = [some for some in groups if len({ranks[rank].host for rank in some}) == 1]
+    group_of = {rank: some for some in whole if len(some) == size for rank in some}
+    is_sent = (spans.kind == KIND_CODES[SpanKind.PP_SEND]) & np.isin(spans.step, numbers)
+    send = np.flatnonzero(is_sent & (spans.num_bytes > 0))
+    is_copy = _follow_all_reduce(
+        spans,
+        send,
+        [group.group_id for group in traced_groups(run) if group.members in group_of.values()],
+    )
+    pairs, pair = np.unique(
+        np.stack((spans.rank[send], spans.dst_rank[send])), axis=1, return_inverse=True
+    )
+    num_bytes = np.bincount(pair, weights=spans.num_bytes[send]).tolist()
+    num_others = np.bincount(pair, weights=~is_copy).tolist()
+    sent: dict[tuple[tuple[int, ...], tuple[int, ...]], dict[int, float]] = defaultdict(dict)
+    for (src, dst), total, others in zip(pairs.T.tolist(), num_bytes, num_others, strict=True):
+        is_across = {src, dst} <= group_of.keys() and ranks[src].host != ranks[dst].host
+        if is_across and not others:
+            sent[group_of[src], group_of[dst]][src] = total
+    copies = {
+        source: sum(by_rank.values())
+        for (source, _), by_rank in sent.items()
+        if len(by_rank) == size and len(set(by_rank.values())) == 1
+    }
+    if not copies:
+        return None
+    moved = sum(copies.values()) / len(numbers)
+    return _finding(
+        (numbers[0], numbers[-1]),
+        tuple(sorted(rank for source in copies for rank in source)),
+        f"all {size} ranks of {format_count(len(copies), 'tensor-parallel group')} send to another"
+        " host what an all-reduce has just made equal on them:"
+        f" {format_bytes(round(moved))} a step, of which {format_bytes(round(moved / size))} would"
+        f" do, with 1/{size} from each rank and a gathering at the receiver (scatter/gather), or"
+        " with sequence parallelism",
+    )
+
+
+def _follow_all_reduce(
+    spans: SpanTable, rows: NDArray[np.int64], group_ids: list[int]
+) -> NDArray[np.bool_]:
+    """Return which rows come after an all-reduce of as many bytes, as the last of these groups."""
+    of_group = np.isin(spans.group_id, np.array(group_ids, dtype=np.uint64))
+    of_group &= spans.kind == KIND_CODES[SpanKind.TP_COMM]  # a wait has its group, too
+    before = np.maximum.accumulate(np.where(of_group, np.arange(len(spans)), -1))[rows]
+    is_reduced = np.array([name == ALL_REDUCE for name in spans.names], dtype=np.bool_)
+    follows: NDArray[np.bool_] = (before >= 0) & is_reduced[spans.name[before]]
+    for column in (spans.epoch, spans.step, spans.rank, spans.num_bytes):
+        follows &= column[before] == column[rows]
+    return follows
 
 
 def _too_few_microbatches(

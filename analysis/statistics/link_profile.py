@@ -223,7 +223,9 @@ class LinkProfile:
         usual[is_own] = np.where((num == 0) | np.isnan(own_ns), usual[is_own], own_ns)
         return usual
 
-    def times_within(self, link: int, inside: list[int], *, usual_ns: NDArray[np.float64]) -> LinkTimes:
+    def times_within(
+        self, link: int, inside: list[int], *, usual_ns: NDArray[np.float64]
+    ) -> LinkTimes:
         """Return what a transfer of a link takes in some steps, and what was expected.
 
         Args:

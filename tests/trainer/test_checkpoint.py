@@ -145,3 +145,47 @@ def test_a_restart_by_torchrun_is_the_next_epoch_and_loses_no_bit(tmp_path: Path
     assert_equal(whole, killed)
     folders = {path.name.split("-")[0] for path in (tmp_path / "spool/restarted").glob("e*-r*")}
     assert folders == {"e0", "e1"}
+
+
+MIXES = [
+    "--pp 2 --dp 2 --schedule zbv --layers 4",
+    "--pp 2 --dp ddp:2 --schedule interleaved --layers 4",
+    "--dp hsdp:4",
+    "--dp hsdp:2 --cp 2",
+    "--dp 4 --ep 2",
+    "--dp ddp:2 --tp 2 --ep 2 --sp",
+]
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_every_mix_goes_on_bit_by_bit(tmp_path: Path, mix: str) -> None:
+    whole, halved = tmp_path / "whole", tmp_path / "halved"
+
+    jobs = [
+        run_trainer(*flags(folder, *mix.split(), "--steps", str(steps)), num_ranks=4)
+        for folder, steps in ((whole, NUM_STEPS), (halved, NUM_STEPS // 2), (halved, NUM_STEPS))
+    ]
+
+    for job in jobs:
+        assert job.returncode == 0, job.stderr
+    assert f"resumed before step {NUM_STEPS // 2}" in jobs[2].stdout
+    assert losses(jobs[1].stdout) | losses(jobs[2].stdout) == losses(jobs[0].stdout)
+    assert_equal(whole, halved)
+
+
+def test_a_job_of_another_layout_goes_on(tmp_path: Path) -> None:
+    """The batch is the same: 4 micro-batches of one position, or 2 of two."""
+    folder = tmp_path / "checkpoints"
+    pipeline = "--pp 2 --dp 2 --schedule zbv --microbatches 2 --layers 4 --steps 6"
+    alone = "--microbatches 4 --layers 4"
+
+    first = run_trainer(*flags(folder, *pipeline.split()), num_ranks=4)
+    second = run_trainer(*flags(folder, *alone.split()), num_ranks=1)
+    whole = run_trainer(*flags(tmp_path / "whole", *alone.split()), num_ranks=1)
+
+    assert "resumed before step 6" in second.stdout, first.stderr + second.stderr
+    found, expected = (
+        {step: float(loss) for step, loss in losses(job.stdout).items() if step >= 6}
+        for job in (second, whole)
+    )
+    assert found == pytest.approx(expected, abs=2e-3)

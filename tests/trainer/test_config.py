@@ -67,6 +67,10 @@ def test_a_step_has_the_tokens_of_all_data_positions() -> None:
             "a micro-batch of 12 tokens is not divisible by tp 8",
         ),
         (
+            {"layout": Layout(dp=4, tp=2), "scatter_gather": True},
+            "TrainerConfig.scatter_gather divides the sends of a pipeline over a tp group: pass",
+        ),
+        (
             {"layout": Layout(dp=2, tp=4), "data_parallel": DataParallel.HSDP},
             "dp 2 x cp 1 must be 4 or more, and dp even",
         ),

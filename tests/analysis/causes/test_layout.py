@@ -18,7 +18,7 @@ from rankscope.analysis.causes.layout import (
 from rankscope.analysis.trace.context import MicrobatchTable, RankManifest, RunContext
 from rankscope.analysis.trace.tables import RankInfo
 from rankscope.tracer.topology import Coords
-from rankscope.trainer.simulator.scenario import Scenario
+from rankscope.trainer.simulator.scenario import Scenario, TpDetail
 from tests.support.analysis.tables import table_of
 from tests.support.rankscope.simulated_source import SimulatedSource
 
@@ -88,6 +88,49 @@ def test_too_much_tensor_parallelism_is_a_finding(source: SimulatedSource) -> No
 
 def test_a_model_of_unknown_width_is_not_judged(source: SimulatedSource) -> None:
     assert layout.detect(record_of(source, source.run_info(RUN), RunContext())) == ()
+
+
+MIB = 1 << 20
+STAGES_ON_TWO_HOSTS = {
+    "dp": 1,
+    "pp": 2,
+    "tp": 4,
+    "num_steps": 3,
+    "num_microbatches": 4,
+    "ranks_per_host": 4,
+    "tp_detail": TpDetail.FULL,
+    "activation_bytes": 16 * MIB,
+    "tp_bytes": 16 * MIB,
+}
+
+
+def sends_of(**changed: int | TpDetail) -> tuple[Finding, ...]:
+    source = SimulatedSource(Scenario(**STAGES_ON_TWO_HOSTS | changed))
+    return layout.detect(record_of(source, source.run_info(RUN), RunContext()))
+
+
+def test_equal_activations_that_each_tp_rank_sends_to_another_host_are_a_finding() -> None:
+    (finding,) = sends_of()
+
+    # THEN 4 micro-batches, 4 ranks, 2 directions, of 16 MiB
+    assert finding.ranks == tuple(range(8))
+    assert "512 MiB a step, of which 128 MiB" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"tp_detail": TpDetail.SEQUENCE},  # each rank has other tokens
+        {"activation_bytes": 4 * MIB},  # divided already
+        {"activation_bytes": 8 * MIB},  # of another size than what is equal
+        {"ranks_per_host": 8},
+        {"tp_detail": TpDetail.COLLAPSED},  # one rank of four is traced
+    ],
+)
+def test_sends_that_are_not_known_to_be_equal_or_stay_on_a_host_are_no_finding(
+    changed: dict[str, int | TpDetail],
+) -> None:
+    assert sends_of(**changed) == ()
 
 
 A100 = DeviceLimits(

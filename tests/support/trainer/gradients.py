@@ -1,4 +1,4 @@
-"""A rank that saves the gradients of its first step, and losses: ``gradients FOLDER FLAGS``."""
+"""A rank that saves gradients, losses and norms of its first steps: ``gradients FOLDER FLAGS``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUM_STEPS = 3
 
 
 def main() -> None:
-    """Write ``RANK.pt``: gradients by name, and the losses of the next steps."""
+    """Write ``RANK.pt``: gradients by name; losses and norms of the next steps."""
     folder, *flags = sys.argv[1:]
     rank = int(os.environ.get("RANK", "0"))
     args = _parser().parse_args([*flags, "--steps", str(NUM_STEPS)])
@@ -34,8 +34,8 @@ def main() -> None:
         whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient.clone()
         gradients[name.partition(".")[2]] = whole.detach()
     state.optimizer.zero_grad()
-    losses = [report.loss for report in train(state)]
-    torch.save({"gradients": gradients, "losses": losses}, Path(folder) / f"{rank}.pt")
+    reports = [(report.loss, report.gradient_norm) for report in train(state)]
+    torch.save({"gradients": gradients, "reports": reports}, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
 
 
