@@ -74,7 +74,7 @@ class DataParallel(StrEnum):
 
 
 class DataSource(StrEnum):
-    """Where the tokens come from."""
+    """Source of the tokens."""
 
     SYNTHETIC = "synthetic"
     """A loader, with new samples in each step."""

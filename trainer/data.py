@@ -128,7 +128,7 @@ class Loader:
 
     @property
     def _is_prepared(self) -> bool:
-        """Whether the next batch is that which was begun: the position may have been set."""
+        """Return whether the next batch is that which was begun: the position may have been set."""
         return self._prepared is not None and self._prepared[0] == self.position
 
     def _prepare(self, samples: range) -> torch.Tensor:

@@ -98,7 +98,7 @@ def report_position(state: RankState, step: int) -> range:
     """
     own, config = state.loader.next_samples(), state.config
     tracer.event(
-        "data position",
+        "data-position",
         f"step {step} reads samples {own[0]} to {own[-1]}, and each later one"
         f" {config.num_samples} further",
         step=step,
