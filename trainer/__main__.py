@@ -14,6 +14,7 @@ from rankscope.tracer.topology import Layout
 
 from .config import (
     DataParallel,
+    DataSource,
     ModelConfig,
     OptimizerKind,
     Overlap,
@@ -101,13 +102,15 @@ def _run(
         sys.stdout.flush()
 
     with tracer.span("warm-up"):
-        warm_up(state, next(state.batches))
+        warm_up(state, state.loader.next_batch())
+    state.loader.position = 0
     saver = None
     if args.checkpoint:
         from .checkpoint import Checkpoints  # a second of imports
 
-        saver = Checkpoints(Path(args.checkpoint), every=args.checkpoint_every, state=state)
-    first_step = 0 if saver is None else _resume(saver, state)
+        with tracer.span("open checkpoints"):
+            saver = Checkpoints(Path(args.checkpoint), every=args.checkpoint_every, state=state)
+    first_step = _find_position(state, saver, replayed=args.replay_step)
     gc.collect()
     gc.freeze()
     state.faults.prepare()
@@ -120,7 +123,7 @@ def _run(
                 f"step {report.step} loss {report.loss:.4f} time_s {report.duration_s:.3f}",
                 flush=True,
             )
-        if saver is not None:
+        if saver is not None and args.replay_step is None:
             saver.after_step(report.step)
         if config.pace_ms is not None and (report.step + 1) % PACE_REPORT_STEPS == 0:
             report_pace(state.timer, config.pace_ms)
@@ -134,16 +137,33 @@ def _run(
     dist.destroy_process_group()
 
 
-def _resume(saver: Checkpoints, state: RankState) -> int:
-    """Load the newest checkpoint, and skip the batches before it; return the first step."""
+def _find_position(state: RankState, saver: Checkpoints | None, *, replayed: int | None) -> int:
+    """Load the newest checkpoint, set the loader to its position, and record it.
+
+    Args:
+        state: This rank.
+        saver: Its checkpoints; None without them.
+        replayed: The step that is replayed: a checkpoint after it is not loaded.
+
+    Returns:
+        The first step to train.
+    """
     from rankscope import tracer
 
-    with tracer.span("resume from a checkpoint"):
-        first_step = saver.resume()
-    if state.rank == 0 and first_step:
-        print(f"resumed before step {first_step}", flush=True)
-    for _ in range(first_step):
-        next(state.batches)
+    from .tracing import report_position
+
+    first_step = 0
+    if saver is not None:
+        with tracer.span("resume from a checkpoint"):
+            first_step = saver.resume(most=replayed)
+        if state.rank == 0 and first_step:
+            print(f"resumed before step {first_step}", flush=True)
+    if replayed is not None:
+        state.loader.position += (replayed - first_step) * state.config.num_samples
+        first_step = replayed
+    samples = report_position(state, first_step)
+    if state.rank == 0 and replayed is not None:
+        print(f"replaying step {replayed} on samples {samples[0]} to {samples[-1]}", flush=True)
     return first_step
 
 
@@ -228,6 +248,9 @@ def _config(args: argparse.Namespace, *, world_size: int) -> TrainerConfig:
     num_microbatches = 2 * layout.pp if args.microbatches is None else args.microbatches
     if args.checkpoint_every < 1:
         raise ConfigError(f"--checkpoint-every must be at least 1, got {args.checkpoint_every}")
+    num_steps = args.steps if args.replay_step is None else args.replay_step + 1
+    if args.replay_step is not None and args.replay_step < 0:
+        raise ConfigError(f"--replay-step must be 0 or more, got {args.replay_step}")
     if args.hosts and args.hosts.count(",") + 1 != world_size:
         raise ConfigError(f"--hosts must have a name for each of the {world_size} ranks")
     faults = parse_faults(args.fault)
@@ -242,7 +265,7 @@ def _config(args: argparse.Namespace, *, world_size: int) -> TrainerConfig:
         layout=layout,
         world_size=world_size,
         model=model,
-        num_steps=args.steps,
+        num_steps=num_steps,
         num_microbatches=num_microbatches,
         microbatch_size=args.microbatch_size,
         schedule=schedule,
@@ -254,6 +277,9 @@ def _config(args: argparse.Namespace, *, world_size: int) -> TrainerConfig:
         learning_rate=args.lr,
         fused=args.fused,
         seed=args.seed,
+        data=DataSource(args.data),
+        data_ms=args.data_ms,
+        prefetch=args.prefetch,
         pace_ms=pace_ms,
         faults=faults,
     )
@@ -324,6 +350,25 @@ def _parser() -> argparse.ArgumentParser:
     add("--parallel-block", action="store_true", help="attention and MLP with the same input")
     add("--optimizer", choices=[*map(str, OptimizerKind)], default=str(run.optimizer))
     add("--fused", action="store_true", help="compile norms, rotations and activations")
+    add(
+        "--data",
+        choices=[*map(str, DataSource)],
+        default=str(run.data),
+        help="synthetic; without a loader: the samples of step 0 in each (none), or all tokens 0",
+    )
+    add("--data-ms", type=float, default=run.data_ms, help="additional time to read a batch")
+    add(
+        "--prefetch",
+        action=argparse.BooleanOptionalAction,
+        default=run.prefetch,
+        help="read the next batch while the gradients are reduced",
+    )
+    add(
+        "--replay-step",
+        type=int,
+        metavar="STEP",
+        help="train this step alone, on its samples, from the newest checkpoint not after it",
+    )
     add("--lr", type=float, default=run.learning_rate)
     add("--seed", type=int, default=run.seed, help="of weights and tokens")
     add("--paced", action="store_true", help="pad local compute to a set time (docs/trainer.md)")

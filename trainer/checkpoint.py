@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import warnings
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -24,14 +25,12 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from .parallel import is_of_expert
+from .config import coords_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
     from concurrent.futures import Future
     from pathlib import Path
-
-    from torch.distributed.device_mesh import DeviceMesh
 
     from .loop import RankState
 
@@ -42,6 +41,10 @@ NUM_KEPT = 2
 
 PREFIX, PARTIAL = "step-", ".partial"
 OPTIMIZER = "optimizer."
+POSITION = "data position"
+"""Name of the tensor with the first sample of the next step."""
+
+EXPERT = re.compile(r"(?<=\.experts\.)\d+")
 
 
 class Checkpoints:
@@ -61,6 +64,7 @@ class Checkpoints:
         self._saved_step: int | None = None
         # The training thread uses the default group while files are written.
         self._group = dist.new_group(backend="gloo")
+        self._copies = _group_of_copies(state)
         if state.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             for left in folder.glob(f"{PREFIX}*{PARTIAL}"):
@@ -89,39 +93,42 @@ class Checkpoints:
         if self._state.rank == 0:
             self._upload.add_done_callback(lambda upload: self._publish(upload, next_step))
 
-    def resume(self) -> int:
-        """Load the newest complete checkpoint; return the first step to train, 0 without one.
+    def resume(self, *, most: int | None = None) -> int:
+        """Load the newest complete checkpoint, at most that before step ``most``.
 
-        One rank of each data-parallel group reads, and sends the tensors to the others.
+        One rank of those with the same weights reads, and sends the tensors to the others, each of
+        which keeps its shard. The loader goes on from the first sample that was not trained on.
+
+        Returns:
+            The first step to train; 0 without a checkpoint.
         """
-        newest = find_newest(self._folder) if self._state.rank == 0 else None
-        newest = broadcast_plain(newest, src=0, group=None)
+        newest: int | None = None
+        position = 0
+        if self._state.rank == 0:
+            newest = find_newest(self._folder, most=most)
+            if newest is not None:
+                position = int(read_tensors(self._path(newest), names=[POSITION])[POSITION])
+        newest, position = broadcast_plain([newest, position], src=0, group=self._group)
         if newest is None:
             return 0
-        meshes, names = self._state.meshes, self._parameters()
-        experts = {name for name in names if meshes.experts is not None and is_of_expert(name)}
-        self._load(newest, names.keys() - experts, meshes.data)
-        if experts:
-            self._load(newest, experts, meshes.expert_data)
-        return newest
-
-    def _load(self, step: int, names: Collection[str], holders: DeviceMesh) -> None:
-        """Load weights, and the states that belong to them, on all ranks that hold them."""
-        group = (holders if holders.ndim == 1 else holders._flatten("dp")).get_group()
-        reader = dist.get_global_rank(group, 0)
+        self._state.loader.position = position
+        reader = dist.get_global_rank(self._copies, 0)
         read: dict[str, torch.Tensor] = {}
         if self._state.rank == reader:
-            read = read_tensors(self._path(step), names=names)
+            read = read_tensors(self._path(newest), names=self._names_of_copies())
         described = [
             (name, list(tensor.shape), str(tensor.dtype).removeprefix("torch."))
             for name, tensor in read.items()
         ]
-        described = broadcast_plain(described, src=reader, group=group)
+        described = broadcast_plain(described, src=reader, group=self._copies)
         device = next(iter(self._state.stage.parameters())).device
+        own = self._parameters()
         for name, shape, dtype in described:
-            whole = read.get(name, torch.empty(shape, dtype=getattr(torch, dtype))).to(device)
-            dist.broadcast(whole, src=reader, group=group)
-            self._set(name, whole)
+            whole = read.get(name, torch.empty(shape, dtype=getattr(torch, dtype)))
+            dist.broadcast(whole, src=reader, group=self._copies)
+            if weight_of(name) in own:
+                self._set(name, whole.to(device))
+        return int(newest)
 
     def close(self) -> None:
         """Wait until the last save is complete."""
@@ -139,15 +146,26 @@ class Checkpoints:
             for name, parameter in chunk.named_parameters()
         }
 
+    def _names_of_copies(self) -> set[str]:
+        """Return the names of the weights of all ranks of this group: each has its own experts."""
+        experts = range(max(self._state.config.model.num_experts, 1))
+        return {EXPERT.sub(str(number), name) for name in self._parameters() for number in experts}
+
     def _tensors(self) -> dict[str, torch.Tensor]:
         """Return weights and optimizer state by name, of this rank."""
         state = self._state.optimizer.state
         parameters = self._parameters()
-        return {name: parameter.detach() for name, parameter in parameters.items()} | {
-            f"{OPTIMIZER}{name}.{key}": value
-            for name, parameter in parameters.items()
-            for key, value in state.get(parameter, {}).items()
-        }
+        position = torch.tensor(self._state.loader.position)
+        weights = {name: parameter.detach() for name, parameter in parameters.items()}
+        return (
+            {POSITION: position}
+            | weights
+            | {
+                f"{OPTIMIZER}{name}.{key}": value
+                for name, parameter in parameters.items()
+                for key, value in state.get(parameter, {}).items()
+            }
+        )
 
     def _set(self, name: str, whole: torch.Tensor) -> None:
         """Set a weight or a state of the optimizer from the tensor of the whole model."""
@@ -156,8 +174,7 @@ class Checkpoints:
             if name in parameters:
                 copy_shard(parameters[name], whole)
                 return
-            of, _, key = name.removeprefix(OPTIMIZER).rpartition(".")
-            parameter = parameters[of]
+            parameter, key = parameters[weight_of(name)], name.rpartition(".")[2]
             if whole.shape != parameter.shape:
                 optimizer.state[parameter][key] = whole
                 return
@@ -182,6 +199,27 @@ class Checkpoints:
         os.close(folder)
         for old in list_steps(self._folder)[:-NUM_KEPT]:
             shutil.rmtree(self._path(old), ignore_errors=True)
+
+
+def _group_of_copies(state: RankState) -> dist.ProcessGroup:
+    """Return the group of the ranks that have the same weights, except of experts."""
+    layout = state.config.layout
+    ranks_by_place: dict[tuple[int, int], list[int]] = {}
+    for rank in range(layout.world_size):
+        coords = coords_of(rank, layout)
+        ranks_by_place.setdefault((coords.pp, coords.tp), []).append(rank)
+    group: dist.ProcessGroup
+    group, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
+        [*ranks_by_place.values()], backend="gloo"
+    )
+    return group
+
+
+def weight_of(name: str) -> str:
+    """Return the name of the weight to which a tensor of a checkpoint belongs."""
+    if not name.startswith(OPTIMIZER):
+        return name
+    return name.removeprefix(OPTIMIZER).rpartition(".")[0]
 
 
 def broadcast_plain(value: T, *, src: int, group: dist.ProcessGroup | None) -> T:
@@ -212,9 +250,10 @@ def list_steps(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-def find_newest(folder: Path) -> int | None:
-    """Return the newest of `list_steps`; None if there is none."""
-    return next(reversed(list_steps(folder)), None)
+def find_newest(folder: Path, *, most: int | None = None) -> int | None:
+    """Return the newest of `list_steps`, at most ``most``; None if there is none."""
+    steps = (step for step in reversed(list_steps(folder)) if most is None or step <= most)
+    return next(steps, None)
 
 
 def read_tensors(path: Path, *, names: Collection[str] | None) -> dict[str, torch.Tensor]:
@@ -222,15 +261,13 @@ def read_tensors(path: Path, *, names: Collection[str] | None) -> dict[str, torc
 
     Args:
         path: The checkpoint.
-        names: Names of weights; None: all.
+        names: Names of weights, or `POSITION`; None: all.
     """
     metadata = FileSystemReader(path).read_metadata().state_dict_metadata
     read: dict[str, torch.Tensor] = {}
     for name, stored in metadata.items():
-        weight = (
-            name.removeprefix(OPTIMIZER).rpartition(".")[0] if name.startswith(OPTIMIZER) else name
-        )
-        if isinstance(stored, TensorStorageMetadata) and (names is None or weight in names):
+        is_wanted = names is None or weight_of(name) in names
+        if isinstance(stored, TensorStorageMetadata) and is_wanted:
             read[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch says that only this process reads

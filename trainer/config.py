@@ -99,6 +99,19 @@ class OptimizerKind(StrEnum):
     """Adam with a step of each weight in proportion to its norm, for large batches."""
 
 
+class DataSource(StrEnum):
+    """Source of the tokens."""
+
+    SYNTHETIC = "synthetic"
+    """A loader, with new samples in each step."""
+
+    NONE = "none"
+    """No loader: each step has the samples of step 0."""
+
+    ZEROS = "zeros"
+    """No loader: all tokens are 0."""
+
+
 NUM_REPLICAS = 2
 """Replicas of HSDP."""
 
@@ -199,6 +212,13 @@ class TrainerConfig:
     seed: int = 0
     """Seed of weights and tokens: equal seeds give equal losses on every layout."""
 
+    data: DataSource = DataSource.SYNTHETIC
+    data_ms: float = 0.0
+    """Additional time to preprocess a batch."""
+
+    prefetch: bool = True
+    """Whether the next batch is preprocessed behind the reduction of the gradients."""
+
     pace_ms: float | None = None
     """Forward time of one local segment; None if the run is not paced."""
 
@@ -223,6 +243,11 @@ class TrainerConfig:
     def num_stages(self) -> int:
         """Stages of the pipeline, over all chunks."""
         return self.layout.pp * self.layout.vpp
+
+    @property
+    def num_samples(self) -> int:
+        """Sequences of one step on all data-parallel positions."""
+        return self.num_microbatches * self.microbatch_size * self.layout.dp
 
     @property
     def rows_per_microbatch(self) -> int:
@@ -401,6 +426,16 @@ class TrainerConfig:
                 raise ConfigError(
                     f"TrainerConfig.{name} must be above 0 and finite, got {getattr(self, name)}"
                 )
+        if not 0 <= self.data_ms < math.inf:
+            raise ConfigError(
+                f"TrainerConfig.data_ms must be 0 or more and finite, got {self.data_ms}"
+            )
+        stalls = self.data_ms or any(fault.cause == "data-stall" for fault in self.faults)
+        if stalls and self.data is not DataSource.SYNTHETIC:
+            raise ConfigError(
+                f"TrainerConfig.data {self.data} has no loader that could be late: leave out"
+                " --data, or --data-ms and data-stall"
+            )
         if self.pace_ms is not None and not 0 < self.pace_ms < math.inf:
             raise ConfigError(
                 f"TrainerConfig.pace_ms must be above 0 and finite, got {self.pace_ms}:"

@@ -9,15 +9,23 @@ from __future__ import annotations
 
 import math
 import random
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
-from .config import context_positions
+from rankscope import tracer
+
+from .config import DataSource, context_positions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
+    from concurrent.futures import Future
+
+    from rankscope.tracer.topology import Coords
 
     from .config import TrainerConfig
 
@@ -36,47 +44,133 @@ class Batch:
     """The next token of each token, same shape."""
 
 
-def iter_batches(
-    config: TrainerConfig, *, dp_position: int, cp_position: int = 0, device: torch.device
-) -> Iterator[Batch]:
-    """Yield the batches of one data and context position, from step 0 on, without end.
+class Loader:
+    """The batches of a rank: the same on every layout, and from any position on.
 
-    The sequences of a step depend only on the seed and the step, and are assigned to the
-    data-parallel positions in order: dp 2 with one micro-batch trains on the same sequences as
-    dp 1 with two.
+    One rank of each tensor-parallel group reads, and sends the tokens to the others. A sequence
+    depends only on the seed and on its sample id, which counts the sequences of a run. The samples
+    of a step are assigned to the data-parallel positions in order: dp 2 with one micro-batch trains
+    on the same sequences as dp 1 with two.
+
+    Args:
+        config: Sizes, seed, and where the tokens come from.
+        coords: Position of the rank.
+        device: Where the batches go.
+        group: The tensor-parallel group; None if the rank is alone in it.
     """
-    num_sequences = config.num_microbatches * config.microbatch_size
-    mine = slice(dp_position * num_sequences, (dp_position + 1) * num_sequences)
-    positions = torch.tensor(
-        context_positions(
-            cp_position, num_ranks=config.layout.cp, seq_length=config.model.seq_length
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        *,
+        coords: Coords,
+        device: torch.device,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self._config = config
+        self._coords = coords
+        self._device = device
+        self._group = group
+        self._columns = torch.tensor(
+            context_positions(
+                coords.cp, num_ranks=config.layout.cp, seq_length=config.model.seq_length
+            )
         )
-    )
-    generator = torch.Generator().manual_seed(config.seed)
-    successors = torch.randint(
-        config.model.vocab_size, (config.model.vocab_size, NUM_SUCCESSORS), generator=generator
-    )
-    while True:
-        walk = _walk(
-            successors,
-            num_sequences=num_sequences * config.layout.dp,
-            length=config.model.seq_length + 1,
-            generator=generator,
-        )[mine]
-        yield Batch(*(walk[:, positions + shift].to(device) for shift in (0, 1)))
+        self._successors = _draw_successors(config)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="loader")
+        self._prepared: tuple[int, Future[torch.Tensor]] | None = None
+        self.position = 0
+        """The first sample of the next step, over all data-parallel positions."""
+
+        self._fixed: torch.Tensor | None = None
+        if config.data is not DataSource.SYNTHETIC:
+            self._fixed = self._prepare(self.next_samples())
+
+    def next_samples(self) -> range:
+        """Return the samples of the next step on this data-parallel position."""
+        num = self._config.num_samples // self._config.layout.dp
+        first = self.position + self._coords.dp * num
+        return range(first, first + num)
+
+    def prefetch(self) -> None:
+        """Begin to read the next batch on a thread, if this rank reads and has not begun yet."""
+        if self._config.prefetch and self._reads and not self._is_prepared:
+            self._prepared = self.position, self._thread.submit(self._prepare, self.next_samples())
+
+    def read(self) -> torch.Tensor | None:
+        """Wait for the sequences of the next batch and go on to the one after; None if another
+        rank reads. Shape ``(sequences, seq_length + 1)``.
+        """
+        samples, prepared = self.next_samples(), self._prepared
+        is_prepared, self._prepared = self._is_prepared, None
+        self.position += self._config.num_samples
+        if not self._reads:
+            return self._fixed
+        return prepared[1].result() if prepared and is_prepared else self._prepare(samples)
+
+    def share(self, sequences: torch.Tensor | None) -> Batch:
+        """Return the batch of this rank, of what one rank of its group has read."""
+        if sequences is None:
+            shape = len(self.next_samples()), self._config.model.seq_length + 1
+            sequences = torch.empty(shape, dtype=torch.int64)
+        sequences = sequences.to(self._device)
+        if self._group is not None and self._fixed is None:
+            dist.broadcast(sequences, group=self._group, group_src=0)
+        return Batch(*(sequences[:, self._columns + shift].contiguous() for shift in (0, 1)))
+
+    def next_batch(self) -> Batch:
+        """Read and share the next batch."""
+        return self.share(self.read())
+
+    @property
+    def _reads(self) -> bool:
+        return self._fixed is None and (self._group is None or self._coords.tp == 0)
+
+    @property
+    def _is_prepared(self) -> bool:
+        """Return whether the next batch is that which was begun: the position may have been set."""
+        return self._prepared is not None and self._prepared[0] == self.position
+
+    def _prepare(self, samples: range) -> torch.Tensor:
+        with tracer.span("read samples"):  # on a thread of its own if it is prefetched
+            time.sleep(self._config.data_ms / 1e3)
+            return read_samples(self._config, samples, successors=self._successors)
 
 
-def _walk(
-    successors: torch.Tensor, *, num_sequences: int, length: int, generator: torch.Generator
+def read_samples(
+    config: TrainerConfig, samples: Sequence[int], *, successors: torch.Tensor
 ) -> torch.Tensor:
-    """Return random walks from token to successor, shape ``(num_sequences, length)``."""
-    choices = torch.randint(NUM_SUCCESSORS, (length, num_sequences), generator=generator)
-    token = torch.randint(len(successors), (num_sequences,), generator=generator)
-    tokens = []
-    for choice in choices:
-        tokens.append(token)
-        token = successors[token, choice]
+    """Return sequences, shape ``(samples, seq_length + 1)``: walks from token to successor.
+
+    Args:
+        config: Sizes, seed, and where the tokens come from.
+        samples: Sample ids.
+        successors: Those of each token, shape ``(vocab_size, NUM_SUCCESSORS)``.
+    """
+    length = config.model.seq_length + 1
+    if config.data is DataSource.ZEROS:
+        return torch.zeros(len(samples), length, dtype=torch.int64)
+    drawn = []
+    for sample in samples:
+        generator = _generator(config, f"sample {sample}")
+        token = torch.randint(config.model.vocab_size, (1,), generator=generator)
+        choices = torch.randint(NUM_SUCCESSORS, (length - 1,), generator=generator)
+        drawn.append(torch.cat((token, choices)))
+    token, *choices_by_place = torch.stack(drawn, dim=1)
+    tokens = [token]
+    for choice in choices_by_place:
+        tokens.append(successors[tokens[-1], choice])
     return torch.stack(tokens, dim=1)
+
+
+def _draw_successors(config: TrainerConfig) -> torch.Tensor:
+    size = config.model.vocab_size
+    return torch.randint(size, (size, NUM_SUCCESSORS), generator=_generator(config, "successors"))
+
+
+def _generator(config: TrainerConfig, what: str) -> torch.Generator:
+    seed = random.Random(f"{config.seed}/{what}").getrandbits(63)  # noqa: S311  # no secret
+    return torch.Generator().manual_seed(seed)
 
 
 SQUARED_SHARE = 0.5

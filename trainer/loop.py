@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 from rankscope import tracer
 from rankscope.tracer.span import SpanKind
 
-from .config import Overlap, coords_of
-from .data import iter_batches
+from .config import DataSource, Overlap, coords_of
+from .data import Loader
 from .faults.rank_faults import RankFaults
 from .faults.spec import COMPUTE_CAUSES
 from .model import Stage, compile_kernels, initialize, set_kernels
@@ -71,7 +71,7 @@ class RankState:
     """Of `torch.distributed.pipelining`."""
 
     optimizer: torch.optim.Optimizer
-    batches: Iterator[Batch]
+    loader: Loader
     timer: SegmentTimer
     faults: RankFaults
     reduction: EarlyReduction | None = None
@@ -108,16 +108,17 @@ def train(state: RankState, first_step: int = 0) -> Iterator[StepReport]:
 
 def train_step(state: RankState, step: int, *, begin_s: float) -> StepReport:
     """Train on one batch."""
-    config = state.config
+    config, loader = state.config, state.loader
     state.faults.begin_step(step)
     if Overlap.DP in config.overlap:
         gather_ahead(state.stage)
 
     # As of a loader that the tracer does not know, the input may have no span.
-    is_recorded = state.faults.records_input
+    is_recorded = state.faults.records_input and config.data is DataSource.SYNTHETIC
     with tracer.span("next batch", kind=SpanKind.DATA) if is_recorded else nullcontext():
-        batch = next(state.batches)
         state.faults.read_input()
+        sequences = loader.read()
+    batch = loader.share(sequences)
     note_microbatches(config, state.faults.documents)
 
     totals = _forward_backward_update(state, batch)
@@ -186,6 +187,12 @@ def build_rank(
     optimizer = build_optimizer(whole, config)
     timer, segments = _attach_timer(stages, optimizer, config, rank=rank)
     faults = RankFaults(config, rank=rank, stage=whole, timer=timer)
+    loader = Loader(
+        config,
+        coords=coords,
+        device=device,
+        group=meshes.mesh.get_group("tp") if config.layout.tp > 1 else None,
+    )
     return RankState(
         config=config,
         rank=rank,
@@ -194,15 +201,16 @@ def build_rank(
         is_last_stage=config.num_stages - 1 in numbers,
         stage=whole,
         schedule=build_schedule(
-            stages, config, mesh=meshes.mesh, device=device, faults=faults, segments=segments
+            stages,
+            config,
+            mesh=meshes.mesh,
+            device=device,
+            faults=faults,
+            segments=segments,
+            prefetch=loader.prefetch,
         ),
         optimizer=optimizer,
-        batches=iter_batches(
-            config,
-            dp_position=coords.dp,
-            cp_position=coords.cp,
-            device=device,
-        ),
+        loader=loader,
         timer=timer,
         faults=faults,
         reduction=reduction,

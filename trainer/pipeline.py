@@ -22,7 +22,7 @@ from .model import token_loss
 from .segments import BackwardPart
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -48,6 +48,8 @@ class TrainedStage(PipelineStage):
     segments: StageSegments | None
     reduces_early: bool
     """Whether gradients are reduced behind the last backward, not after it."""
+
+    prefetch: Callable[[], None]
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Run one forward."""
@@ -93,12 +95,13 @@ class TrainedStage(PipelineStage):
         return stage_backward(of["stage_output"], of["output_grads"], of["input_values"]), None
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        """Reduce the step's gradients."""
+        """Reduce the step's gradients, and read the next batch meanwhile."""
+        self.prefetch()
         self.faults.before_reduction()
         super().perform_reduce_grad(grad_scale_factor)
 
 
-def build_schedule(
+def build_schedule(  # noqa: PLR0913 - what a stage calls
     stages: Sequence[Stage],
     config: TrainerConfig,
     *,
@@ -106,6 +109,7 @@ def build_schedule(
     device: torch.device,
     faults: RankFaults,
     segments: Sequence[StageSegments | None],
+    prefetch: Callable[[], None],
 ) -> Any:  # noqa: ANN401 - of one of two private bases
     """Return the schedule of this rank's stages.
 
@@ -118,6 +122,7 @@ def build_schedule(
         device: Device of this rank.
         faults: Faults of this rank.
         segments: Those of each stage, None if they are not timed.
+        prefetch: Begins to read the next batch.
     """
     model, layout = config.model, config.layout
     num_rows = num_sent = config.rows_per_microbatch
@@ -153,6 +158,7 @@ def build_schedule(
         pipeline_stage.faults = faults
         pipeline_stage.segments = timed
         pipeline_stage.reduces_early = Overlap.DP in config.overlap
+        pipeline_stage.prefetch = prefetch
         trained.append(pipeline_stage)
     num = config.num_microbatches
     schedule: Any

@@ -89,6 +89,26 @@ def report_pace(timer: SegmentTimer, pace_ms: float) -> None:
     )
 
 
+def report_position(state: RankState, step: int) -> range:
+    """Record the samples of the next step of this rank; return those of all positions.
+
+    The samples of a later step follow from it::
+
+        first sample of step s = first_sample + (s - step) * samples_per_step
+    """
+    own, config = state.loader.next_samples(), state.config
+    tracer.event(
+        "data-position",
+        f"step {step} reads samples {own[0]} to {own[-1]}, and each later one"
+        f" {config.num_samples} further",
+        step=step,
+        first_sample=own[0],
+        num_samples=len(own),
+        samples_per_step=config.num_samples,
+    )
+    return range(state.loader.position, state.loader.position + config.num_samples)
+
+
 def report_memory(state: RankState) -> None:
     """Record the bytes of weights, gradients and optimizer state that this rank holds."""
     tensors = [local_part(parameter) for parameter in state.stage.parameters()] * 2

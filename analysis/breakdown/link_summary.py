@@ -121,7 +121,7 @@ def _transfers(
             bytes_per_s=_rate(sums),
         )
     else:
-        times = profile.times_within(number, slow.inside, usual_ns=profile.usual_ns)
+        times = profile.times_within(number, slow.shown, usual_ns=profile.usual_ns)
     return LinkTransfers(
         members=members,
         num_members=len(link.members),

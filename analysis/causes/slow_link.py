@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.group_stats import MIN_ROWS_OF_KIND, row_medians
-from ..report.text import format_duration, format_percent, format_steps
+from ..report.text import format_duration, format_percent
 from ..statistics.link_profile import MAX_PLANNED_RATIO
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
@@ -191,7 +191,7 @@ def _groups_slower_by(profile: LinkProfile, phase: Phase) -> set[int]:
 
     What is slow in a ring shows, though it may be too little for a finding.
     """
-    took_ns = row_medians(profile.total_ns[:, phase.inside])
+    took_ns = row_medians(profile.total_ns[:, phase.shown])
     names = [f"{link.kind} {len(link.members)}" for link in profile.links]
     _, kind = np.unique(names, return_inverse=True)
     least_ns = np.full(int(kind.max()) + 1, np.inf)
@@ -263,7 +263,7 @@ def is_explained_by_devices(
         blamed: Ranks that compute slowly.
         min_lost_ns: Time per step that the rest must lose to be a second fault.
     """
-    inside = slow.inside
+    inside = slow.shown
     members, steps = set(profile.links[slow.row].members), profile.steps[inside].tolist()
     at_ends = [
         candidate.excess_ratio
@@ -285,15 +285,16 @@ def is_explained_by_devices(
 def culprit_candidate(profile: LinkProfile, culprit: Culprit) -> Candidate:
     """Return a culprit as a candidate."""
     worst = max(culprit.links, key=lambda phase: phase.margin)
-    first = int(profile.steps[min(phase.first for phase in culprit.links)])
-    last = int(profile.steps[max(phase.last for phase in culprit.links)])
     excess = float(np.median([phase.excess_ratio for phase in culprit.links]))
-    times = profile.times_within(worst.row, worst.inside, usual_ns=profile.expected_ns)
+    times = profile.times_within(worst.row, worst.shown, usual_ns=profile.expected_ns)
     over = times.transfer_ns / times.expected_ns
     rates = ""
     if times.bytes_per_s is not None:
         rate = times.bytes_per_s / GIGA
         rates = f", {rate:.3g} GB/s of payload against {rate * over:.3g} GB/s"
+    shown = sorted({column for phase in culprit.links for column in phase.shown})
+    together = replace(worst, first=shown[0], last=shown[-1], columns=tuple(shown))
+    is_whole = len(shown) == together.num_steps
     hosts = sorted({profile.ranks[rank].host for rank in culprit.ranks})
     is_named = any(host in culprit.location for host in hosts)  # also if one is unknown: ""
     num_hosts = len({info.host for info in profile.ranks.values()})
@@ -303,7 +304,8 @@ def culprit_candidate(profile: LinkProfile, culprit: Culprit) -> Candidate:
     return Candidate(
         cause=CAUSE,
         ranks=culprit.ranks,
-        steps=(first, last),
+        steps=together.steps(profile.steps),
+        shown_steps=None if is_whole else together.shown_steps(profile.steps),
         part=profile.operations_of([*(phase.row for phase in culprit.links), *culprit.more_links]),
         excess_ratio=excess,
         threshold=worst.threshold,
@@ -311,7 +313,7 @@ def culprit_candidate(profile: LinkProfile, culprit: Culprit) -> Candidate:
             f"transfers over {culprit.location}{where} take"
             f" {format_duration(times.transfer_ns)} against {format_duration(times.expected_ns)}"
             f" for alike ones (+{format_percent(over - 1)}{rates}),"
-            f" counted from when all members have entered, in {format_steps((first, last))};"
+            f" counted from when all members have entered, {together.when(profile.steps)};"
             " both ends compute as usual"
         ),
     )

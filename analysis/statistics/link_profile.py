@@ -183,6 +183,7 @@ class LinkProfile:
                 excess[rows],
                 has_few_peers=self.has_few_alike[rows],
                 min_steps=1 if often else THRESHOLDS.min_lasting_steps,
+                may_recur=True,
             )
             candidates += [replace(phase, row=int(rows[phase.row])) for phase in phases]
         return tuple(
@@ -222,7 +223,9 @@ class LinkProfile:
         usual[is_own] = np.where((num == 0) | np.isnan(own_ns), usual[is_own], own_ns)
         return usual
 
-    def times_within(self, link: int, inside: slice, *, usual_ns: NDArray[np.float64]) -> LinkTimes:
+    def times_within(
+        self, link: int, inside: list[int], *, usual_ns: NDArray[np.float64]
+    ) -> LinkTimes:
         """Return what a transfer of a link takes in some steps, and what was expected.
 
         Args:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 STARTED = """
 WITH before AS (
     SELECT rank, name, argMax(spans.kind, duration_ns) AS kind, sum(duration_ns) AS part_ns,
-        min(start_ns) AS begin_ns, max(start_ns + duration_ns) AS end_ns
+        min(start_ns) AS begin_ns, max(start_ns + duration_ns) AS end_ns, count() AS num_spans
     FROM spans FINAL
     WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step < 0 AND depth = 0
         AND start_ns < {before_ns:Int64}
@@ -30,7 +30,7 @@ SELECT_PARTS = (
     + """
 SELECT name, argMax(kind, part_ns) AS kind, count() AS num_ranks,
     toInt64(quantileExact(0.5)(part_ns)) AS median_ns, max(part_ns) AS longest_ns,
-    argMax(rank, part_ns) AS slowest_rank
+    max(num_spans) AS num_calls, argMax(rank, part_ns) AS slowest_rank
 FROM before GROUP BY name ORDER BY longest_ns DESC LIMIT {most:UInt32}
 """
 )

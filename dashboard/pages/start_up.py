@@ -88,6 +88,7 @@ def _cards(found: Startup, run_id: str, base_path: str) -> list[Component]:
         "part": "",
         "kind": "",
         "ranks": "number",
+        "calls": "number",
         "median": "number",
         "longest": "number",
         "slowest rank": "number",
@@ -97,6 +98,7 @@ def _cards(found: Startup, run_id: str, base_path: str) -> list[Component]:
             dmc.TableTd(escape(part.name), className="any-name"),
             part.kind,
             f"{part.num_ranks:,}",
+            f"{part.num_calls:,}",
             format_duration(part.median_ns),
             format_duration(part.longest_ns),
             rank_link(run_id, part.slowest_rank, base_path),
@@ -119,7 +121,8 @@ def _cards(found: Startup, run_id: str, base_path: str) -> list[Component]:
         card(
             html.H2("Parts"),
             html.P(
-                "Each part as the sum of its spans on one rank, the longest first.",
+                "Each part as the sum of its spans on one rank, the longest first. Calls are the"
+                " most on one rank: each barrier waits for all ranks.",
                 className="about",
             ),
             table("parts of the start-up", head, rows, class_name="plain-rows start-up-parts"),

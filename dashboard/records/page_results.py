@@ -201,6 +201,9 @@ class StartupPart:
     """Over the ranks that have it, as the sum of its spans on each."""
 
     longest_ns: int
+    num_calls: int
+    """Most spans of it on one rank: of a barrier, how often a rank waits for all others."""
+
     slowest_rank: int
 
 

@@ -84,6 +84,7 @@ def provider_of(made: RunReport, *, text: str = "name") -> FakeProvider:
                     num_ranks=1,
                     median_ns=1,
                     longest_ns=2 * 10**9,
+                    num_calls=1,
                     slowest_rank=0,
                 ),
             ),

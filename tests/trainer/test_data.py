@@ -2,31 +2,44 @@ from __future__ import annotations
 
 import math
 import statistics
-from itertools import islice
+from typing import Any
 
 import pytest
 import torch
 
-from rankscope.tracer.topology import Layout
-from rankscope.trainer.config import ModelConfig, TrainerConfig
+from rankscope.tracer.topology import Coords, Layout
+from rankscope.trainer.config import DataSource, ModelConfig, TrainerConfig
 from rankscope.trainer.data import (
     Batch,
+    Loader,
     compute_factor,
     draw_documents,
-    iter_batches,
     sum_squared_lengths,
 )
+from rankscope.trainer.errors import ConfigError
+from rankscope.trainer.faults.spec import parse_faults
 
 
-def first_batches(*, dp: int, num_microbatches: int, dp_position: int = 0) -> list[Batch]:
+def loader(
+    *,
+    dp: int = 1,
+    num_microbatches: int = 1,
+    dp_position: int = 0,
+    **settings: Any,  # noqa: ANN401
+) -> Loader:
     config = TrainerConfig(
         layout=Layout(dp=dp),
         world_size=dp,
         num_microbatches=num_microbatches,
         model=ModelConfig(vocab_size=16, seq_length=40),
+        **settings,
     )
-    batches = iter_batches(config, dp_position=dp_position, device=torch.device("cpu"))
-    return list(islice(batches, 2))
+    return Loader(config, coords=Coords(dp=dp_position), device=torch.device("cpu"))
+
+
+def first_batches(*, dp: int, num_microbatches: int, dp_position: int = 0) -> list[Batch]:
+    batches = loader(dp=dp, num_microbatches=num_microbatches, dp_position=dp_position)
+    return [batches.next_batch() for _ in range(2)]
 
 
 def test_the_target_is_the_next_token() -> None:
@@ -60,6 +73,44 @@ def test_every_step_has_new_tokens() -> None:
     first, second = first_batches(dp=1, num_microbatches=1)
 
     assert not torch.equal(first.tokens, second.tokens)
+
+
+def test_a_loader_goes_on_from_any_position_with_any_number_of_samples() -> None:
+    """A job that goes on with another batch size trains on each sample once."""
+    first, later = loader(num_microbatches=3), loader(num_microbatches=2)
+    assert list(first.next_samples()) == [0, 1, 2, 3, 4, 5]
+    steps = [first.next_batch() for _ in range(2)]
+    later.position = 6
+    resumed = [later.next_batch() for _ in range(2)]
+
+    assert torch.equal(steps[1].tokens, torch.cat([step.tokens for step in resumed])[:6])
+    assert later.position == 14
+
+
+def test_what_was_read_ahead_is_used_only_at_its_position() -> None:
+    plain, ahead = loader(prefetch=False), loader()
+    ahead.prefetch()
+    assert torch.equal(ahead.next_batch().tokens, plain.next_batch().tokens)
+    ahead.prefetch()
+    ahead.position = plain.position = 20
+
+    assert torch.equal(ahead.next_batch().tokens, plain.next_batch().tokens)
+
+
+def test_without_a_loader_every_step_is_alike() -> None:
+    first, second = (loader(data=DataSource.NONE).next_batch() for _ in range(2))
+    zeros = loader(data=DataSource.ZEROS).next_batch()
+
+    assert torch.equal(first.tokens, second.tokens)
+    assert torch.equal(first.tokens, loader().next_batch().tokens)
+    assert not zeros.tokens.any()
+    assert not zeros.targets.any()
+
+
+@pytest.mark.parametrize("late", [{"data_ms": 5.0}, {"faults": parse_faults(["data-stall:ms=5"])}])
+def test_without_a_loader_nothing_can_be_late(late: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="no loader"):
+        loader(data=DataSource.NONE, **late)
 
 
 CONFIG = TrainerConfig(world_size=1, num_microbatches=1, microbatch_size=3)

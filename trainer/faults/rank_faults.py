@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -28,6 +29,8 @@ from ..config import coords_of
 from ..data import compute_factor, draw_documents
 from ..errors import CrashFaultError
 from ..model import pack
+from .extra_work import Evaluator, Recompiler
+from .hogs import CPU_PROGRAM, MEMORY_PROGRAM, Hogs
 from .links import Links
 from .spec import ENDING_CAUSES, CrashKind, FaultCause, slowdown_of
 
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
     from ..config import TrainerConfig
     from ..pace import SegmentTimer
     from .spec import Fault
+
+HOG_PROGRAMS = {FaultCause.CPU_HOG: CPU_PROGRAM, FaultCause.MEMORY_HOG: MEMORY_PROGRAM}
 
 SKEW_PERIOD_STEPS = 8.0
 """Steps after which the same member of a skewed group is latest again, as in the simulator."""
@@ -64,18 +69,32 @@ class RankFaults:
         self._slowdown = 1.0
         self._heaps: dict[int, GarbageHeap] = {}
         self._links: Links | None = None
+        self._hogs: dict[FaultCause, Hogs] = {}
+        self._recompiler: Recompiler | None = None
+        self._evaluator: Evaluator | None = None
+        self._recompiled_step: int | None = None
         self._folder: TemporaryDirectory[str] | None = None
         self.documents: tuple[tuple[int, ...], ...] | None = None
         """Lengths of the documents in each sequence, by micro-batch of this step; None if each
         sequence is one document."""
 
     def prepare(self) -> None:
-        """Prepare links and heaps. All ranks must call this, after the warm-up."""
+        """Prepare what the faults need. All ranks must call this, after the warm-up."""
         if self._faults_of(FaultCause.SLOW_LINK):
             self._links = Links()
         for fault in self._faults_of(FaultCause.GC_PAUSE):
             if fault.extra_ns not in self._heaps:
                 self._heaps[fault.extra_ns] = GarbageHeap(fault.extra_ns)
+        for cause, program in HOG_PROGRAMS.items():
+            if self._acts(cause):
+                self._hogs[cause] = Hogs(program)
+        if self._acts(FaultCause.EVALUATION):
+            device = next(self._stage.parameters()).device
+            self._evaluator = Evaluator(self._config, device)
+        if self._acts(FaultCause.RECOMPILE):
+            self._recompiler = Recompiler()
+            for chunk in self._stage.children():
+                chunk.register_forward_pre_hook(self._recompile)
 
     def begin_step(self, step: int) -> None:
         """Begin a step."""
@@ -84,6 +103,8 @@ class RankFaults:
         self._slowdown = slowdown_of(config.faults, config.layout, rank=self._rank, step=step)
         self._timer.slowdown = self._slowdown
         self._draw_documents(step)
+        for cause, hogs in self._hogs.items():
+            hogs.run(sum(fault.num_hogs for fault in self._here(cause)))
         if self._links is not None:
             self._links.set_slowness(self._slow_peers())
 
@@ -120,7 +141,10 @@ class RankFaults:
             time.sleep(self._skew_ns(fault) / NS_PER_S)
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Save a checkpoint if one is due in this step."""
+        """Evaluate, and save a checkpoint, if it is due in this step."""
+        for fault in self._here(FaultCause.EVALUATION):
+            if self._evaluator is not None:
+                self._evaluator.run(fault.extra_ns)
         for fault in self._here(FaultCause.CHECKPOINT):
             if self._step is None or (self._step + 1) % fault.every:
                 continue
@@ -134,6 +158,19 @@ class RankFaults:
 
     def _faults_of(self, cause: FaultCause) -> Sequence[Fault]:
         return [fault for fault in self._config.faults if fault.cause is cause]
+
+    def _acts(self, cause: FaultCause) -> bool:
+        """Return whether a fault of this cause acts on this rank in some step."""
+        layout = self._config.layout
+        return any(self._rank in fault.culprits(layout) for fault in self._faults_of(cause))
+
+    def _recompile(self, *_: object) -> None:
+        """Recompile in the first forward of a step."""
+        if self._recompiler is None or self._recompiled_step == self._step:
+            return
+        self._recompiled_step = self._step
+        for fault in self._here(FaultCause.RECOMPILE):
+            self._recompiler.run(fault.extra_ns)
 
     def _here(self, *causes: FaultCause) -> Iterator[Fault]:
         """Yield the faults of these causes that are active on this rank in this step."""
@@ -155,7 +192,10 @@ class RankFaults:
                 continue
             if fault.cause is FaultCause.HANG:
                 hang()
-            die(fault.crash_kind, rank=self._rank, step=fault.step or 0)
+            if fault.cause is FaultCause.MISMATCH:
+                dist.barrier()  # which no other rank calls
+            if fault.cause is FaultCause.CRASH:
+                die(fault.crash_kind, rank=self._rank, step=fault.step or 0)
 
     def _stall(self) -> None:
         for fault in self._here(FaultCause.HOST_STALL):

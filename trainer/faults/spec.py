@@ -43,8 +43,18 @@ class FaultCause(StrEnum):
     STAGE_IMBALANCE = "stage-imbalance"
     SEQUENCE_IMBALANCE = "sequence-imbalance"
     MISCONFIGURATION = "misconfiguration"
+    RECOMPILE = "recompile"
+    EVALUATION = "evaluation"
+    CPU_HOG = "cpu-hog"
+    """Other processes on the cores of a rank; found by what they make slow."""
+
+    MEMORY_HOG = "memory-hog"
+    """Other processes that copy memory; likewise."""
+
     CRASH = "crash"
     HANG = "hang"
+    MISMATCH = "mismatch"
+    """A rank calls a collective that the others do not call; found as a hang."""
 
 
 class CrashKind(StrEnum):
@@ -79,7 +89,12 @@ ALL_RANK_CAUSES = frozenset(
 )
 """Causes that act on all ranks, so that no rank is the culprit."""
 
-ENDING_CAUSES = frozenset({FaultCause.CRASH, FaultCause.HANG})
+PERIODIC_CAUSES = frozenset({FaultCause.DATA_STALL, FaultCause.RECOMPILE, FaultCause.EVALUATION})
+"""Causes that act in each ``every``-th step."""
+
+HANG_CAUSES = frozenset({FaultCause.HANG, FaultCause.MISMATCH})
+
+ENDING_CAUSES = frozenset({FaultCause.CRASH, *HANG_CAUSES})
 """Causes after which the job trains no more."""
 
 
@@ -125,8 +140,8 @@ class Fault:
     """Standard deviation of the logarithm of a micro-batch's compute."""
 
     every: int = 0
-    """Steps from one checkpoint to the next, or from one batch of a slow loader worker to its next
-    one; 0: every step."""
+    """Steps from one checkpoint, evaluation or batch of a slow loader worker to the next one; 0:
+    every step."""
 
     ramp: int = 0
     """Steps in which compute slows down to the whole factor, evenly; 0: at once."""
@@ -153,6 +168,11 @@ class Fault:
         return f"{self.cause}:{pairs}"
 
     @property
+    def num_hogs(self) -> int:
+        """Processes beside a rank, whose work then takes about ``factor`` times as long."""
+        return max(1, round(self.factor - 1))
+
+    @property
     def first_step(self) -> int:
         """The first step in which the fault can show."""
         if self.step is not None:
@@ -161,8 +181,9 @@ class Fault:
 
     def is_active(self, step: int) -> bool:
         """Return whether the fault acts in ``step``."""
-        is_due = self.cause is not FaultCause.DATA_STALL or not self.every
-        is_due = is_due or (step - self.first_step) % self.every == 0
+        is_due = self.cause not in PERIODIC_CAUSES or not self.every
+        begin = -1 if self.cause is FaultCause.EVALUATION else self.first_step
+        is_due = is_due or (step - begin) % self.every == 0
         return is_due and (self.steps is None or self.steps[0] <= step <= self.steps[1])
 
     def factor_at(self, step: int) -> float:
@@ -207,6 +228,8 @@ class Fault:
                 raise FaultSpecError(
                     str(self), f"{name} {value} does not exist: {has} 0 to {size - 1}"
                 )
+        if self.cause is FaultCause.MISMATCH and layout.world_size == 1:
+            raise FaultSpecError(str(self), "a mismatch needs several ranks")
         if self.cause is FaultCause.LAUNCH_SKEW and layout.dp == 1:
             raise FaultSpecError(
                 str(self), "launch skew needs a group of several ranks: pass --dp 2 or more"
@@ -303,9 +326,28 @@ CAUSES: dict[FaultCause, CauseKeys] = {
         optional=("variable", "value"),
         defaults={"variable": "NCCL_IB_DISABLE", "value": "1"},
     ),
+    FaultCause.RECOMPILE: CauseKeys(
+        places=RANK_OR_HOST,
+        is_place_required=False,
+        required=("ms",),
+        optional=("every", "steps"),
+    ),
+    FaultCause.EVALUATION: CauseKeys(
+        required=("every", "ms"), optional=("rank", "steps"), defaults={"rank": "0"}
+    ),
+    FaultCause.CPU_HOG: CauseKeys(places=RANK_OR_HOST, required=("factor",)),
+    FaultCause.MEMORY_HOG: CauseKeys(places=RANK_OR_HOST, required=("factor",)),
     FaultCause.CRASH: CauseKeys(required=("rank", "step"), optional=("kind",)),
     FaultCause.HANG: CauseKeys(required=("rank", "step"), optional=()),
+    FaultCause.MISMATCH: CauseKeys(required=("rank", "step"), optional=()),
 }
+
+SPECIAL_FORMS: dict[str, tuple[FaultCause, Mapping[str, str]]] = {
+    "network-jitter": (FaultCause.SLOW_LINK, {"probability": "0.3"}),
+    "throttle-ramp": (FaultCause.CLOCK_THROTTLE, {"ramp": "10"}),
+    "slow-loader-worker": (FaultCause.DATA_STALL, {"every": "4"}),
+}
+"""Further names of faults: a cause, and keys with another default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,11 +430,13 @@ def slowdown_of(faults: Iterable[Fault], layout: Layout, *, rank: int, step: int
 
 def _parse(text: str, vocabulary: Vocabulary) -> Fault:
     name, colon, rest = text.partition(":")
-    if name not in vocabulary.causes:
+    cause_name, defaults = SPECIAL_FORMS.get(name, (name, {}))
+    if cause_name not in vocabulary.causes:
         raise ValueError(
-            f"unknown cause {name!r}: use one of {', '.join(vocabulary.causes)}, or {NO_FAULT}"
+            f"unknown cause {name!r}: use one of"
+            f" {', '.join((*vocabulary.causes, *SPECIAL_FORMS))}, or {NO_FAULT}"
         )
-    cause = FaultCause(name)
+    cause = FaultCause(cause_name)
     keys = vocabulary.keys_of(cause)
     if not colon and (keys.required or keys.places):
         raise ValueError(f"expected {name}:key=value,... with {', '.join(keys.all)}")
@@ -401,13 +445,13 @@ def _parse(text: str, vocabulary: Vocabulary) -> Fault:
     kind = given.get("kind", CrashKind.EXCEPTION)
     if kind not in vocabulary.crash_kinds:
         raise ValueError(f"kind must be one of {', '.join(vocabulary.crash_kinds)}, got {kind!r}")
-    values = {**keys.defaults, **given}
+    values = {**keys.defaults, **defaults, **given}
     fields = {KEYS[key].field: KEYS[key].read(key, value) for key, value in values.items()}
     fault = Fault(cause=cause, **fields)
     if fault.src is not None and fault.src == fault.dst:
         raise ValueError("src and dst must differ")
     if cause in ENDING_CAUSES and len(fault.ranks) != 1:
-        raise ValueError("a crash or hang begins on one rank: give one rank")
+        raise ValueError(f"a {cause} begins on one rank: give one rank")
     return fault
 
 

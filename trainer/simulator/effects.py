@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from .scenario import Scenario
 
 NETWORK_CAUSES = frozenset({FaultCause.SLOW_LINK, FaultCause.NETWORK_DEGRADATION})
+SLICE_NS = 3_000_000
+"""Time slice of a process, for which another one on the same core waits. Source: Linux,
+``sched_base_slice_ns`` on 8 processors or more."""
+
 SKEW_PERIOD_STEPS = 8.0
 """Steps after which the same member of a skewed group is latest again."""
 
@@ -43,6 +47,12 @@ class StepEffects:
 
     skew_ns: NDArray[np.int64]
     """Delay of each member before the reduction of the gradients."""
+
+    recompile_ns: NDArray[np.int64]
+    """Recompilation in the first forward."""
+
+    evaluation_ns: NDArray[np.int64]
+    """Forwards without gradients after the update."""
 
     checkpoint_ns: int
     checkpoint_has_spans: bool
@@ -97,7 +107,7 @@ class Effects:
         """Return the effects in ``step``."""
         shape = self._placement.rank.shape
         factor = np.ones(shape)
-        gap, data, skew = (np.zeros(shape, dtype=np.int64) for _ in range(3))
+        gap, data, skew, recompile, evaluation = (np.zeros(shape, dtype=np.int64) for _ in range(5))
         spread = self._scenario.noise.sequence_spread
         checkpoint_ns, checkpoint_has_spans = 0, True
         active = [
@@ -114,8 +124,17 @@ class Effects:
                     factor[here] *= fault.factor_at(step)
                 case FaultCause.HOST_STALL:
                     gap[here] += fault.extra_ns
+                case FaultCause.CPU_HOG:
+                    gap[here] += round((fault.factor - 1) * SLICE_NS)
+                    data[here] += self._longer_input_ns(fault)
+                case FaultCause.MEMORY_HOG:
+                    data[here] += self._longer_input_ns(fault)
                 case FaultCause.DATA_STALL:
                     data[here] += fault.extra_ns
+                case FaultCause.RECOMPILE:
+                    recompile[here] += fault.extra_ns
+                case FaultCause.EVALUATION:
+                    evaluation[here] += fault.extra_ns
                 case FaultCause.LAUNCH_SKEW:
                     skew += self._skew_ns(fault, step)
                 case FaultCause.SEQUENCE_IMBALANCE:
@@ -135,6 +154,8 @@ class Effects:
                 if fault.cause is FaultCause.DATA_STALL
             ),
             skew_ns=skew,
+            recompile_ns=recompile,
+            evaluation_ns=evaluation,
             checkpoint_ns=checkpoint_ns,
             checkpoint_has_spans=checkpoint_has_spans,
             sequence_spread=spread,
@@ -159,6 +180,9 @@ class Effects:
         if not share or step == first:
             return True
         return bool(stream(self._scenario.seed, Purpose.NETWORK, number, step).random() < share)
+
+    def _longer_input_ns(self, fault: Fault) -> int:
+        return round((fault.factor - 1) * self._scenario.data_ms * 1e6)
 
     def _skew_ns(self, fault: Fault, step: int) -> NDArray[np.int64]:
         """Return a delay that moves from member to member and grows over the steps of the fault."""

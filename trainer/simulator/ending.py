@@ -10,7 +10,7 @@ import numpy as np
 
 from rankscope.tracer.span import SpanFlag
 
-from ..faults.spec import CrashKind, FaultCause
+from ..faults.spec import HANG_CAUSES, CrashKind
 from .chance import Purpose, stream
 from .tables import Event
 
@@ -71,13 +71,13 @@ class Ending:
     @property
     def is_hang(self) -> bool:
         """True for a hang, False for a crash."""
-        return self.fault.cause is FaultCause.HANG
+        return self.fault.cause in HANG_CAUSES
 
 
 def ending_of(cluster: Cluster, fault: Fault, *, stopped_at: int) -> Ending:
     """Return the ending after one rank stopped at ``stopped_at``."""
     num_ranks = cluster.scenario.world_size
-    if fault.cause is FaultCause.HANG:
+    if fault.cause in HANG_CAUSES:
         last_seen = np.full(num_ranks, stopped_at + SILENCE_NS)
     else:
         rng = stream(cluster.scenario.seed, Purpose.ENDING)

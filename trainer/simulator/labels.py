@@ -20,6 +20,13 @@ LAYOUT = "layout"
 LARGE_BUBBLE_RATIO = 0.5
 """Smallest ratio of bubble to ideal time at which a scenario has too few micro-batches."""
 
+FOUND_AS = {
+    FaultCause.CPU_HOG: FaultCause.HOST_STALL,
+    FaultCause.MEMORY_HOG: FaultCause.DATA_STALL,
+    FaultCause.MISMATCH: FaultCause.HANG,
+}
+"""Causes of findings by which other faults are found: what they make slow, or stop."""
+
 OF_COMPUTE = frozenset({FaultCause.SLOW_COMPUTE, FaultCause.CLOCK_THROTTLE})
 
 
@@ -93,7 +100,7 @@ def _fault_label(cluster: Cluster, number: int, fault: Fault) -> Label:
         first, last = fault.steps or (0, last_step)
         steps = (first, min(last, last_step))
     return Label(
-        cause=fault.cause.value,
+        cause=FOUND_AS.get(fault.cause, fault.cause).value,
         ranks=ranks,
         visible_ranks=_with_partners(cluster, fault, ranks),
         steps=steps,

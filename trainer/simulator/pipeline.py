@@ -13,7 +13,7 @@ import numpy as np
 
 from rankscope.tracer.span import SpanFlag, SpanKind
 
-from ..faults.spec import FaultCause
+from ..faults.spec import HANG_CAUSES, FaultCause
 from .chance import Purpose, stream
 from .cluster import NS_PER_MS
 from .placement import KIND_OF_AXIS, Axis
@@ -175,6 +175,8 @@ class Pipeline:
             chunk=slot.chunk,
         )
         now = begin if stall is None else begin + stall
+        if slot.is_forward and slot.chunk == slot.microbatch == 0:
+            now = self._recompile(stage, now)
         if slot.is_weight:
             end = now + self._loaded(slot, own)
             pieces = [Piece(0.0, 1.0, now, end)]
@@ -296,6 +298,19 @@ class Pipeline:
             ready = after
         return ready
 
+    def _recompile(self, stage: int, now: Times) -> Times:
+        """Recompile before the compute of a forward."""
+        state = self._state
+        after: Times = now + state.effects.recompile_ns[stage]
+        hit = after > now
+        if hit.any():
+            template = SpanTemplate(
+                kind=SpanKind.HOST, name="recompile", track=MAIN, flags=ON_HOST, depth=1
+            )
+            rank = state.cluster.placement.rank[stage][hit]
+            state.recorder.add_some(template, rank, now[hit], after[hit])
+        return after
+
     def _stop(self, slot: Slot, ready: Times) -> tuple[Times, Times | None]:
         """Stop the rank of a crash or hang.
 
@@ -312,11 +327,25 @@ class Pipeline:
             return ready, None
         stall = np.where(here, NEVER, 0)
         at = int(ready[here][0])
-        if ending.cause is FaultCause.HANG:
+        if ending.cause in HANG_CAUSES:
             self.stopped_at = at
+            if ending.cause is FaultCause.MISMATCH:
+                self._call_alone(ending.ranks[0], at)
             return ready + stall, None
         self.stopped_at = at + round(state.scenario.forward_ms * NS_PER_MS / 2)
         return ready, stall
+
+    def _call_alone(self, rank: int, at: int) -> None:
+        """Record a collective of the whole job that one rank calls, and that never ends."""
+        template = SpanTemplate(
+            kind=SpanKind.OTHER,
+            name="barrier",
+            track=TRACKS[Axis.WORLD],
+            axis=Axis.WORLD,
+            seq=self._state.seqs.next_of_group(Axis.WORLD, 0),
+        )
+        ranks, start, end = np.array([rank], dtype=np.int32), np.array([at]), np.array([NEVER])
+        self._state.recorder.add_some(template, ranks, start, end)
 
     def _is_stopping_place(self, slot: Slot) -> bool:
         middle = self._state.scenario.num_microbatches // 2

@@ -131,8 +131,25 @@ PRESETS: dict[str, Preset] = {
                 "rank=RANK,step=MIDDLE,kind=cuda-oom",
             ),
             (FaultCause.HANG, "one rank hangs", "rank=RANK,step=MIDDLE"),
+            (
+                FaultCause.MISMATCH,
+                "one rank calls a collective that the others do not call",
+                "rank=RANK,step=MIDDLE",
+            ),
+            (FaultCause.RECOMPILE, "one rank recompiles", "rank=RANK,ms=300,every=3,STEPS"),
+            (FaultCause.EVALUATION, "rank 0 evaluates, the others wait", "every=8,ms=2000"),
+            (
+                FaultCause.CPU_HOG,
+                "other processes on the cores of one rank",
+                "rank=RANK,factor=3,STEPS",
+            ),
         )
     },
+    FaultCause.MEMORY_HOG.value: Preset(
+        title="a loader is slow, because other processes copy memory",
+        settings={"data_ms": 30.0},
+        faults=_at("memory-hog:rank=RANK,factor=5,STEPS"),
+    ),
     "zero-bubble": Preset(
         title="healthy: a pipeline with a split backward",
         settings={"pp": 4, "schedule": Schedule.ZERO_BUBBLE},

@@ -215,6 +215,8 @@ class Recorder:
         num = len(some.rank)
         template = _TemplateTable.of([some.template], *self._texts())
         none = np.full(num, NONE, dtype=np.int32)
+        by_rank = np.argsort(self._placement.rank, axis=None)
+        place = by_rank[some.rank]
         alike = {
             name: np.repeat(getattr(template, name), num)
             for name in ("kind", "name", "track", "seq", "microbatch", "chunk", "num_bytes",
@@ -225,7 +227,7 @@ class Recorder:
             start=some.start,
             end=some.end,
             launch=some.start,
-            group_id=np.zeros(num, dtype=np.uint64),
+            group_id=self._groups.ids[some.template.axis].ravel()[place],
             src_rank=none,
             dst_rank=none,
             names=(),

@@ -82,6 +82,7 @@ class Update:
             state.now[stage] = end
             if not state.scenario.prefetch:
                 self._data_parallel(stage, "all_gather_into_tensor")
+            self._evaluate(stage)
             self._checkpoint(stage)
 
     def _data_parallel(self, stage: int, name: str) -> None:
@@ -124,6 +125,17 @@ class Update:
             end = left + state.noise.end_ns(state.shape)
             state.blocked(stage, template, start, end)
             state.now[stage] = end
+
+    def _evaluate(self, stage: int) -> None:
+        state = self._state
+        begin = state.now[stage]
+        end = begin + state.effects.evaluation_ns[stage]
+        hit = end > begin
+        if hit.any():
+            template = SpanTemplate(kind=SpanKind.FORWARD, name="evaluation", track=MAIN)
+            rank = state.cluster.placement.rank[stage][hit]
+            state.recorder.add_some(template, rank, begin[hit], end[hit])
+        state.now[stage] = end
 
     def _checkpoint(self, stage: int) -> None:
         state = self._state

@@ -28,8 +28,14 @@ HEALTHY = "healthy"
 QUIET = frozenset({HEALTHY, *(cause.name for cause in CAUSES.values() if not cause.is_alarm)})
 """Causes of findings that raise no alarm."""
 
-OTHER_NAMES = {FaultCause.CLOCK_THROTTLE: FaultCause.SLOW_COMPUTE}
-"""Causes that are found instead if the clocks of the devices are not sampled."""
+OTHER_NAMES = {
+    FaultCause.CLOCK_THROTTLE: FaultCause.SLOW_COMPUTE,
+    FaultCause.CPU_HOG: FaultCause.SLOW_COMPUTE,
+    FaultCause.MEMORY_HOG: FaultCause.SLOW_COMPUTE,
+    FaultCause.MISMATCH: FaultCause.HANG,
+}
+"""Causes that are found instead: the clocks of the devices are not sampled, and the device is the
+processor that the hogs take."""
 
 ANY_OF_ITS_RANKS = frozenset({*ALL_RANK_CAUSES, FaultCause.LAUNCH_SKEW})
 """Causes that affect their ranks in turn: a finding may name any of them."""
@@ -122,13 +128,13 @@ def names_fault(findings: Iterable[Finding], fault: Fault | None, layout: Layout
     One finding names all ranks of the fault, or the first few findings of the cause do so
     together. No other rank may come before them; others may follow, because a busy machine has
     slow ranks of its own. If a cause affects its ranks in turn, any of them is right. A checkpoint
-    is found beside ``healthy``. Without a fault, only ``healthy`` is right.
+    or an evaluation is found beside ``healthy``. Without a fault, only ``healthy`` is right.
     """
     known = list(findings)
     alarms = [finding for finding in known if finding.cause not in QUIET]
     if fault is None:
         return known[0].cause == HEALTHY
-    if fault.cause is FaultCause.CHECKPOINT:
+    if fault.cause in (FaultCause.CHECKPOINT, FaultCause.EVALUATION):
         return not alarms and any(finding.cause == fault.cause for finding in known)
     causes = {str(fault.cause), str(OTHER_NAMES.get(fault.cause, fault.cause))}
     culprits = set(fault.culprits(layout))

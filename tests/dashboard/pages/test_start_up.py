@@ -26,7 +26,7 @@ def test_the_slowest_rank_is_named_with_its_host_and_each_part_has_its_slowest()
         parts=(
             StartupPart(
                 name="<i>compile</i>", kind="other", num_ranks=2, median_ns=5 * S,
-                longest_ns=40 * S, slowest_rank=1,
+                longest_ns=40 * S, num_calls=3, slowest_rank=1,
             ),
         ),
         slowest=(
@@ -45,7 +45,7 @@ def test_the_slowest_rank_is_named_with_its_host_and_each_part_has_its_slowest()
 
     shown = words(page)
     assert "Rank 1 on node-7 took longest to start: 62.0 s." in shown
-    assert "<i>compile</i> | other | 2 | 5.00 s | 40.0 s | 1" in shown
+    assert "<i>compile</i> | other | 2 | 3 | 5.00 s | 40.0 s | 1" in shown
     assert "&lt;i&gt;compile" in str(page)  # plotly would read tags
     bars, *others = start_up_figure(found).to_plotly_json()["data"]
     assert (bars["y"], bars["base"], bars["x"]) == (["rank 1"], [3.0], [40.0])
@@ -55,7 +55,13 @@ def test_the_slowest_rank_is_named_with_its_host_and_each_part_has_its_slowest()
 def one_rank(*names: str, kind: str = "forward", num_ns: int = S) -> Startup:
     """Return the start-up of rank 0 with a span of each name, one after the other."""
     part = StartupPart(
-        name="", kind=kind, num_ranks=1, median_ns=num_ns, longest_ns=num_ns, slowest_rank=0
+        name="",
+        kind=kind,
+        num_ranks=1,
+        median_ns=num_ns,
+        longest_ns=num_ns,
+        num_calls=1,
+        slowest_rank=0,
     )
     spans = tuple(
         StartupSpan(name=name, begin_ns=place * S, duration_ns=num_ns)

@@ -59,10 +59,9 @@ def test_the_start_up_is_what_a_rank_did_before_its_first_step(empty_store: Stor
     found = read_startup(empty_store, "r")
 
     assert found is not None
-    assert [(one.name, one.num_ranks, one.longest_ns) for one in found.parts] == [
-        ("compile", 2, 30 * S),
-        ("import torch", 1, 4 * S),
-    ]
+    assert [
+        (part.name, part.num_ranks, part.num_calls, part.longest_ns) for part in found.parts
+    ] == [("compile", 2, 2, 30 * S), ("import torch", 1, 1, 4 * S)]
     slowest = found.slowest[0]
     assert (slowest.rank, slowest.host, slowest.total_ns) == (1, "node-1", 30 * S)
     assert found.slowest[1].total_ns == 10 * S

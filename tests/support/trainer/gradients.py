@@ -26,7 +26,7 @@ def main() -> None:
     device = pick_device()
     join_job(device)
     state = build_rank(config, rank=rank, meshes=build_meshes(config, device), device=device)
-    forward_backward(state, next(state.batches))
+    forward_backward(state, state.loader.next_batch())
     gradients = {}
     for name, parameter in state.stage.named_parameters():
         gradient = parameter.grad

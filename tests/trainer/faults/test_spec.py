@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.tracer.topology import Layout
+from rankscope.trainer.config import TrainerConfig
 from rankscope.trainer.errors import FaultSpecError
 from rankscope.trainer.faults.spec import (
     SIMULATED_FAULTS,
@@ -42,6 +43,12 @@ EVERY_KIND = (
     "misconfiguration:rank=3,variable=NCCL_ALGO,value=Tree",
     "crash:rank=2,step=4,kind=host-oom",
     "hang:rank=2,step=4",
+    "mismatch:rank=2,step=4",
+    "recompile:rank=2,ms=300,every=3,steps=4-9",
+    "recompile:ms=300",
+    "evaluation:every=5,ms=800,rank=1",
+    "cpu-hog:rank=2,factor=3,steps=4-9",
+    "memory-hog:rank=2,factor=3",
 )
 
 
@@ -72,12 +79,45 @@ SIMULATED = (
     "misconfiguration:rank=3,variable=NCCL_DEBUG,value=INFO",
     "crash:rank=3,step=12,kind=xid",
     "hang:rank=3,step=12",
+    "mismatch:rank=3,step=12",
+    "recompile:host=1,ms=300",
+    "evaluation:every=10,ms=2000,rank=0",
+    "cpu-hog:host=1,factor=3",
+    "memory-hog:rank=3,factor=2.5,steps=3-9",
 )
 
 
 @pytest.mark.parametrize("spec", SIMULATED)
 def test_a_simulated_fault_is_printed_as_it_was_read(spec: str) -> None:
     assert str(parse_fault(spec, SIMULATED_FAULTS)) == spec
+
+
+@pytest.mark.parametrize(
+    ("special", "spec"),
+    [
+        ("network-jitter:rank=4,factor=40", "slow-link:rank=4,factor=40,probability=0.3"),
+        ("throttle-ramp:rank=5,factor=1.8", "clock-throttle:rank=5,factor=1.8,ramp=10"),
+        ("slow-loader-worker:rank=1,ms=900", "data-stall:rank=1,ms=900,every=4"),
+        ("slow-loader-worker:ms=900,every=2", "data-stall:ms=900,every=2"),
+    ],
+)
+def test_a_special_form_is_a_cause_with_other_defaults(special: str, spec: str) -> None:
+    assert parse_fault(special) == parse_fault(spec) == parse_fault(special, SIMULATED_FAULTS)
+
+
+def test_an_evaluation_follows_every_so_many_steps() -> None:
+    fault = parse_fault("evaluation:every=3,ms=10,steps=2-8")
+
+    assert fault is not None
+    assert fault.ranks == (0,)
+    assert [step for step in range(12) if fault.is_active(step)] == [2, 5, 8]
+
+
+def test_a_rank_alone_cannot_call_a_collective_that_others_do_not() -> None:
+    with pytest.raises(FaultSpecError, match="several ranks"):
+        TrainerConfig(
+            world_size=1, num_microbatches=1, faults=parse_faults(["mismatch:rank=0,step=1"])
+        )
 
 
 def test_the_simulator_has_every_cause() -> None:

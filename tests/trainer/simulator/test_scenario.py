@@ -10,6 +10,7 @@ import pytest
 
 from rankscope.trainer.errors import ScenarioError
 from rankscope.trainer.faults.spec import FaultCause, parse_simulated_faults
+from rankscope.trainer.simulator.labels import FOUND_AS
 from rankscope.trainer.simulator.placement import Axis, make_groups, place
 from rankscope.trainer.simulator.presets import PRESETS
 from rankscope.trainer.simulator.scenario import Noise, RankOrder, Scenario, TpDetail
@@ -93,7 +94,7 @@ def test_every_preset_fits_any_size_and_is_labelled(name: str, settings: dict[st
     causes = {label.cause for label in simulation.labels}
 
     if name in tuple(FaultCause):
-        assert causes == {name}
+        assert causes == {FOUND_AS.get(FaultCause(name), name)}
     elif name in ("healthy", "noisy", "zero-bubble", "experts"):
         assert not causes
     else:
