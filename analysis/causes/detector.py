@@ -58,6 +58,7 @@ class ProofForm(Enum):
     RECOMPILES = "the same, and the compile ids"
     STATES = "last operation of each rank"
     SETTINGS = "values of a setting on each side"
+    HOSTS = "hosts of each group"
 
 
 @dataclass(frozen=True, slots=True)

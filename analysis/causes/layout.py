@@ -16,7 +16,7 @@ from ..report.report import Finding
 from ..report.text import format_count, format_percent
 from ..statistics.thresholds import THRESHOLDS
 from ..trace.devices import element_bytes, memory_bytes_per_s, peak_flops_per_s
-from .detector import Cause, Subject
+from .detector import Cause, ProofForm, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,6 +73,7 @@ CAUSE = Cause(
     subject=Subject.JOB,
     sentence="The parallel layout costs time",
     is_alarm=False,
+    proof_form=ProofForm.HOSTS,
 )
 
 

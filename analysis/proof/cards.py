@@ -10,7 +10,7 @@ from ..causes.order import CAUSES
 from .compute import compute_card, length_card, stage_card
 from .devices import device_card
 from .host_time import host_card, recompile_card
-from .records import settings_card, states_card
+from .records import hosts_card, settings_card, states_card
 from .transfers import transfer_card
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ MAX_CARDS = 16
 FROM_RECORD: dict[ProofForm, Callable[[Finding, Record], ProofCard | None]] = {
     ProofForm.STATES: states_card,
     ProofForm.SETTINGS: settings_card,
+    ProofForm.HOSTS: hosts_card,
 }
 """Cards that need no replay."""
 

@@ -52,13 +52,13 @@ def states_card(finding: Finding, record: Record) -> ProofCard | None:
         facts.append(
             ProofFact(label=format_ranks(ranks), text=text + more, is_culprit=not is_other)
         )
-    return ProofCard(facts=_bounded(facts))
+    return ProofCard(facts=_bounded(facts, "state"))
 
 
-def _bounded(facts: list[ProofFact]) -> tuple[ProofFact, ...]:
+def _bounded(facts: list[ProofFact], noun: str) -> tuple[ProofFact, ...]:
     if len(facts) <= MAX_GROUPS:
         return tuple(facts)
-    rest = format_count(len(facts) - MAX_GROUPS + 1, "more state")
+    rest = format_count(len(facts) - MAX_GROUPS + 1, f"more {noun}")
     more = ProofFact(label=rest, text="", is_culprit=False)
     return (*facts[: MAX_GROUPS - 1], more)
 
@@ -114,6 +114,25 @@ def _describe(entry: Mapping[str, Any]) -> str:
     of_kind = f" ({kind})" if kind and kind not in (name, SpanKind.WAIT) else ""
     of_step = f", step {step:,}" if step >= 0 else ""
     return f"{name or kind}{number}{of_kind}{of_step}"
+
+
+def hosts_card(finding: Finding, record: Record) -> ProofCard | None:
+    """Return the hosts of each named tensor-parallel group, and the ranks of the first of them."""
+    infos = record.run.ranks
+    groups: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for rank in finding.ranks:
+        coords = infos[rank].coords
+        groups[coords.dp, coords.pp, coords.cp].append(rank)
+    if not groups:
+        return None
+    hosts = [sorted({infos[rank].host for rank in ranks}) for ranks in groups.values()]
+    crossing = [
+        ProofFact(label=format_ranks(ranks), text=f"on {', '.join(of_group)}", is_culprit=True)
+        for ranks, of_group in zip(groups.values(), hosts, strict=True)
+    ]
+    first = [rank for rank, info in sorted(infos.items()) if info.host == hosts[0][0]]
+    host = ProofFact(label=hosts[0][0], text=f"has {format_ranks(first)}", is_culprit=False)
+    return ProofCard(facts=_bounded([host, *crossing], "group"))
 
 
 def settings_card(finding: Finding, record: Record) -> ProofCard | None:
