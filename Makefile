@@ -18,11 +18,14 @@ EXPLORING = --hypothesis-profile=nightly --hypothesis-seed=$(SEED) --timeout=360
 # ruff follows no link by itself; behind the links of src/rankscope it sees the packages by their installed names.
 SOURCES := . src/rankscope/*/
 
-# Two processes share the test files. Tests that measure or keep a pace run last, with no other test beside them. A run
-# narrowed by ARGS uses one process, because starting two takes longer.
-TWO_PROCESSES := --numprocesses=logical --maxprocesses=2 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
-SHARED_RUN := -m "not alone and not nightly" $(TWO_PROCESSES) --durations=10
-FAST_RUN := -m "not nightly and not slow and not multiproc and not browser and not alone" $(TWO_PROCESSES)
+# Three processes share the test files, also on two cores: tests wait for half of their time, for other processes, pages
+# and timeouts. Tests that measure or keep a pace run last, with no other test beside them. A run narrowed by ARGS uses
+# one process, because starting more takes longer.
+PROCESSES := --numprocesses=3 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
+SHARED_RUN := -m "not alone and not nightly" $(PROCESSES) --durations=10
+# These alone are collected: of all tests, it would take longer than they do.
+ALONE := $(shell grep -rlF --include='test_*.py' 'pytest.mark.alone' tests)
+FAST_RUN := -m "not nightly and not slow and not multiproc and not browser and not alone" $(PROCESSES)
 
 .PHONY: help demo test test-fast nightly lint types check-imports pytest format diagnosis faults edges fuzz outage other-torch lock audit browser servers clean
 
@@ -52,8 +55,8 @@ test-fast: $(STAMP) ## lint, and the tests that are quick and start no processes
 
 nightly: $(STAMP) browser servers ## all tests; hypothesis explores with more examples and a fresh seed: make nightly SEED=7 repeats one
 	@echo "hypothesis seed $(SEED): make nightly SEED=$(SEED) tries the same examples"
-	@$(BIN)/python -m pytest -m "not alone" $(TWO_PROCESSES) $(EXPLORING)
-	@$(BIN)/python -m pytest -m alone $(EXPLORING)
+	@$(BIN)/python -m pytest -m "not alone" $(PROCESSES) $(EXPLORING)
+	@$(BIN)/python -m pytest -m alone $(EXPLORING) $(ALONE)
 
 lint: $(STAMP) ## ruff (lint and format), retired words
 	@$(BIN)/ruff check $(SOURCES)
@@ -71,7 +74,7 @@ ifdef ARGS
 	@$(BIN)/python -m pytest $(ARGS)
 else
 	@$(BIN)/python -m pytest $(SHARED_RUN)
-	@$(BIN)/python -m pytest -m "alone and not nightly"
+	@$(BIN)/python -m pytest -m "alone and not nightly" $(ALONE)
 endif
 
 browser: ## a headless Chromium for the browser tests

@@ -34,6 +34,7 @@ RDMA_TRAFFIC = "rdma-traffic"
 LOSS = "loss"
 COLLECTOR_BEHIND = "collector-behind"
 ANALYSIS_BEHIND = "analysis-behind"
+BAD_HOST = "bad-host"
 """Names of the rules, as alerts and the configuration carry them."""
 
 UNEXPLAINED = "no finding explains it"
@@ -64,6 +65,8 @@ ACTIONS = {
     COLLECTOR_BEHIND: "look at the agents' and the collector's log: is the store slow, the disk"
     " full, a token expired?",
     ANALYSIS_BEHIND: "look at the server's log and its processors; diagnoses and alerts are late",
+    BAD_HOST: "keep jobs from it (`rankscope hosts exclude`); once it is repaired, run `rankscope"
+    " doctor --active` there",
 }
 """What to do, by rule, if no finding explains it."""
 
@@ -147,6 +150,19 @@ class LossSettings(RuleSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BadHostSettings(RuleSettings):
+    """Hosts whose checks report errors, or that findings of several runs name."""
+
+    num_runs: int = 3
+    """Runs whose findings name it. Source: choice. In a job of few hosts two runs name the same one
+    by chance; about 3 % of machines fail per week, and the same ones again (Imbue)."""
+
+    def __post_init__(self) -> None:
+        if self.num_runs < 1:
+            raise ValueError("num_runs must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AlertRules:
     """All rules with their thresholds. The defaults need no configuration."""
 
@@ -162,6 +178,7 @@ class AlertRules:
     loss: LossSettings = LossSettings()
     collector_behind: DelaySettings = DelaySettings(after_s=60.0)
     analysis_behind: DelaySettings = DelaySettings(after_s=120.0)
+    bad_host: BadHostSettings = BadHostSettings()
 
     def of(self, rule: str) -> RuleSettings:
         """Return the settings of a rule by its name."""

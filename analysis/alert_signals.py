@@ -1,4 +1,4 @@
-"""Alert rules over what the store knows of a live run beyond its diagnosis."""
+"""Alert rules over what the store knows beyond diagnoses: of a live run, and of hosts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from .alert_rules import (
     ANALYSIS_BEHIND,
+    BAD_HOST,
     COLLECTOR_BEHIND,
     LOSS,
     RDMA_TRAFFIC,
@@ -20,10 +21,16 @@ from .alert_rules import (
 )
 from .breakdown.drops import ROBUST
 from .report.report import Severity
-from .report.text import format_percent, format_ranks, format_seconds
+from .report.text import (
+    format_count,
+    format_names,
+    format_percent,
+    format_ranks,
+    format_seconds,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -95,6 +102,71 @@ class RunSignals:
     analysis_lag_s: float | None = None
     """Time since the end of the oldest complete step that was not analysed; None if there is
     none."""
+
+
+MAX_ERRORS = 3
+"""Errors of a host that its alert writes out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRecord:
+    """Errors of a host's checks, and the findings that name it."""
+
+    host: str
+    errors: Sequence[str] = ()
+    """Of its newest examination, a sentence each."""
+
+    named_by: Mapping[str, Sequence[str]]
+    """Causes of the findings that name it by run, in the order in which they opened."""
+
+    is_fit_since: bool = False
+    """Whether a later run on it ended without such a finding, or it was taken back since."""
+
+
+def find_host_conditions(
+    records: Iterable[HostRecord], *, rules: AlertRules | None = None
+) -> tuple[Condition, ...]:
+    """Return the hosts to alert about: by errors of their checks, and as repeat offenders."""
+    rules = rules or AlertRules()
+    conditions: list[Condition] = []
+    for record in records:
+        if record.errors:
+            more = len(record.errors) - MAX_ERRORS
+            shown = "; ".join(record.errors[:MAX_ERRORS]) + (
+                f"; and {more} more" if more > 0 else ""
+            )
+            conditions.append(
+                Condition(
+                    rule=BAD_HOST,
+                    key=record.host,
+                    severity=Severity.CRITICAL,
+                    steps=None,
+                    is_active=True,
+                    text=f"the checks of host {record.host} report errors: {shown}",
+                    hosts=(record.host,),
+                    hold_s=HOLD_S,
+                )
+            )
+        if len(record.named_by) >= rules.bad_host.num_runs and not record.is_fit_since:
+            causes = sorted({cause for causes in record.named_by.values() for cause in causes})
+            conditions.append(
+                Condition(
+                    rule=BAD_HOST,
+                    key=f"{record.host} findings",
+                    severity=Severity.WARNING,
+                    steps=None,
+                    is_active=True,
+                    text=(
+                        f"findings of {format_count(len(record.named_by), 'run')} name host"
+                        f" {record.host}: {format_names(causes)} in"
+                        f" {format_names(tuple(record.named_by))}"
+                    ),
+                    hosts=(record.host,),
+                    hold_s=HOLD_S,
+                    numbers={"num_runs": float(len(record.named_by))},
+                )
+            )
+    return apply_settings(conditions, rules)
 
 
 def find_signal_conditions(

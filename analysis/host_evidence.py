@@ -13,11 +13,12 @@ from .causes.detector import HostTime, ShownIn
 from .causes.hang import CAUSE as HANG
 from .causes.order import CAUSES
 from .diagnose import ends_run, is_alarm
-from .hosts.deviations import KINDS, HostReadings
+from .hosts.deviations import KINDS, MEMORY, PRESSURE, STORAGE, HostReadings
 from .hosts.logs import KERNEL, LOG, first_error, read_lines
 from .hosts.stacks import classify_hang, describe_groups, group_stacks
 from .report.report import NOT_MEASURED, HostNote
 from .report.text import (
+    format_bytes,
     format_count,
     format_duration,
     format_names,
@@ -41,6 +42,12 @@ MAX_DEVIATIONS = 5
 MIN_WAIT = 0.1
 """Share of the time without a CPU from which that may hold a rank up. Source: a finding of one rank
 is an excess of 10 %."""
+
+USERS = {"io": STORAGE, "memory": MEMORY}
+"""Readings of the processes that may be why others wait, by what these wait for."""
+
+WORDS = {STORAGE: "moved {}/s to and from disks of {}", MEMORY: "held {} of {}"}
+WAITED = {"io": "a disk", "memory": "memory"}
 
 MAX_LINES = 4
 MAX_RANKS = 64
@@ -144,21 +151,12 @@ def _readings(record: Record, epoch: int, bounds: tuple[int, int]) -> HostReadin
 def _reading_notes(
     finding: Finding, readings: HostReadings, hosts: set[str], record: Record
 ) -> Iterator[HostNote]:
-    """Yield who took the CPUs, what deviates, and what was not measured."""
+    """Yield which processes took CPUs, disks and memory, what deviates, and what was not read."""
     deviations = readings.deviations(finding.ranks)
-    own, others = readings.queue_wait(finding.ranks)
-    is_waiting = (own or 0.0) >= max(MIN_WAIT, THRESHOLDS.peer_peak_factor * (others or 0.0))
-    shown_in = CAUSES[finding.cause].shown_in
-    taken = []
-    for host, name, cores, before in readings.processes(hosts):
-        has_grown = before is not None and cores >= THRESHOLDS.min_growth_factor * before
-        if is_waiting or (isinstance(shown_in, HostTime) and has_grown):
-            usual = "" if before is None else f", in other steps {before:.2f}"
-            taken.append(f"{_process(name)} took {cores:.2f} CPUs of {host}{usual}")
-    if taken and own is not None:
-        usual = "" if others is None else f", other ranks {format_percent(others)}"
-        who = format_ranks(finding.ranks)
-        taken.append(f"{who} had no CPU for {format_percent(own)} of the time{usual}")
+    taken = [
+        *_takers_of_cpus(finding, readings, hosts),
+        *_users(finding, readings, hosts, deviations),
+    ]
     if taken:
         yield HostNote(source="processes", text="; ".join(taken))
     if deviations:
@@ -175,15 +173,56 @@ def _reading_notes(
         yield HostNote(source=NOT_MEASURED, text=", ".join(names))
 
 
+def _takers_of_cpus(finding: Finding, readings: HostReadings, hosts: set[str]) -> Iterator[str]:
+    """Yield the processes that took the CPUs of these ranks, and who had none for how long.
+
+    What keeps all ranks waiting alike is no evidence against one of them.
+    """
+    own, others = readings.queue_wait(finding.ranks)
+    is_short = own is not None and own >= MIN_WAIT
+    is_waiting = is_short and (own or 0.0) >= THRESHOLDS.peer_peak_factor * (others or 0.0)
+    may_have_grown = isinstance(CAUSES[finding.cause].shown_in, HostTime) and not is_short
+    is_named = False
+    for host, name, cores, before in readings.processes(hosts):
+        has_grown = before is not None and cores >= THRESHOLDS.min_growth_factor * before
+        if is_waiting or (may_have_grown and has_grown):
+            usual = "" if before is None else f", in other steps {before:.2f}"
+            yield f"{_process(name)} took {cores:.2f} CPUs of {host}{usual}"
+            is_named = True
+    if is_named and own is not None:
+        usual = "" if others is None else f", other ranks {format_percent(others)}"
+        who = format_ranks(finding.ranks)
+        yield f"{who} had no CPU for {format_percent(own)} of the time{usual}"
+    if is_named and (pressure := readings.pressure(hosts, "cpu")) is not None:
+        yield f"some process there had none for {format_percent(pressure)}"
+
+
+def _users(
+    finding: Finding, readings: HostReadings, hosts: set[str], deviations: Iterable[Deviation]
+) -> Iterator[str]:
+    """Yield the processes that used disks and memory, for which others waited."""
+    is_of_host = isinstance(CAUSES[finding.cause].shown_in, HostTime)
+    risen = {deviation.name for deviation in deviations}
+    for what, of in USERS.items():
+        stalled = readings.pressure(hosts, what) or 0.0
+        if stalled < MIN_WAIT or not (is_of_host or PRESSURE.format(what) in risen):
+            continue
+        users = readings.processes(hosts, of)
+        for host, name, used, _ in users:
+            yield f"{_process(name)} {WORDS[of].format(format_bytes(round(used)), host)}"
+        if users:
+            share = format_percent(stalled)
+            yield f"some process waited for {WAITED[what]} for {share} of the time"
+
+
 def _relevant_kinds(finding: Finding, record: Record) -> tuple[str, ...]:
     """Return what would say something about a cause."""
     shown_in = CAUSES[finding.cause].shown_in
     if shown_in is ShownIn.TRANSFERS:
         return ("network",)
     if shown_in is ShownIn.COMPUTE:
-        names = {
-            record.run.ranks[rank].device_name for rank in finding.ranks if rank in record.run.ranks
-        }
+        ranks = record.run.ranks
+        names = {ranks[rank].device_name for rank in finding.ranks if rank in ranks}
         return ("CPU",) if names <= {"cpu", ""} else ("GPU",)
     if finding.cause in {"data-stall", "checkpoint"}:
         return ("CPU", "disk")

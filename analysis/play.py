@@ -21,6 +21,7 @@ from .replay.critical_path import critical_path
 from .replay.model import COMPUTE_KINDS, has_kind, select_step
 from .replay.pipeline import measure_pipeline
 from .replay.program import compile_program
+from .replay.step_overlap import StepOverlap
 from .replay.what_if import ratio
 from .trace.errors import AnalysisError, EmptyRunError
 
@@ -96,6 +97,7 @@ class RunPlay:
             model=model,
             rows=rows,
             program=compile_program(model.operations),
+            overlap=StepOverlap(model),
             is_fixed=False,
             recorded=recorded,
             times=recorded,
@@ -143,6 +145,7 @@ class StepPlay:
     """Their rows in the run's operations."""
 
     program: Program
+    overlap: StepOverlap
     is_fixed: bool
     """Whether a finding was fixed: it is priced beside what no finding explains, not beside all
     that was recorded."""
@@ -284,8 +287,7 @@ class StepPlay:
     @property
     def overlap_ns(self) -> float:
         """Time from the first begin in which the step before still ran; no part of this step."""
-        shared_ns = self.model.overlap_ns
-        return 0.0 if shared_ns is None else float(shared_ns[0])
+        return float(self.overlap.shift(*self.times)[1][0])
 
     def critical_path(self) -> CriticalPath:
         """Return the chain of operations that decides the end of the changed step.
@@ -295,7 +297,9 @@ class StepPlay:
         """
         model = self.model
         operations = replace(
-            model.operations, duration_ns=self.times.duration_ns, gap_ns=self.times.gap_ns
+            model.operations,
+            duration_ns=self.times.duration_ns,
+            gap_ns=self.overlap.shift(*self.times)[0],
         )
         return critical_path(replace(model, operations=operations))
 
@@ -326,7 +330,8 @@ class StepPlay:
         return np.flatnonzero(has_kind(model, COMPUTE_KINDS) & model.on_device)
 
     def _replay(self, times: Times) -> float:
-        return float(self.program.step_times(*times)[0]) - self.overlap_ns
+        gap_ns, shared_ns = self.overlap.shift(*times)
+        return float(self.program.step_times(times.duration_ns, gap_ns)[0] - shared_ns[0])
 
 
 def _describe(part: Part) -> str:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Literal, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankscope.analysis.breakdown.goodput import RunHistory
+    from rankscope.analysis.breakdown.run_history import RunHistory
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
     from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.drawing.selection import AlikeSpan
     from rankscope.analysis.drawing.step_replay import StepReplay
     from rankscope.analysis.drawing.timeline import StepTimeline, ViewportSpans
+    from rankscope.analysis.goodput import Goodput
     from rankscope.analysis.play import RunPlay
     from rankscope.analysis.report.liveness import RankLiveness, StepSilence
     from rankscope.analysis.report.report import RunReport
@@ -141,7 +142,11 @@ class ReportProvider(Protocol):
         ...
 
     def history(self, run_id: str) -> RunHistory | None:
-        """Return loss, epochs and goodput of the newest steps; None if no step has ended."""
+        """Return loss and epochs of the newest steps; None if no step has ended."""
+        ...
+
+    def goodput(self, run_id: str) -> Goodput | None:
+        """Return what the time of a run was spent on, over all restarts; None if unknown."""
         ...
 
     def rank_details(self, report: RunReport, rank: int) -> RankDetails | None:
@@ -203,13 +208,18 @@ class ReportProvider(Protocol):
         """Add a tag or a note, or remove it; return what was done, or why not."""
         ...
 
-    def request_of_rank(self, run_id: str, rank: int, level: str) -> str:
+    def excluded_hosts(self, report: RunReport) -> tuple[str, ...]:
+        """Return a sentence about each excluded host that the run of a report uses or has used."""
+        ...
+
+    def request_of_rank(self, run_id: str, rank: int, level: str, *, steps: int) -> str:
         """Request more of a running rank for some steps; return what was done, or why not.
 
         Args:
             run_id: The run.
             rank: The rank.
             level: ``full``, ``profile`` or ``stacks``.
+            steps: Number of steps, 1 to 100.
         """
         ...
 

@@ -66,6 +66,19 @@ PART_COLORS: dict[str, str] = {
 }
 """The colour of each part of a waterfall: that of its kind of span, if it has one."""
 
+GOODPUT_COLORS: dict[str, str] = {
+    "productive": "#70a2d6",
+    "repeated": "#a5414a",
+    "detection": "#e2b800",
+    "restart": "#5b60d7",
+    "startup": "#8a97ff",
+    "checkpoint": "#6e3995",
+    "evaluation": "#2f8f8b",
+    "findings": "#d9480f",
+    "unknown": "#888983",
+}
+"""The colour of each part of a run's goodput."""
+
 DIVERGING: list[tuple[float, str]] = [
     (0.0, "rgba(28,126,214,1)"),
     (0.25, "rgba(66,146,218,0.75)"),

@@ -8,6 +8,7 @@ machine can stand still for seconds.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
@@ -58,21 +59,33 @@ def consistent_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(analyze, "find_contradictions", check)
 
 
+@pytest.fixture(scope="session")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a store without rows. A copy costs less than the migrations do."""
+    from rankscope.collector.store.store import open_store
+
+    folder = tmp_path_factory.mktemp("tables") / "store"
+    open_store(f"chdb://{folder}").close()
+    return folder
+
+
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+def store(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """Open an embedded store that the tests of a module share."""
     from rankscope.collector.store.store import open_store
 
-    with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
+    folder = shutil.copytree(tables, tmp_path_factory.mktemp("store") / "store", symlinks=True)
+    with open_store(f"chdb://{folder}") as opened:
         yield opened
 
 
 @pytest.fixture
-def empty_store(tmp_path: Path) -> Iterator[Store]:
+def empty_store(tables: Path, tmp_path: Path) -> Iterator[Store]:
     """Open an empty embedded store for one test."""
     from rankscope.collector.store.store import open_store
 
-    with open_store(f"chdb://{tmp_path / 'store'}") as opened:
+    folder = shutil.copytree(tables, tmp_path / "store", symlinks=True)
+    with open_store(f"chdb://{folder}") as opened:
         yield opened
 
 

@@ -26,6 +26,9 @@ NS_PER_S = 1_000_000_000
 FLIGHT_RECORDER = "flight-recorder"
 """Kind of the event that has the content of a rank's dump of a flight recorder."""
 
+STEPS_COUNTED = "steps-counted"
+"""Kind of the event that says that the tracer counts the steps of a process from 0."""
+
 NONE = -1
 """Value of an integer column that is unknown or does not apply (step, micro-batch, peer, ...)."""
 

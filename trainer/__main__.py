@@ -7,19 +7,21 @@ import gc
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankscope.tracer.topology import Layout
 
 from .config import ModelConfig, TrainerConfig, default_pace_ms
 from .errors import ConfigError
-from .faults.spec import parse_faults
+from .faults.spec import ENDING_CAUSES, parse_faults
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
 
+    from .checkpoint import Checkpoints
     from .loop import RankState
 
 PACE_REPORT_STEPS = 5
@@ -46,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"trainer: {problem}", file=sys.stderr)
         return EXIT_USAGE
     try:
-        _run(config, device, rank=rank, spool=args.trace, run=args.run)
+        _run(config, device, rank=rank, args=args)
     except KeyboardInterrupt:
         # torchrun forwards the Ctrl-C that the terminal has already sent to this process.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -55,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(
-    config: TrainerConfig, device: torch.device, *, rank: int, spool: str | None, run: str | None
+    config: TrainerConfig, device: torch.device, *, rank: int, args: argparse.Namespace
 ) -> None:
     import torch.distributed as dist
 
@@ -67,9 +69,12 @@ def _run(
     from .tracing import report_pace, start_tracing
 
     set_environment(config.faults, rank=rank)
+    if args.hosts:
+        os.environ["RANKSCOPE_HOST"] = args.hosts.split(",")[rank]
     join_job(device)
-    state = build_rank(config, rank=rank, mesh=build_mesh(config.layout, device), device=device)
-    start_tracing(state, spool=spool, run=run)
+    mesh = build_mesh(config.layout, device)
+    state = build_rank(config, rank=rank, mesh=mesh, device=device)
+    start_tracing(state, spool=args.trace, run=args.run)
     if rank == 0:
         layout = config.layout
         print(
@@ -86,25 +91,52 @@ def _run(
             print(f"fault: {fault}")
         sys.stdout.flush()
 
-    warm_up(state, next(state.batches))
+    with tracer.span("warm-up"):
+        warm_up(state, next(state.batches))
+    saver = None
+    if args.checkpoint:
+        from .checkpoint import Checkpoints  # a second of imports
+
+        saver = Checkpoints(
+            Path(args.checkpoint), every=args.checkpoint_every, state=state, mesh=mesh
+        )
+    first_step = 0 if saver is None else _resume(saver, state)
     gc.collect()
     gc.freeze()
     state.faults.prepare()
-    dist.barrier()
-    tracer.begin_steps(0)
-    for report in train(state):
+    with tracer.span("last barrier before training"):
+        dist.barrier()
+    tracer.begin_steps(first_step)
+    for report in train(state, first_step):
         if rank == 0:
             print(
                 f"step {report.step} loss {report.loss:.4f} time_s {report.duration_s:.3f}",
                 flush=True,
             )
+        if saver is not None:
+            saver.after_step(report.step)
         if config.pace_ms is not None and (report.step + 1) % PACE_REPORT_STEPS == 0:
             report_pace(state.timer, config.pace_ms)
-    if config.pace_ms is not None:
+    if saver is not None:
+        saver.close()
+    if config.pace_ms is not None and state.timer.num_segments:
         report_pace(state.timer, config.pace_ms)
         _print_pace(state, device)
     tracer.shutdown()
     dist.destroy_process_group()
+
+
+def _resume(saver: Checkpoints, state: RankState) -> int:
+    """Load the newest checkpoint, and skip the batches before it; return the first step."""
+    from rankscope import tracer
+
+    with tracer.span("resume from a checkpoint"):
+        first_step = saver.resume()
+    if state.rank == 0 and first_step:
+        print(f"resumed before step {first_step}", flush=True)
+    for _ in range(first_step):
+        next(state.batches)
+    return first_step
 
 
 def _print_pace(state: RankState, device: torch.device) -> None:
@@ -140,6 +172,14 @@ def _config(args: argparse.Namespace, *, world_size: int) -> TrainerConfig:
         seq_length=args.seq,
     )
     num_microbatches = 2 * layout.pp if args.microbatches is None else args.microbatches
+    if args.checkpoint_every < 1:
+        raise ConfigError(f"--checkpoint-every must be at least 1, got {args.checkpoint_every}")
+    if args.hosts and args.hosts.count(",") + 1 != world_size:
+        raise ConfigError(f"--hosts must have a name for each of the {world_size} ranks")
+    faults = parse_faults(args.fault)
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        # The restart of a job that one of them has ended.
+        faults = tuple(fault for fault in faults if fault.cause not in ENDING_CAUSES)
     pace_ms: float | None = None
     if args.paced:
         default_ms = default_pace_ms(model, layout, num_microbatches=num_microbatches)
@@ -154,7 +194,7 @@ def _config(args: argparse.Namespace, *, world_size: int) -> TrainerConfig:
         learning_rate=args.lr,
         seed=args.seed,
         pace_ms=pace_ms,
-        faults=parse_faults(args.fault),
+        faults=faults,
     )
 
 
@@ -185,6 +225,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SPEC",
         help="cause:key=value,..., as slow-compute:rank=5,factor=1.8,steps=10-29 or"
         " crash:rank=3,step=7 (docs/trainer.md has all) | none; may be repeated",
+    )
+    add("--checkpoint", metavar="DIR", help="save into DIR, and resume from its newest checkpoint")
+    add("--checkpoint-every", type=int, default=10, metavar="STEPS")
+    add(
+        "--hosts",
+        metavar="NAMES",
+        help="names that the ranks give as their hosts, one each, separated by commas",
     )
     add("--trace", metavar="DIR", help="record spans into DIR; default RANKSCOPE_TRACE, else off")
     # torchrun would take --run for an abbreviation of its own --run-path.

@@ -83,10 +83,10 @@ def warm_up(state: RankState, batch: Batch) -> None:
     state.timer.reset_counts()
 
 
-def train(state: RankState) -> Iterator[StepReport]:
-    """Train ``config.num_steps`` steps and yield the report of each."""
+def train(state: RankState, first_step: int = 0) -> Iterator[StepReport]:
+    """Train up to ``config.num_steps`` and yield the report of each step."""
     begin_s = time.monotonic()
-    for step in range(state.config.num_steps):
+    for step in range(first_step, state.config.num_steps):
         report = train_step(state, step, begin_s=begin_s)
         begin_s += report.duration_s
         yield report

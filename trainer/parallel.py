@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -47,7 +48,17 @@ def join_job(device: torch.device) -> None:
     backend = "nccl" if device.type == "cuda" else "gloo"
     device_id = device if device.type == "cuda" else None
     if "WORLD_SIZE" in os.environ:
-        dist.init_process_group(backend, device_id=device_id)
+        # torchrun restarts its ranks with the store of those before (torch 2.13), which has their
+        # addresses.
+        store, rank, world_size = next(iter(rendezvous("env://")))
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        dist.init_process_group(
+            backend,
+            store=torch._C._distributed_c10d.PrefixStore(f"attempt-{attempt}", store),
+            rank=rank,
+            world_size=world_size,
+            device_id=device_id,
+        )
     else:
         dist.init_process_group(
             backend,

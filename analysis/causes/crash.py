@@ -127,6 +127,8 @@ SIGN_CLASSES = {
     "cuda-oom": ExitClass.CUDA_OOM,
     "ecc": ExitClass.DEVICE,
     "cuda-error": ExitClass.DEVICE,
+    "document": ExitClass.DOCUMENT,
+    "timeout": ExitClass.TIMEOUT,
 }
 """Reasons by the class of a line that explains an end. Those of the kernel come first, in this
 order: what killed a process is not in its own log."""
@@ -307,14 +309,17 @@ def find_failures(epoch: EpochInfo, context: RunContext, steps: StepTable) -> tu
         host = hosts.get(ended.rank, "")
         before_ns = WATCHDOG_NS if reason is ExitClass.TIMEOUT else BEFORE_NS
         of_exit = lines_of_exit(lines, ended, host, before_ns=before_ns)
+        is_lost = reason is ExitClass.LOST
         reason, message, sign = explain_exit(
             reason, message, of_exit, _what_kernel_says(context.samples, ended, host)
         )
-        if reason is ExitClass.LOST and (was_silent or ended.rank in lived):
+        # What the kernel did to some process of the host is no reason of a job that hung before.
+        is_own = sign is not None and sign.rank != NONE
+        if is_lost and not is_own and (was_silent or ended.rank in lived):
             reason = ExitClass.STOPPED
         kind, _, text = ended.origin.partition(":")
-        is_own = 0 < of_type[kind] <= THRESHOLDS.majority_share * len(exits)
-        if kind and is_own and reason in FOLLOW_UPS:
+        is_rare = 0 < of_type[kind] <= THRESHOLDS.majority_share * len(exits)
+        if kind and is_rare and reason in FOLLOW_UPS:
             earlier = replace(ended, exception=kind, message=text.strip(), origin="")
             if (origin := classify_exit(earlier)) not in FOLLOW_UPS:
                 reason, message = origin, format_exit(earlier)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,12 +22,14 @@ from rankscope.tracer.span import (
 from rankscope.tracer.spool import STALL_NS
 
 from ..arrays.grouping import sorted_unique
+from ..hosts.stacks import STACK, StackPlace, find_place, read_call, read_main_frames
 from ..readers.waits import is_p2p
 from ..report.report import Finding
 from ..report.text import format_count, format_duration, format_ranks
 from ..statistics.thresholds import THRESHOLDS
 from .crash import (
     MIN_SILENCE_NS,
+    SILENT_STEPS,
     ExitClass,
     find_failures,
     find_silence,
@@ -37,6 +40,7 @@ from .detector import Cause, ProofForm, insufficient
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    import networkx as nx
     from numpy.typing import NDArray
 
     from ..trace.context import EventRecord, RunContext
@@ -59,6 +63,10 @@ MAX_ODD = 4
 """Unlike operations, and ranks whose line of code is looked for, in one sentence."""
 
 UNFINISHED = int(SpanFlag.OPEN | SpanFlag.ERROR)
+
+WAITS = (StackPlace.COLLECTIVE, StackPlace.DRIVER)
+"""Places of a stack in which a rank waits for others, or for its device, which may wait for them or
+fail: the surest first."""
 
 TOO_MANY = "a collective too many"
 """In the evidence, if the others do not wait for the named ranks."""
@@ -94,7 +102,7 @@ class Entry(NamedTuple):
     kind: str
     name: str
     num_bytes: int = 0
-    """0 or less: none or unknown."""
+    """0: none or unknown."""
 
     dtype: str = ""
     """Type of the elements; "" if it is unknown."""
@@ -109,7 +117,7 @@ class Entry(NamedTuple):
         return is_known or self.kind in P2P or self.name in P2P_NAMES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Stuck:
     """A communication with blocked members, or one that ended though it was called unlike."""
 
@@ -125,7 +133,7 @@ class _Stuck:
 
     group_name: str
 
-    @property
+    @cached_property
     def missing(self) -> frozenset[int]:
         """Return the members that have not entered it."""
         return frozenset(self.members) - {entry.rank for entry in self.entered}
@@ -136,7 +144,7 @@ class _Stuck:
         steps = [entry.step for entry in self.inside if entry.step >= 0]
         return (min(steps), max(steps)) if steps else None
 
-    @property
+    @cached_property
     def sides(self) -> list[tuple[str, tuple[int, ...]]]:
         """Return the unlike operations in it with their ranks, that of most ranks first.
 
@@ -167,11 +175,12 @@ class _Stuck:
         return f"{text} of group {group} with {len(self.members):,} ranks"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Job:
     """An epoch in which ranks are blocked, and what is known of them."""
 
     epoch: EpochInfo
+    world_size: int
     spans: SpanTable
     steps: StepTable
     events: tuple[EventRecord, ...]
@@ -197,29 +206,69 @@ class _Job:
     """The first communication of each group that ranks called unlike and that has ended, by the
     dumps; ascending by time."""
 
-    @property
+    @cached_property
     def blocked(self) -> frozenset[int]:
         """Return the blocked ranks."""
         return frozenset(entry.rank for comm in self.stuck for entry in comm.inside)
 
-    @property
+    @cached_property
+    def signs(self) -> tuple[EventRecord, ...]:
+        """Return the events of ranks in the step that hangs, or in later ones."""
+        steps = [comm.inside[0].step for comm in self.stuck if comm.inside[0].step >= 0]
+        since = min(steps, default=MAX_STEP)
+        return tuple(event for event in self.events if event.data.get("step", NONE) >= since)
+
+    @cached_property
     def reporting(self) -> frozenset[int]:
         """Return the ranks whose process reports that its own step lasts long (event ``stack``).
 
         A process that is frozen sends none. Empty if no more than half of the ranks do, or all:
         then that says nothing about the others.
         """
-        steps = [comm.inside[0].step for comm in self.stuck if comm.inside[0].step >= 0]
-        if not steps:
-            return frozenset()
-        since = min(steps)
-        ranks = frozenset(
-            event.rank
-            for event in self.events
-            if event.kind == "stack" and event.data.get("step", NONE) >= since
-        )
+        ranks = frozenset(event.rank for event in self.signs if event.kind == STACK)
         num = len(self.epoch.ranks)
         return ranks if num > len(ranks) > THRESHOLDS.majority_share * num else frozenset()
+
+    def places(self, ranks: Collection[int]) -> dict[int, StackPlace]:
+        """Return in what the newest stack of each of these ranks is, of those that have frames."""
+        newest = {
+            event.rank: event.data
+            for event in self.signs
+            if event.kind == STACK and event.rank in ranks
+        }
+        frames = {rank: read_main_frames(data) for rank, data in newest.items()}
+        return {
+            rank: find_place(of_rank, read_call(newest[rank]))
+            for rank, of_rank in frames.items()
+            if of_rank
+        }
+
+    @cached_property
+    def not_received(self) -> frozenset[int]:
+        """Return the ranks of hosts from which nothing arrived since the job hangs.
+
+        Such a host is dead, or what it recorded has not been sent: its ranks are not known to be
+        silent.
+        """
+        hosts = {info.rank: info.host or f"rank {info.rank}" for info in self.epoch.ranks}
+        received = {event.rank for event in (*self.signs, *self.dumps.values())}
+        received |= self.blocked | self.ended | {failure.ended.rank for failure in self.failures}
+        of_received = {hosts[rank] for rank in received & hosts.keys()}
+        return frozenset(rank for rank, host in hosts.items() if host not in of_received)
+
+    def suspects(self, silent: set[int]) -> set[int]:
+        """Return those of the silent ranks for which the others wait.
+
+        Not those of which nothing arrived beside others that are known to be silent, nor those
+        whose stack shows that they wait themselves, nor those that report beside a frozen one;
+        unless no other is left.
+        """
+        received = silent - self.not_received or silent
+        places = self.places(received)
+        rest = received
+        for place in WAITS:
+            rest = {rank for rank in rest if places.get(rank) is not place} or rest
+        return rest - (self.reporting - places.keys()) or rest
 
     def last_step(self, ranks: Iterable[int]) -> int | None:
         """Return the last step that any of these ranks has finished; None if none is known."""
@@ -345,6 +394,7 @@ def find_hang(
     failed = [failure.ended.rank for failure in failures if failure.ended.state == "failed"]
     job = _Job(
         epoch=epoch,
+        world_size=run.world_size,
         spans=spans,
         steps=steps,
         events=events,
@@ -470,11 +520,17 @@ def _they_are(ranks: tuple[int, ...]) -> str:
     return f"{format_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'}"
 
 
-def _not_entered(job: _Job) -> Finding | None:
+def _not_entered(job: _Job) -> Finding | None:  # noqa: PLR0911  # one for each end of the waits
     """Return the hang in communications that some members have not entered, or none has left."""
     last_ranks, last_instances = _follow_waits(job.stuck)
     silent = last_ranks - job.blocked
     ends = [comm for comm in job.stuck if comm.instance in last_instances]
+    if silent and silent <= job.not_received:
+        # What the others wait for may be explained without those of which nothing has arrived.
+        _, received_instances = _follow_waits(job.stuck, ignored=job.not_received)
+        of_received = [comm for comm in job.stuck if comm.instance in received_instances]
+        if odd := _odd_of_circle(of_received, job.not_received) - job.not_received:
+            last_ranks, silent, ends = set(odd), set(), of_received
     if not silent and job.left_behind:
         stops = _stop_texts(job, job.left_behind)
         certainty = 1.0 if len(stops) == len(job.left_behind) else THRESHOLDS.doubt_factor
@@ -483,56 +539,145 @@ def _not_entered(job: _Job) -> Finding | None:
     if not silent and (endless := _entered_by_all(job, ends)):
         return endless
     traced = {info.rank for info in job.epoch.ranks} - _without_capture(job)
-    if silent and not silent & traced:
+    absent = _find_absent(job, silent)
+    if silent and not silent & traced and not absent:
         return insufficient(
             f"ranks are blocked in {job.stuck[0]}, and the communication of"
             f" {format_ranks(tuple(sorted(silent)))} was not recorded, so it is unknown which rank"
             " is missing: trace every rank"
         )
-    behind = _least_advanced(job.epoch, silent & traced, job.spans)
-    culprits = behind - job.reporting or behind or _odd_of_circle(ends) or last_ranks & traced
+    behind = _least_advanced(job, silent & traced)
+    if silent and silent <= job.not_received and (unknown := _hosts_not_received(job, silent)):
+        return unknown
+    odd = _odd_of_circle(ends)
+    suspects = job.suspects(behind)
+    if suspects and (partners := _odd_partners(job, suspects)):
+        odd, suspects, silent = frozenset(partners), set(), set()
+    culprits = absent or suspects or odd - job.not_received or odd or last_ranks & traced
     culprits |= job.left_behind.keys() & traced
     shown = next((comm for comm in job.stuck if comm.missing & culprits), None)
-    opened = (entry for rank in silent for entry in job.opened.get(rank, ()))
-    if shown is None or any(entry.get("kind") == SpanKind.CHECKPOINT for entry in opened):
+    if shown is None or _is_saving(job, silent):
         return None
     if silent and (extra := _one_too_many(job, shown)):
         return extra
     certainty = 1.0
     if {
         failure.ended.rank for failure in job.failures if failure.reason is ExitClass.LOST
-    } & culprits or job.without_dump & culprits:
+    } & culprits or (job.without_dump | absent) & culprits:
         certainty *= THRESHOLDS.doubt_factor
     num_others = len(shown.members) - len(shown.missing & culprits)
     certainty *= len(shown.inside) / max(num_others, 1)
-    if not silent and not _odd_of_circle(ends):
+    if not silent and not odd:
         certainty = min(certainty, THRESHOLDS.undecided_certainty / THRESHOLDS.ended_confidence)
-    text = _evidence(job, shown, culprits)
+    text = _evidence(job, shown, culprits) + _records_text(job, culprits, absent)
     return job.finding(culprits, text, steps=shown.steps, certainty=certainty)
 
 
-def _follow_waits(stuck: Iterable[_Stuck]) -> tuple[set[int], set[Instance]]:
+def _records_text(job: _Job, culprits: Collection[int], absent: Collection[int]) -> str:
+    """Return what was not recorded, or has not arrived."""
+    text = ""
+    if absent:
+        text += "; nothing of it was ever recorded: it never joined, or is not traced"
+    missing = frozenset[int]().union(*(comm.missing for comm in job.stuck))
+    if not_received := (job.not_received & missing).difference(culprits):
+        text += f"; nothing has arrived from {format_count(len(not_received), 'other rank')} since"
+    return text
+
+
+def _hosts_not_received(job: _Job, silent: set[int]) -> Finding | None:
+    """Return the hang for which several hosts may be the reason, from which nothing arrived.
+
+    None of one host: that is the reason.
+    """
+    hosts = {info.host or f"rank {info.rank}" for info in job.epoch.ranks if info.rank in silent}
+    if len(hosts) == 1:
+        return None
+    text = (
+        f"ranks are blocked in {job.stuck[0]}, and nothing has arrived since from"
+        f" {format_ranks(tuple(sorted(silent)))} on {len(hosts)} hosts: which of them the others"
+        " wait for is unknown"
+    )
+    steps = job.stuck[0].steps
+    return job.finding((), text, steps=steps, certainty=THRESHOLDS.doubt_factor)
+
+
+def _find_absent(job: _Job, silent: set[int]) -> set[int]:
+    """Return the silent ranks of which nothing was ever recorded, if the others wait for these.
+
+    Before the first step has ended, they never joined. Later, one that is the only such rank may
+    also be one that is not traced; of several it is unknown which is missing.
+    """
+    if job.dumps:  # a rank without a readable dump may have joined
+        return set()
+    recorded = {info.rank for info in job.epoch.ranks}
+    if not bool((job.steps.epoch == job.epoch.epoch).any()):
+        return silent - recorded
+    return silent if not silent & recorded and job.world_size - len(recorded) == 1 else set()
+
+
+def _is_saving(job: _Job, silent: set[int]) -> bool:
+    """Return whether a silent rank writes a checkpoint that may still end.
+
+    It will not if the others timed out meanwhile, or if it lasts `SILENT_STEPS` times as long as
+    the longest one before. Without an earlier one it may.
+    """
+    entries = (entry for rank in silent for entry in job.opened.get(rank, ()))
+    begun_ns = [
+        int(entry.get("start_ns") or 0)
+        for entry in entries
+        if entry.get("kind") == SpanKind.CHECKPOINT
+    ]
+    if not begun_ns or any(failure.reason is ExitClass.TIMEOUT for failure in job.failures):
+        return False
+    usual_ns = job.spans.duration_ns[job.spans.kind == KIND_CODES[SpanKind.CHECKPOINT]]
+    if not len(usual_ns) or min(begun_ns) <= 0:
+        return True
+    lasted_ns = max((event.at_ns for event in job.signs), default=0) - min(begun_ns)
+    return max(lasted_ns, STALL_NS // 2) <= SILENT_STEPS * int(usual_ns.max())
+
+
+def _follow_waits(
+    stuck: Iterable[_Stuck], *, ignored: frozenset[int] = frozenset()
+) -> tuple[set[int], set[Instance]]:
     """Return the ranks, and the communications, at which the waits of blocked ranks end.
 
     A rank waits for the communication in which it is, and that for its missing members. What waits
     for nothing outside itself is an end: a rank that is blocked nowhere, a communication without
     missing members, or all that is in a circle. Where the members are unknown, the rank is the end.
+
+    Args:
+        stuck: The communications.
+        ignored: Ranks for which nothing waits.
     """
     import networkx as nx  # slow to import, and few runs hang
+
+    waits = _build_waits(stuck, ignored)
+    ends: set[int | Instance] = set().union(*nx.attracting_components(waits))
+    ranks = {end for end in ends if isinstance(end, int)}
+    return ranks, {end for end in ends if not isinstance(end, int)}
+
+
+def _build_waits(stuck: Iterable[_Stuck], ignored: frozenset[int]) -> nx.DiGraph[int | Instance]:
+    """Return the graph of ranks that wait for communications, and these for ranks."""
+    import networkx as nx
 
     waits: nx.DiGraph[int | Instance] = nx.DiGraph()
     for comm in stuck:
         waits.add_nodes_from(entry.rank for entry in comm.inside)
         if comm.members:
             waits.add_edges_from((entry.rank, comm.instance) for entry in comm.inside)
-            waits.add_edges_from((comm.instance, rank) for rank in comm.missing)
-    ends: set[int | Instance] = set().union(*nx.attracting_components(waits))
-    ranks = {end for end in ends if isinstance(end, int)}
-    return ranks, {end for end in ends if not isinstance(end, int)}
+            waits.add_edges_from((comm.instance, rank) for rank in comm.missing - ignored)
+    return waits
 
 
-def _odd_of_circle(ends: Iterable[_Stuck]) -> frozenset[int]:
-    """Return those that are missing where most members are, if all others there wait for these."""
+def _odd_of_circle(ends: Iterable[_Stuck], ignored: frozenset[int] = frozenset()) -> frozenset[int]:
+    """Return the ranks that are in another communication than the others, which wait for them.
+
+    They are missing where most members are, and all others there wait for these; or it is the only
+    rank without whose wait there is no circle.
+    """
+    import networkx as nx
+
     ends = tuple(ends)
     for comm in ends:
         inside = {entry.rank for entry in comm.inside}
@@ -541,7 +686,16 @@ def _odd_of_circle(ends: Iterable[_Stuck]) -> frozenset[int]:
             inside <= other.missing for other in others
         ):
             return comm.missing
-    return frozenset()
+    waits = _build_waits(ends, ignored)
+    if nx.is_directed_acyclic_graph(waits):
+        return frozenset()
+    in_circle = {node for edge in nx.find_cycle(waits) for node in edge if isinstance(node, int)}
+    breaking = [
+        rank
+        for rank in sorted(in_circle)
+        if nx.is_directed_acyclic_graph(nx.restricted_view(waits, [rank], []))
+    ]
+    return frozenset(breaking) if len(breaking) == 1 else frozenset()
 
 
 def _one_too_many(job: _Job, shown: _Stuck) -> Finding | None:
@@ -598,14 +752,19 @@ def _entered_by_all(job: _Job, ends: Iterable[_Stuck]) -> Finding | None:
     comm, reporting = endless[0], job.reporting
     inside = {entry.rank for entry in comm.inside}
     frozen = inside - reporting if reporting else set()
+    hosts = {info.rank: info.host or info.rank for info in job.epoch.ranks}
+    if len({hosts.get(rank) for rank in frozen}) > 1:
+        frozen = set()  # one process or host freezes: of others the stacks are missing
     named = tuple(sorted(frozen or (inside if len(inside) < len(comm.members) else ())))
+    if not named and all(len(each.members) == 2 for each in endless):  # noqa: PLR2004  # a link
+        named = tuple(sorted({rank for each in endless for rank in each.members}))
     names = _they_are(named) if named else ""
     text = f"all {len(comm.members):,} members have entered {comm}, which does not end: "
     if frozen:
         text += f"{names} frozen in it, without the reports of a long step that the other"
         text += f" {len(reporting):,} sent"
     else:
-        text += f"only {names} still in it; " if named else ""
+        text += f"only {names} still in it; " if len(inside) < len(comm.members) else ""
         text += "a link, an adapter or a device of theirs, or a frozen process"
     return job.finding(named, text, steps=comm.steps)
 
@@ -623,23 +782,51 @@ def _without_capture(job: _Job) -> set[int]:
     return set() if job.blocked & failed else failed
 
 
-def _least_advanced(
-    epoch: EpochInfo, silent: frozenset[int] | set[int], spans: SpanTable
-) -> set[int]:
+def _least_advanced(job: _Job, silent: set[int]) -> set[int]:
     """Return the silent ranks without those that came further than a silent partner.
 
     Tensor-parallel partners do the same work. If their communication is not traced, those that
-    wait for a partner inside a forward or backward are silent as well.
+    wait for a partner inside a forward or backward are silent as well. A span that is still open
+    has begun.
     """
-    places = {info.rank: (info.coords.pp, info.coords.dp, info.coords.cp) for info in epoch.ranks}
-    rows = np.isin(spans.rank, list(silent)) & (spans.epoch == epoch.epoch)
-    counts = Counter(zip(spans.step[rows].tolist(), spans.rank[rows].tolist(), strict=True))
+    places, spans = _read_places(job.epoch), job.spans
+    rows = np.isin(spans.rank, list(silent)) & (spans.epoch == job.epoch.epoch)
+    begun = [*zip(spans.step[rows].tolist(), spans.rank[rows].tolist(), strict=True)]
+    begun += [
+        (int(entry.get("step") or 0), rank) for rank in silent for entry in job.opened.get(rank, ())
+    ]
+    counts = Counter(begun)
     progress = dict.fromkeys(silent, (NONE, 0))
     progress |= {rank: (step, num) for (step, rank), num in sorted(counts.items())}
     least: dict[tuple[int, int, int], tuple[int, int]] = {}
     for rank, done in progress.items():
         least[places[rank]] = min(done, least.get(places[rank], done))
     return {rank for rank, done in progress.items() if done == least[places[rank]]}
+
+
+def _read_places(epoch: EpochInfo) -> dict[int, tuple[int, int, int]]:
+    """Return the position of each rank, equal for tensor-parallel partners."""
+    return {info.rank: (info.coords.pp, info.coords.dp, info.coords.cp) for info in epoch.ranks}
+
+
+def _odd_partners(job: _Job, suspects: set[int]) -> set[int]:
+    """Return the tensor-parallel partners for which suspects wait in untraced communication.
+
+    A partner that has entered another communication, which less than half of its members have, is
+    where it should not be. Empty if there is none, or the stack of a suspect does not wait.
+    """
+    waiting = job.places(suspects)
+    if any(waiting.get(rank) is not StackPlace.COLLECTIVE for rank in suspects):
+        return set()
+    places = _read_places(job.epoch)
+    of_suspects = {places[rank] for rank in suspects}
+    return {
+        entry.rank
+        for comm in job.stuck
+        if len(comm.entered) < THRESHOLDS.majority_share * len(comm.members)
+        for entry in comm.inside
+        if places.get(entry.rank) in of_suspects
+    }
 
 
 def _find_left_behind(
@@ -655,10 +842,12 @@ def _find_left_behind(
         blocked: The communications in which ranks are.
         left: Those that ranks have left, by the dumps of their flight recorders.
     """
-    members = {group.group_id: frozenset(group.members) for group in epoch.groups}
     ranks_left: dict[Instance, set[int]] = defaultdict(set)
     for entry in left:
         ranks_left[entry.instance].add(entry.rank)
+    if not ranks_left:
+        return {}
+    members = {group.group_id: frozenset(group.members) for group in epoch.groups}
     inside: dict[Instance, dict[int, Entry]] = defaultdict(dict)
     for entry in blocked:
         if not entry.is_p2p and entry.instance in ranks_left:
@@ -912,7 +1101,7 @@ def _entries(epoch: int, spans: SpanTable, chosen: NDArray[np.bool_]) -> Iterabl
             instance=Instance(int(spans.group_id[row]), int(spans.seq[row]), *map(int, sides)),
             kind=KINDS[spans.kind[row]].value,
             name=spans.names[spans.name[row]],
-            num_bytes=int(spans.num_bytes[row]),
+            num_bytes=max(int(spans.num_bytes[row]), 0),
         )
 
 
@@ -944,7 +1133,10 @@ def _read_open(
     for entry in entries:
         try:
             group_id, seq, step = int(entry["group_id"], 16), int(entry["seq"]), int(entry["step"])
-            num_bytes, start_ns = int(entry.get("num_bytes", 0)), int(entry.get("start_ns", 0))
+            num_bytes, start_ns = (
+                max(int(entry.get("num_bytes", 0)), 0),
+                int(entry.get("start_ns", 0)),
+            )
             sides = tuple(map(int, entry.get("sides") or ()))
         except (KeyError, TypeError, ValueError):
             continue
@@ -960,9 +1152,11 @@ def _read_open(
             dtype=str(entry.get("dtype") or ""),
             start_ns=start_ns,
         )
-        others = [member for member in members.get(group_id, ()) if member != rank]
-        if not sides and communication.is_p2p and len(others) == 1:  # of an older tracer
+        pair = members.get(group_id, ())
+        if not sides and communication.is_p2p and len(pair) == 2 and rank in pair:  # noqa: PLR2004
+            (other,) = set(pair) - {rank}  # of an older tracer
             is_send = communication.kind == SpanKind.PP_SEND or communication.name == "send"
-            sides = (rank, others[0]) if is_send else (others[0], rank)
-        communication = communication._replace(instance=Instance(group_id, seq, *sides[:2]))
+            sides = (rank, other) if is_send else (other, rank)
+        if sides:
+            communication = communication._replace(instance=Instance(group_id, seq, *sides[:2]))
         yield communication

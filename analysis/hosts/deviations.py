@@ -15,7 +15,7 @@ from ..statistics.noise import required_deviations, robust_deviation
 from ..statistics.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -23,13 +23,20 @@ if TYPE_CHECKING:
 
 PART_MARK = ":"
 PROCESS = "process-cpu-cores"
+STORAGE = "process-storage-bytes-per-s"
+MEMORY = "process-memory-bytes"
 QUEUE = "run-queue-wait-ratio"
+PRESSURE = "{}-pressure-ratio"
 MIN_READINGS = 10
 """Readings of the same series in other steps, one a second, without which they are no baseline.
 Source: choice."""
 
 MIN_CORES = 0.25
 """CPUs from which a process may be why a rank had none. Source: choice."""
+
+LEAST = {PROCESS: MIN_CORES, STORAGE: 1 << 20, MEMORY: 1 << 28}
+"""What a process must take at least, in the unit of its reading. Source: choice, as the least
+differences of swap."""
 
 MAX_PROCESSES = 3
 MAX_PEERS = 256
@@ -273,15 +280,43 @@ class HostReadings:
         mine, usual = (float(np.median(side)) if side else None for side in known)
         return mine, usual
 
-    def processes(self, hosts: Collection[str]) -> list[tuple[str, str, float, float | None]]:
-        """Return the processes that belong to no rank and took CPUs of these hosts, most first.
+    def pressure(self, hosts: Collection[str], what: str) -> float | None:
+        """Return for which share of the time some process of these hosts waited for something.
+
+        None if it was not read.
+
+        Args:
+            hosts: The hosts.
+            what: "cpu", "memory" or "io".
+        """
+        name = PRESSURE.format(what)
+        if name not in self.samples.names:
+            return None
+        bounds = self._bounds(self.samples.names.index(name))
+        levels = [
+            one.level(self._within(one.at_ns), is_counter=False)
+            for _, one in self._series(bounds, self._of_hosts(bounds, hosts))
+        ]
+        return max((level for level in levels if level is not None), default=None)
+
+    def processes(
+        self, hosts: Collection[str], of: str = PROCESS
+    ) -> list[tuple[str, str, float, float | None]]:
+        """Return the processes that belong to no rank and took most of these hosts, most first.
+
+        Processes of one command count together, and have the name of the one that took most of it.
+        What takes as much on the median other host is not among them: it distinguishes no host.
+
+        Args:
+            hosts: The hosts.
+            of: Readings that say what processes take: a name of `LEAST`.
 
         Returns:
-            Host, name, mean number of CPUs in the time, and the same in other steps (None without
-            any).
+            Host, name, mean over the readings in the time, and over those in other steps (None
+            without any).
         """
-        found = []
-        codes = [c for c, name in enumerate(self.samples.names) if name.startswith(PROCESS + ":")]
+        names = self.samples.names
+        codes = [c for c, name in enumerate(names) if name.startswith(of + PART_MARK)]
         times: dict[str, NDArray[np.int64]] = {}
         rows_of = {}
         for code in codes:
@@ -290,18 +325,62 @@ class HostReadings:
         for host in hosts:
             at_ns = [one.at_ns for rows in rows_of.values() for (on, _), one in rows if on == host]
             times[host] = np.unique(np.concatenate(at_ns)) if at_ns else np.zeros(0, np.int64)
+        sums: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
         for code in codes:
+            name = names[code].partition(PART_MARK)[2]
             for (host, device), one in rows_of[code]:
-                if host not in times or device != NONE:
-                    continue
-                inside, outside = self._within(times[host]), self._within(one.at_ns)
-                num_in, num_out = int(inside.sum()), int((~inside).sum())
-                cores = float(one.value[outside].sum()) / num_in if num_in else 0.0
-                before = float(one.value[~outside].sum()) / num_out if num_out else None
-                if cores >= MIN_CORES:
-                    name = self.samples.names[code].partition(PART_MARK)[2]
-                    found.append((host, name, cores, before))
-        return sorted(found, key=lambda each: -each[2])[:MAX_PROCESSES]
+                if host in times and device == NONE:
+                    within = self._within(one.at_ns)
+                    now, other = float(one.value[within].sum()), float(one.value[~within].sum())
+                    sums.setdefault((host, _command(name)), []).append((now, other, name))
+        found = []
+        for (host, command), parts in sums.items():
+            num_in = int(self._within(times[host]).sum())
+            num_out = len(times[host]) - num_in
+            now, other = sum(part[0] for part in parts), sum(part[1] for part in parts)
+            taken = now / num_in if num_in else 0.0
+            before = other / num_out if num_out else None
+            if taken >= LEAST[of]:
+                most, _, name = max(parts)
+                is_one = most > THRESHOLDS.majority_share * now
+                found.append((host, name if is_one else command, taken, before))
+        usual = self._taken_elsewhere({_command(name) for _, name, _, _ in found}, codes, hosts)
+        own = [
+            each
+            for each in found
+            if each[2] >= THRESHOLDS.peer_peak_factor * usual.get(_command(each[1]), 0.0)
+        ]
+        return sorted(own, key=lambda each: -each[2])[:MAX_PROCESSES]
+
+    def _taken_elsewhere(
+        self, commands: Collection[str], codes: Sequence[int], hosts: Collection[str]
+    ) -> dict[str, float]:
+        """Return what each command takes of the median other host in the time."""
+        samples = self.samples
+        if not commands:
+            return {}
+        ends = np.searchsorted(samples.name, [[code, code + 1] for code in codes])
+        rows = np.concatenate([np.arange(*pair) for pair in ends.tolist()])
+        own = [samples.hosts.index(host) for host in hosts if host in samples.hosts]
+        rows = rows[self._within(samples.at_ns[rows]) & ~np.isin(samples.host[rows], own)]
+        others = np.unique(samples.host[rows])
+        if not len(others):
+            return {}
+        others = others[np.unique(np.linspace(0, len(others) - 1, MAX_PEERS).round().astype(int))]
+        rows = rows[np.isin(samples.host[rows], others)]
+        rounds = np.unique(np.stack((samples.host[rows], samples.at_ns[rows])), axis=1)
+        num_rounds = np.bincount(np.searchsorted(others, rounds[0]), minlength=len(others))
+        rows = rows[samples.device[rows] == NONE]
+        column = np.searchsorted(others, samples.host[rows])
+        usual = {}
+        command_of = {c: _command(samples.names[c].partition(PART_MARK)[2]) for c in codes}
+        for command in commands:
+            is_of_it = np.isin(samples.name[rows], [c for c in codes if command_of[c] == command])
+            taken = np.bincount(
+                column[is_of_it], weights=samples.value[rows][is_of_it], minlength=len(others)
+            )
+            usual[command] = float(np.median(taken / num_rounds))
+        return usual
 
     def not_measured(self, kinds: Collection[str], hosts: Collection[str]) -> dict[str, list[str]]:
         """Return the hosts of which there is no reading of a kind, by that kind of `KINDS`."""
@@ -440,6 +519,12 @@ def _elsewhere(one: _Series, outside: NDArray[np.bool_], quantity: Quantity) -> 
         lasted_s, 1e-9
     )
     return rates
+
+
+def _command(process: str) -> str:
+    """Return the command of a process: of `stress-ng[4242]`, "stress-ng"."""
+    command, bracket, pid = process.rpartition("[")
+    return command if bracket and pid.removesuffix("]").isdigit() else process
 
 
 def _is_of_parts(plain: str) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 from .loop import MAX_WIDTH
 from .operations import remove_host_operations
 from .program import OperationTimes, Program, compile_program
+from .step_overlap import StepOverlap
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -83,6 +84,7 @@ class Replayer:
         self._device = compile_program(operations, compare_replicas=True)
         self._full = self._device if operations is model.operations else None
         self._compiling = Lock()
+        self._overlap = StepOverlap(model)
         self._recorded_ns = operations.duration_ns
         self._ideal_ns = model.ideal_ns[self._device_rows]
 
@@ -167,7 +169,8 @@ class Replayer:
     ) -> NDArray[np.float64]:
         """Return T of the full replay with other durations and launch gaps.
 
-        Time that a step shares with the one before is the latter's, as in the recorded times.
+        Time that a step shares with the one before is the latter's, as in the recorded times. How
+        long that is follows from the times (`StepOverlap`).
 
         Args:
             duration_ns: Shape (ops,).
@@ -177,8 +180,8 @@ class Replayer:
             Shape (steps,), ns.
         """
         gaps = self.model.operations.gap_ns if gap_ns is None else gap_ns
-        times = self._full_program().step_times(duration_ns, gaps)
-        return times if self.model.overlap_ns is None else times - self.model.overlap_ns
+        gaps, shared_ns = self._overlap.shift(duration_ns, gaps)
+        return self._full_program().step_times(duration_ns, gaps) - shared_ns
 
     def full_with_each(
         self,
@@ -195,14 +198,14 @@ class Replayer:
         Returns:
             Shape (changes, steps), ns.
         """
-        times = self._full_program().changed_step_times(duration_ns, gap_ns, changes)
-        return times if self.model.overlap_ns is None else times - self.model.overlap_ns
+        shifted, shared_ns = self._overlap.shift_each(duration_ns, gap_ns, changes)
+        gaps, _ = self._overlap.shift(duration_ns, gap_ns)
+        return self._full_program().changed_step_times(duration_ns, gaps, shifted) - shared_ns
 
     def full_ideal_times(self, steps: slice) -> OperationTimes:
         """Return the start and end of each operation of some steps in the ideal full replay.
 
-        In it a rank begins a step late only as long as the ideal step before keeps it. `full_ideal`
-        keeps all that the steps share, since it subtracts that.
+        In it a rank begins a step late only as long as the ideal step before keeps it.
         """
         model, program = self.model, self._full_program()
         times = program.operation_times(model.ideal_ns, model.ideal_gap_ns, steps=steps)

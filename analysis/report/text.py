@@ -202,6 +202,11 @@ def format_seconds(seconds: float | None) -> str:
     return format_duration(None if seconds is None else seconds * NS_PER_S)
 
 
+def format_device_hours(hours: float | None) -> str:
+    """Return a cost in hours of devices, with three digits: "12.3 GPU-hours"."""
+    return UNKNOWN if hours is None else f"{float(f'{hours:.3g}'):,.12g} GPU-hours"
+
+
 def format_price(seconds: float, share: float, *, since: int | None = None) -> str:
     """Return what a step loses: "36.0 ms per step since step 20 (27 %)"."""
     onset = "" if since is None else f" since step {since}"

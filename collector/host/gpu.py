@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from typing import TYPE_CHECKING, Any
 
+from .nvml import (
+    CLOCK_MEMORY,
+    CLOCK_SM,
+    ECC_CORRECTED,
+    ECC_SINCE_LOAD,
+    ECC_UNCORRECTED,
+    TEMPERATURE_GPU,
+    Nvml,
+    load_library,
+)
 from .sample import Sample, SourceAbsentError
 
 if TYPE_CHECKING:
@@ -15,14 +24,28 @@ IDLE_REASON = 0x1
 """Throttle reason of a device without work. It explains nothing and is masked.
 Source: NVML, ``nvmlClocksEventReasonGpuIdle``."""
 
-CLOCK_SM, CLOCK_MEMORY, TEMPERATURE_GPU = 1, 2, 0
-ECC_CORRECTED, ECC_UNCORRECTED, ECC_SINCE_LOAD = 0, 1, 0
-"""Source: NVML, ``nvmlClockType_t``, ``nvmlMemoryErrorType_t``, ``nvmlEccCounterType_t``."""
-
 HZ_PER_MHZ = 1e6
 W_PER_MW = 1e-3
 RATIO_PER_PERCENT = 1e-2
 
+VALUES: dict[str, tuple[Any, ...]] = {
+    "gpu-clock-hz": (HZ_PER_MHZ, "nvmlDeviceGetClockInfo", CLOCK_SM),
+    "gpu-memory-clock-hz": (HZ_PER_MHZ, "nvmlDeviceGetClockInfo", CLOCK_MEMORY),
+    "gpu-power-w": (W_PER_MW, "nvmlDeviceGetPowerUsage"),
+    "gpu-power-limit-w": (W_PER_MW, "nvmlDeviceGetEnforcedPowerLimit"),
+    "gpu-temperature-c": (1.0, "nvmlDeviceGetTemperature", TEMPERATURE_GPU),
+    **{
+        f"gpu-ecc-{kind}-errors": (1.0, "nvmlDeviceGetTotalEccErrors", error, ECC_SINCE_LOAD)
+        for kind, error in (("corrected", ECC_CORRECTED), ("uncorrected", ECC_UNCORRECTED))
+    },
+}
+"""Factor to the unit of the name, function, and its arguments after the device."""
+
+SLOW_VALUES = {
+    "gpu-pcie-lanes": "nvmlDeviceGetCurrPcieLinkWidth",
+    "gpu-pcie-generation": "nvmlDeviceGetCurrPcieLinkGeneration",
+    "gpu-pcie-replay-events": "nvmlDeviceGetPcieReplayCounter",
+}
 LINK_FIELDS = {
     "NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL": "gpu-nvlink-crc-flit-errors",
     "NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL": "gpu-nvlink-crc-data-errors",
@@ -58,11 +81,11 @@ class GpuSource:
         self,
         *,
         local_rank_of: Callable[[], Mapping[str, int]] = dict,
-        load: Callable[[], Any] = lambda: importlib.import_module("pynvml"),
+        load: Callable[[], Any] = load_library,
     ) -> None:
         self._local_rank_of = local_rank_of
         self._load = load
-        self._nvml: Any = None
+        self._nvml: Nvml | None = None
         self._devices: list[tuple[str, Any]] = []
         self._pci: dict[str, str] = {}
         self._num_rounds = 0
@@ -73,16 +96,15 @@ class GpuSource:
         Raises:
             SourceAbsentError: No driver, or no device.
         """
-        if self._nvml is None:
-            self._open()
+        nvml = self._nvml or self._open()
         local_ranks = self._local_rank_of()
         found = []
         for index, (uuid, handle) in enumerate(self._devices):
             device = local_ranks.get(uuid) if local_ranks else index
             if device is not None:
-                values = list(self._values(handle))
+                values = list(_values(nvml, handle))
                 if self._num_rounds % SLOW_ROUNDS == 0:
-                    values += self._slow_values(handle)
+                    values += _slow_values(nvml, handle)
                 found += [Sample(at_ns, name, value, device) for name, value in values]
         self._num_rounds += 1
         if not found and self._devices and not local_ranks:
@@ -104,106 +126,57 @@ class GpuSource:
         """Release the driver. A later reading initialises it again."""
         nvml, self._nvml = self._nvml, None
         if nvml is not None:
-            _query(nvml, nvml.nvmlShutdown)
+            nvml.close()
 
-    def _open(self) -> None:
-        try:
-            nvml = self._load()
-        except ImportError as error:
-            raise SourceAbsentError("nvidia-ml-py is not installed: no GPU samples") from error
-        try:
-            nvml.nvmlInit()
-        except nvml.NVMLError as error:
-            raise SourceAbsentError(f"no NVIDIA driver ({error}): no GPU samples") from error
-        handles = [
-            _query(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
-            for index in range(_query(nvml, nvml.nvmlDeviceGetCount) or 0)
-        ]
+    def _open(self) -> Nvml:
+        self._nvml = nvml = Nvml(self._load)
         self._devices = [
-            (plain_uuid(_query(nvml, nvml.nvmlDeviceGetUUID, handle) or ""), handle)
-            for handle in handles
-            if handle is not None
+            (plain_uuid(nvml.ask("nvmlDeviceGetUUID", handle) or ""), handle)
+            for handle in nvml.devices.values()
         ]
-        if not self._devices:
-            _query(nvml, nvml.nvmlShutdown)
-            raise SourceAbsentError("the NVIDIA driver finds no device: no GPU samples")
-        infos = ((uuid, _query(nvml, nvml.nvmlDeviceGetPciInfo, h)) for uuid, h in self._devices)
+        infos = ((uuid, nvml.ask("nvmlDeviceGetPciInfo", handle)) for uuid, handle in self._devices)
         self._pci = {uuid: plain_pci(info.busId) for uuid, info in infos if info is not None}
-        self._nvml = nvml
+        return nvml
 
-    def _slow_values(self, handle: Any) -> Iterator[tuple[str, float]]:  # noqa: ANN401
-        nvml = self._nvml
-        for name, function in (
-            ("gpu-pcie-lanes", nvml.nvmlDeviceGetCurrPcieLinkWidth),
-            ("gpu-pcie-generation", nvml.nvmlDeviceGetCurrPcieLinkGeneration),
-            ("gpu-pcie-replay-events", nvml.nvmlDeviceGetPcieReplayCounter),
-        ):
-            value = _query(nvml, function, handle)
-            if value is not None:
-                yield name, float(value)
-        rows = _query(nvml, nvml.nvmlDeviceGetRemappedRows, handle)
-        if rows is not None:
-            corrected, uncorrected, is_pending, has_failed = rows
-            yield "gpu-remapped-rows", float(corrected + uncorrected)
-            yield "gpu-remapping-is-pending", float(is_pending)
-            yield "gpu-remapping-has-failed", float(has_failed)
-        links = [_query(nvml, nvml.nvmlDeviceGetNvLinkState, handle, n) for n in range(MAX_NVLINKS)]
-        known = [link for link in links if link is not None]
-        if known:
-            yield "gpu-nvlink-active-links", float(sum(map(bool, known)))
 
-    def _values(self, handle: Any) -> Iterator[tuple[str, float]]:  # noqa: ANN401
-        nvml = self._nvml
-        for name, scale, function, *arguments in (
-            ("gpu-clock-hz", HZ_PER_MHZ, nvml.nvmlDeviceGetClockInfo, CLOCK_SM),
-            ("gpu-memory-clock-hz", HZ_PER_MHZ, nvml.nvmlDeviceGetClockInfo, CLOCK_MEMORY),
-            ("gpu-power-w", W_PER_MW, nvml.nvmlDeviceGetPowerUsage),
-            ("gpu-power-limit-w", W_PER_MW, nvml.nvmlDeviceGetEnforcedPowerLimit),
-            ("gpu-temperature-c", 1.0, nvml.nvmlDeviceGetTemperature, TEMPERATURE_GPU),
-            (
-                "gpu-ecc-corrected-errors",
-                1.0,
-                nvml.nvmlDeviceGetTotalEccErrors,
-                ECC_CORRECTED,
-                ECC_SINCE_LOAD,
-            ),
-            (
-                "gpu-ecc-uncorrected-errors",
-                1.0,
-                nvml.nvmlDeviceGetTotalEccErrors,
-                ECC_UNCORRECTED,
-                ECC_SINCE_LOAD,
-            ),
-        ):
-            value = _query(nvml, function, handle, *arguments)
-            if value is not None and math.isfinite(value):
-                yield name, value * scale
-        yield from self._of_records(handle)
-        yield from self._link_errors(handle)
+def _slow_values(nvml: Nvml, handle: object) -> Iterator[tuple[str, float]]:
+    for name, function in SLOW_VALUES.items():
+        value = nvml.ask(function, handle)
+        if value is not None:
+            yield name, float(value)
+    rows = nvml.ask("nvmlDeviceGetRemappedRows", handle)
+    if rows is not None:
+        corrected, uncorrected, is_pending, has_failed = rows
+        yield "gpu-remapped-rows", float(corrected + uncorrected)
+        yield "gpu-remapping-is-pending", float(is_pending)
+        yield "gpu-remapping-has-failed", float(has_failed)
+    links = [nvml.ask("nvmlDeviceGetNvLinkState", handle, n) for n in range(MAX_NVLINKS)]
+    known = [link for link in links if link is not None]
+    if known:
+        yield "gpu-nvlink-active-links", float(sum(map(bool, known)))
 
-    def _of_records(self, handle: Any) -> Iterator[tuple[str, float]]:  # noqa: ANN401
-        nvml = self._nvml
-        busy = _query(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
-        if busy is not None:
-            yield "gpu-utilisation-ratio", busy.gpu * RATIO_PER_PERCENT
-        memory = _query(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-        if memory is not None:
-            yield "gpu-memory-used-bytes", float(memory.used)
-            yield "gpu-memory-total-bytes", float(memory.total)
-        reasons = _query(nvml, nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
-        if reasons is None:  # drivers before 535 have an older name
-            reasons = _query(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
-        if reasons is not None:
-            yield "gpu-throttle-reasons", float(reasons & ~IDLE_REASON)
 
-    def _link_errors(self, handle: Any) -> Iterator[tuple[str, float]]:  # noqa: ANN401
-        nvml = self._nvml
-        ids = [getattr(nvml, field) for field in LINK_FIELDS]
-        fields = _query(nvml, nvml.nvmlDeviceGetFieldValues, handle, ids) or ()
-        for name, field in zip(LINK_FIELDS.values(), fields, strict=False):
-            member = UNSIGNED_MEMBERS.get(field.valueType)
-            if not field.nvmlReturn and member is not None:
-                yield name, float(getattr(field.value, member))
+def _values(nvml: Nvml, handle: object) -> Iterator[tuple[str, float]]:
+    for name, (scale, function, *arguments) in VALUES.items():
+        value = nvml.ask(function, handle, *arguments)
+        if value is not None and math.isfinite(value):
+            yield name, value * scale
+    busy = nvml.ask("nvmlDeviceGetUtilizationRates", handle)
+    if busy is not None:
+        yield "gpu-utilisation-ratio", busy.gpu * RATIO_PER_PERCENT
+    memory = nvml.ask("nvmlDeviceGetMemoryInfo", handle)
+    if memory is not None:
+        yield "gpu-memory-used-bytes", float(memory.used)
+        yield "gpu-memory-total-bytes", float(memory.total)
+    reasons = nvml.ask_throttle_reasons(handle)
+    if reasons is not None:
+        yield "gpu-throttle-reasons", float(reasons & ~IDLE_REASON)
+    ids = [getattr(nvml.library, field) for field in LINK_FIELDS]
+    fields = nvml.ask("nvmlDeviceGetFieldValues", handle, ids) or ()
+    for name, field in zip(LINK_FIELDS.values(), fields, strict=False):
+        member = UNSIGNED_MEMBERS.get(field.valueType)
+        if not field.nvmlReturn and member is not None:
+            yield name, float(getattr(field.value, member))
 
 
 def plain_uuid(text: str | bytes) -> str:
@@ -216,11 +189,3 @@ def plain_pci(text: str | bytes) -> str:
     """Return a PCI address without its function, as the kernel writes it: "0000:3b:00"."""
     plain = text.decode("ascii", "replace") if isinstance(text, bytes) else text
     return plain.strip().lower().rpartition(".")[0][-10:]
-
-
-def _query(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
-    """Return the driver's answer; None if it has none (``Not Supported``)."""
-    try:
-        return function(*arguments)
-    except nvml.NVMLError:
-        return None

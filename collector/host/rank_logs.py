@@ -45,13 +45,16 @@ CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
                 r"\(exitcode: (?P<exitcode>-?\d+)\) local_rank: (?P<local_rank>\d+)"
                 r" \(pid: (?P<pid>\d+)\)"
                 r"|Signal (?P<signal>\d+) \(\w+\) received by PID (?P<killed>\d+)"
-                r"|srun: error: \S+: tasks? (?P<task>\d+): (?:Killed|Out Of Memory"
-                r"|Segmentation fault|Bus error|Aborted)"
+                r"|srun: error: \S+: tasks? (?P<tasks>[\d,-]+): (?:Killed|Segmentation fault"
+                r"|Bus error|Aborted)"
             ),
         ),
         (
             "host-oom",
-            r"oom[_-]kill(?:er)? event|Out Of Memory|DataLoader worker .* by signal: Killed",
+            (
+                r"srun: error: \S+: tasks? (?P<tasks>[\d,-]+): Out Of Memory"
+                r"|oom[_-]kill(?:er)? event|Out Of Memory|DataLoader worker .* by signal: Killed"
+            ),
         ),
         ("cuda-oom", r"(?:CUDA|HIP) out of memory|\bOutOfMemoryError\b"),
         ("ecc", r"(?i:uncorrectable ecc|ecc error)"),
@@ -63,7 +66,13 @@ CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             ),
         ),
         ("nccl", r"NCCL WARN|NCCL error|nccl(?:UnhandledCuda|System|Internal|Remote)Error"),
-        ("timeout", r"Watchdog caught collective operation timeout|Timed out waiting \d+"),
+        (
+            "timeout",
+            (
+                r"Watchdog caught collective operation timeout|Timed out waiting \d+"
+                r"|watchdog got stuck for \d+ seconds"
+            ),
+        ),
         (
             "storage",
             r"No space left on device|Input/output error|Stale file handle|Disk quota exceeded",
@@ -75,6 +84,13 @@ CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
                 r"(?:\s*$|\s*\(core dumped\)|\s{2})|^Fatal Python error"
             ),
         ),
+        (
+            "document",
+            (
+                r"^(?:[\w.]+\.)?(?:\w*Error: Caught )?(?:JSONDecodeError|UnicodeDecodeError"
+                r"|ArrowInvalid|UnidentifiedImageError|BadGzipFile|ZstdError)\b|^zlib\.error:"
+            ),
+        ),
         ("exception", r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt)\b(?::|$)"),
     )
 )
@@ -82,8 +98,15 @@ CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 process's logs are filtered for key words such as "CUDA error", "segmentation fault" and those of
 RDMA; the messages of torch, NCCL, Slurm and the shell."""
 
-RANK_PREFIX = re.compile(r"^\s*(?:\[rank(?P<rank>\d+)\]:|\[\w+?(?P<local>\d+)\]:|(?P<task>\d+): )")
-"""Prefixes of torch's tracebacks, of torchrun with ``--tee``, and of ``srun --label``."""
+RANK_PREFIX = re.compile(
+    r"^.{0,200}?\[rank(?P<rank>\d+)\]:"
+    r"|^\s*(?:\[\w+?(?P<local>\d+)\]:|(?P<task>\d+): )"
+)
+"""Prefixes of torch's tracebacks, also after a progress bar or what a log collector puts before a
+line (time, stream), of torchrun with ``--tee``, and of ``srun --label``."""
+
+MAX_TASKS = 64
+"""Ranks for which one line of Slurm becomes an event each."""
 
 TORCHRUN_PATH = re.compile(r"/attempt_\d+/(?P<local>\d+)/std(?:out|err)\.log$")
 TASK_PATH = re.compile(r"(?:^|[-_.])(?:rank|task)[-_]?(?P<rank>\d+)\b")
@@ -172,7 +195,7 @@ class RankLogSource:
                 )
 
     def _read_line(self, log: _Log, line: str, at_ns: int) -> list[HostEvent]:
-        """Return the events that a line completes: at most one."""
+        """Return the events that a line completes: one, or one for each task that it names."""
         rank, local_rank = log.rank, log.local_rank
         prefix = RANK_PREFIX.match(line)
         if prefix is not None:
@@ -215,13 +238,14 @@ class RankLogSource:
         local_rank = groups.get("local_rank")
         exit_code = groups.get("exitcode")
         signal = groups.get("signal") or (exit_code or "").partition("-")[2]
+        tasks = _read_tasks(groups.get("tasks", ""))
         return [
             HostEvent(
                 at_ns=at_ns,
                 kind=LOG,
                 text=line.strip()[:MAX_LINE],
                 pid=int(pid) if pid else None,
-                rank=int(groups["task"]) if groups.get("task") else place[0],
+                rank=rank,
                 local_rank=int(local_rank) if local_rank else place[1],
                 data={
                     "class": name,
@@ -231,6 +255,7 @@ class RankLogSource:
                     "traceback": "\n".join(traceback)[-KEPT_TRACEBACK:],
                 },
             )
+            for rank in tasks or (place[0],)
         ]
 
 
@@ -242,6 +267,16 @@ def _classify(line: str) -> tuple[str, dict[str, str]] | None:
             groups = {key: value for key, value in match.groupdict().items() if value}
             return name, groups
     return None
+
+
+def _read_tasks(text: str) -> tuple[int, ...]:
+    """Return the tasks of a list of Slurm: "0,3-5" are four; at most `MAX_TASKS`."""
+    tasks: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        if first.isdigit() and (last or first).isdigit():
+            tasks += range(int(first), min(int(last or first), int(first) + MAX_TASKS) + 1)
+    return tuple(tasks[:MAX_TASKS])
 
 
 def _rank_of_path(path: str) -> tuple[int | None, int | None]:

@@ -12,10 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ..names import storable_name
-from ..read.samples import sample_rows, write_samples
 from .gpu import GpuSource
 from .heartbeat import HeartbeatSource
 from .kernel_log import KERNEL_LOG, KernelLogSource
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from ..identity import Row
-    from ..store.store import Store
     from .heartbeat import Heartbeat
     from .host_events import HostEvent
     from .sample import Source
@@ -239,29 +235,6 @@ class _Worker:
                 self._is_busy = False
                 self._cpu_ns = time.thread_time_ns()
                 self._changed.notify_all()
-
-
-def store_sink(store: Store, *, host: str) -> Callable[[Sequence[Sample]], None]:
-    """Return a function that writes samples into a store. It raises `StoreError` if it cannot.
-
-    Args:
-        store: Open store.
-        host: Host name, as in the headers of the spool.
-    """
-    stored_host = storable_name(host)
-
-    def write(samples: Sequence[Sample]) -> None:
-        rows = sample_rows(
-            NO_RUN,
-            host=[stored_host] * len(samples),
-            device=np.array([sample.device for sample in samples], dtype=np.int32),
-            at_ns=np.array([sample.at_ns for sample in samples], dtype=np.int64),
-            name=[storable_name(sample.name) for sample in samples],
-            value=np.array([sample.value for sample in samples], dtype=np.float64),
-        )
-        write_samples(store, rows)
-
-    return write
 
 
 def buffer_sink(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 import re
 from contextlib import suppress
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
-from rankscope.tracer.span import NS_PER_MS
+from rankscope.tracer.span import NS_PER_MS, NS_PER_S
 
 from ..names import storable_name
 from .sample import PART_MARK, WHOLE_HOST, Sample, SourceAbsentError, read_text
@@ -22,11 +23,19 @@ PROC = Path("/proc")
 NUM_PROCESSES = 10
 HZ_PER_MHZ = 1e6
 STAT_BYTES = 1024
-PARENT, USER_TICKS, SYSTEM_TICKS, START_TICKS = 1, 11, 12, 19
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+PARENT, USER_TICKS, SYSTEM_TICKS, START_TICKS, RESIDENT_PAGES = 1, 11, 12, 19, 21
 """Fields of ``/proc/PID/stat`` after the command. Source: proc_pid_stat(5)."""
 
 PROCESS_NAME = "process-cpu-cores"
 QUEUE_NAME = "run-queue-wait-ratio"
+STORAGE_NAME = "process-storage-bytes-per-s"
+MEMORY_NAME = "process-memory-bytes"
+STALLED_RATIO = 0.1
+"""Pressure from which processes are named that use the disks or hold the memory: at other times,
+reading all of them would cost for nothing."""
+
+NUM_USERS = 3
 BUSY_CORES = 0.1
 """CPUs from which a process is named with its number."""
 
@@ -88,8 +97,39 @@ class CpuSource:
         return samples
 
 
-class PressureSource:
+class Pressure:
     """Shares of the time in which a process waited for a CPU, for memory or for a disk.
+
+    Args:
+        root: Folder of the kernel's pressure stall information.
+    """
+
+    def __init__(self, root: Path = PROC / "pressure") -> None:
+        self._root = root
+        self._last: dict[str, tuple[int, int]] = {}
+
+    def read(self, at_ns: int) -> dict[str, float] | None:
+        """Return the shares since the last reading, by what it was waited for.
+
+        The first reading returns none. None if the kernel does not account for pressure.
+        """
+        ratios = {}
+        now = {}
+        for what in PRESSURES:
+            stalled_us = _stalled_us(read_text(self._root / what))
+            if stalled_us is None:
+                continue
+            now[what] = at_ns, stalled_us
+            last = self._last.get(what)
+            if last is not None and at_ns > last[0]:
+                ratio = (stalled_us - last[1]) * NS_PER_US / (at_ns - last[0])
+                ratios[what] = min(max(ratio, 0.0), 1.0)
+        self._last = now
+        return ratios if now else None
+
+
+class PressureSource:
+    """Pressure of the host.
 
     Args:
         root: Folder of the kernel's pressure stall information.
@@ -99,7 +139,7 @@ class PressureSource:
 
     def __init__(self, root: Path = PROC / "pressure") -> None:
         self._root = root
-        self._last: dict[str, tuple[int, int]] = {}
+        self._pressure = Pressure(root)
 
     def read(self, at_ns: int) -> list[Sample]:
         """Return the shares since the last reading; the first reading returns none.
@@ -107,20 +147,10 @@ class PressureSource:
         Raises:
             SourceAbsentError: The kernel does not account for pressure.
         """
-        samples = []
-        num_read = 0
-        for what in PRESSURES:
-            stalled_us = _stalled_us(read_text(self._root / what))
-            if stalled_us is None:
-                continue
-            num_read += 1
-            last, self._last[what] = self._last.get(what), (at_ns, stalled_us)
-            if last is not None and at_ns > last[0]:
-                ratio = (stalled_us - last[1]) * NS_PER_US / (at_ns - last[0])
-                samples.append(Sample(at_ns, f"{what}-pressure-ratio", min(max(ratio, 0.0), 1.0)))
-        if not num_read:
+        ratios = self._pressure.read(at_ns)
+        if ratios is None:
             raise SourceAbsentError(f"no file under {self._root}: no samples of pressure")
-        return samples
+        return [Sample(at_ns, f"{what}-pressure-ratio", ratio) for what, ratio in ratios.items()]
 
 
 def _stalled_us(text: str | None) -> int | None:
@@ -135,6 +165,7 @@ class _Process(NamedTuple):
     ticks: int
     start_ticks: int
     parent: int
+    resident_pages: int
 
 
 class ProcessSource:
@@ -145,6 +176,10 @@ class ProcessSource:
     least `BUSY_CORES` and belongs to no rank is named with its number: "gcc[4242]".
 
     Ranks also have the share of the time in which their main thread was ready and waited for a CPU.
+
+    While processes wait for a disk or for memory for `STALLED_RATIO` of the time, those that move
+    most bytes to and from disks, or hold most memory, are named too. The bytes of processes of
+    other users can only be read by root.
 
     Args:
         root: Folder of the kernel's processes.
@@ -167,6 +202,10 @@ class ProcessSource:
         self._last: dict[int, _Process] = {}
         self._last_ns = 0
         self._queued: dict[int, tuple[int, int]] = {}
+        self._pressure = Pressure(root / "pressure")
+        self._moved: tuple[int, dict[int, int]] = (0, {})
+        """Time of the last reading of bytes that processes moved, and these bytes."""
+
         self._rank_of: tuple[dict[int, int], dict[int, int]] = ({}, {})
         self._rounds_to_skip = 0
 
@@ -193,6 +232,8 @@ class ProcessSource:
         elapsed_s, self._last_ns = (at_ns - self._last_ns) / 1e9, at_ns
         rank_of = _ranks_of_processes(now, self._local_rank_of())
         self._rank_of = self._rank_of[1], rank_of
+        others = {pid: process for pid, process in now.items() if pid not in rank_of}
+        queued += self._users(at_ns, others)
         if not last or elapsed_s <= 0:
             return queued
         least_ticks = BUSY_CORES * elapsed_s * self._ticks_per_s
@@ -208,6 +249,43 @@ class ProcessSource:
             for (command, device), ticks in top
             if ticks
         ]
+
+    def _users(self, at_ns: int, others: Mapping[int, _Process]) -> list[Sample]:
+        """Return who uses the disks and the memory, if processes wait for them."""
+        ratios = self._pressure.read(at_ns) or {}
+        users: dict[str, dict[int, float]] = {}
+        before_ns, before = self._moved
+        self._moved = at_ns, {}
+        if ratios.get("io", 0.0) >= STALLED_RATIO:
+            moved = {pid: self._moved_bytes(pid) for pid in others}
+            self._moved = at_ns, {pid: num for pid, num in moved.items() if num is not None}
+            users[STORAGE_NAME] = {
+                pid: (num - before[pid]) * NS_PER_S / (at_ns - before_ns)
+                for pid, num in self._moved[1].items()
+                if pid in before and at_ns > before_ns
+            }
+        if ratios.get("memory", 0.0) >= STALLED_RATIO:
+            users[MEMORY_NAME] = {
+                pid: float(process.resident_pages * PAGE_BYTES) for pid, process in others.items()
+            }
+        return [
+            Sample(at_ns, f"{name}{PART_MARK}{others[pid].command}[{pid}]", of_process[pid])
+            for name, of_process in users.items()
+            for pid in heapq.nlargest(NUM_USERS, of_process, key=of_process.__getitem__)
+            if of_process[pid] > 0
+        ]
+
+    def _moved_bytes(self, pid: int) -> int | None:
+        """Return the bytes that a process read from disks and wrote to them; None if unknown.
+
+        Source: proc_pid_io(5).
+        """
+        text = read_text(self._root / str(pid) / "io") or ""
+        fields = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+        try:
+            return int(fields["read_bytes"]) + int(fields["write_bytes"])
+        except (KeyError, ValueError):
+            return None
 
     def _queue_waits(self, at_ns: int) -> list[Sample]:
         """Return for which share of the time each rank's main thread waited for a CPU.
@@ -238,15 +316,22 @@ def parse_stat(line: bytes) -> _Process | None:
     head, closing, tail = line.rpartition(b")")
     fields = tail.split()
     command = head.partition(b"(")[2].decode("utf-8", "replace")
-    if not closing or len(fields) <= START_TICKS:
+    if not closing or len(fields) <= RESIDENT_PAGES:
         return None
     try:
         ticks = int(fields[USER_TICKS]) + int(fields[SYSTEM_TICKS])
         start, parent = int(fields[START_TICKS]), int(fields[PARENT])
+        resident_pages = int(fields[RESIDENT_PAGES])
     except ValueError:
         return None
     name = storable_name(KERNEL_WORKER.sub(r"\1", command))
-    return _Process(command=name, ticks=ticks, start_ticks=start, parent=parent)
+    return _Process(
+        command=name,
+        ticks=ticks,
+        start_ticks=start,
+        parent=parent,
+        resident_pages=resident_pages,
+    )
 
 
 def _processes(root: Path) -> dict[int, _Process]:

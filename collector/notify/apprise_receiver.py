@@ -79,7 +79,7 @@ def format_message(document: Mapping[str, Any]) -> tuple[str, str]:
         document: Message from `rankscope.server.alerting`.
     """
     state = "" if document.get("state") == "firing" else f" {document.get('state')}"
-    where = document.get("run") or "the server"
+    where = document.get("run") or ", ".join(document.get("hosts") or ()) or "the server"
     alerts = document.get("alerts", [document])
     more = f" (+{len(alerts) - 1})" if len(alerts) > 1 else ""
     cause = document.get("cause") or document.get("rule")

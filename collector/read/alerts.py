@@ -84,7 +84,7 @@ class StoredAlert:
     """One alert that fired."""
 
     run_id: str
-    """"" if it is about the server."""
+    """"" if it is about a host."""
 
     at_ns: int
     """Time at which it was stored, Unix ns."""

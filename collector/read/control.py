@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from rankscope.tracer.span import NONE, NS_PER_S
@@ -23,6 +23,9 @@ REQUEST_KIND = "control-request"
 REQUEST_LIFE_NS = 600 * NS_PER_S
 """Time in which the ranks may get a request. Later, no command waits for it."""
 
+MAX_READ = 100
+"""Newest requests of a run among which those to a rank are looked for."""
+
 READ_PAUSE_S = 2.0
 """Between two reads of a run's requests: thousands of hosts send heartbeats."""
 
@@ -34,6 +37,13 @@ ORDER BY at_ns
 """
 
 
+SELECT_NEWEST_REQUESTS = """
+SELECT at_ns, data FROM events FINAL
+WHERE run_id = {run_id:String} AND epoch = -1 AND rank = -1
+    AND kind = {kind:String} AND startsWith(process, 'rankscope-')
+ORDER BY at_ns DESC LIMIT {most:UInt32}
+"""
+
 ANSWER_KINDS = ("control", "profile", "stack")
 SELECT_ANSWERS = """
 SELECT rank, text, data FROM events
@@ -41,6 +51,41 @@ WHERE run_id = {run_id:String} AND kind IN {kinds:Array(String)}
     AND position(data, {name:String}) > 0
 ORDER BY at_ns, rank
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOfRank:
+    """A request to a rank, with its newest answer."""
+
+    at_ns: int
+    request: ControlRequest
+    answer: ControlAnswer | None
+
+
+def read_requests_of_rank(
+    store: Store, run_id: str, rank: int, *, most: int
+) -> tuple[RequestOfRank, ...]:
+    """Return the newest requests to a rank, the newest first.
+
+    Raises:
+        StoreError: The store could not be read.
+    """
+    values = {"run_id": run_id, "kind": REQUEST_KIND, "most": MAX_READ}
+    found = []
+    for row in store.rows(SELECT_NEWEST_REQUESTS, values):
+        with suppress(CollectorError, ValueError):  # of another version
+            request = read_control_request(json.loads(row["data"]))
+            if request.concerns(rank):
+                found.append((row["at_ns"], request))
+    return tuple(
+        RequestOfRank(at_ns=at_ns, request=request, answer=_newest_answer(store, request, rank))
+        for at_ns, request in found[:most]
+    )
+
+
+def _newest_answer(store: Store, request: ControlRequest, rank: int) -> ControlAnswer | None:
+    answers = read_answers(store, request.run_id, request.name)
+    return next((answer for answer in reversed(answers) if answer.rank == rank), None)
 
 
 def read_answers(store: Store, run_id: str, name: str) -> list[ControlAnswer]:

@@ -41,7 +41,7 @@ REFRESH_NS = 5 * NS_PER_S
 
 SELECT_NEWEST = """
 SELECT * FROM host_checks FINAL WHERE at_ns >= {since_ns:Int64}
-    AND (host, at_ns) IN (
+    AND (empty({state:String}) OR state = {state:String}) AND (host, at_ns) IN (
         SELECT host, max(at_ns) FROM host_checks WHERE at_ns >= {since_ns:Int64}
         GROUP BY host, occasion = 'active'
     )
@@ -155,9 +155,16 @@ def check_row(check: StoredCheck) -> Row:
     )
 
 
-def read_newest_checks(store: Store, *, since_ns: int) -> tuple[StoredCheck, ...]:
-    """Return the newest examination of each host, and its newest active tests."""
-    return tuple(StoredCheck(**row) for row in store.rows(SELECT_NEWEST, {"since_ns": since_ns}))
+def read_newest_checks(store: Store, *, since_ns: int, state: str = "") -> tuple[StoredCheck, ...]:
+    """Return the newest examination of each host, and its newest active tests.
+
+    Args:
+        store: The store.
+        since_ns: Oldest Unix time.
+        state: Only results with this state; "": all.
+    """
+    rows = store.rows(SELECT_NEWEST, {"since_ns": since_ns, "state": state})
+    return tuple(StoredCheck(**row) for row in rows)
 
 
 def read_checks_of_hosts(

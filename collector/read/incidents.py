@@ -26,7 +26,7 @@ MAX_NOTES = 200
 
 ROUTINE_KINDS = (
     "alert", "clock", "device-time", "import-note", "invalid-description", "pace", "profile",
-    "stack", "stalled", "tracer",
+    "stack", "stalled", "steps-counted", "tracer",
 )  # fmt: skip
 """Begins of the kinds of events that change nothing in a job."""
 

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-import pyarrow as pa
-
-from ..arrow_columns import coded_strings, numbers, repeated_string
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
+    import pyarrow as pa
 
     from ..store.store import Store
 
@@ -25,42 +18,6 @@ WHERE run_id IN ({run_id:String}, '') AND at_ns >= {first_ns:Int64} AND at_ns <=
     AND (empty({name:String}) OR name = {name:String})
 ORDER BY name, host, device, at_ns
 """
-
-
-def sample_rows(
-    run_id: str,
-    *,
-    host: Sequence[str],
-    device: NDArray[np.int32],
-    at_ns: NDArray[np.int64],
-    name: Sequence[str],
-    value: NDArray[np.float64],
-) -> pa.Table:
-    """Return rows of table ``samples``.
-
-    Args:
-        run_id: The run of the samples; "" for samples of a host, whatever runs there.
-        host: Shape (rows,).
-        device: Shape (rows,): local rank; -1 for the host as a whole.
-        at_ns: Shape (rows,): Unix time.
-        name: Shape (rows,): the quantity, ending in its unit (``gpu-clock-hz``).
-        value: Shape (rows,).
-    """
-    named = {
-        "run_id": repeated_string(run_id, len(at_ns)),
-        "host": coded_strings(np.arange(len(host)), host),
-        "device": numbers(device, np.int32),
-        "at_ns": numbers(at_ns, np.int64),
-        "name": coded_strings(np.arange(len(name)), name),
-        "value": numbers(value, np.float64),
-    }
-    return pa.Table.from_arrays(list(named.values()), names=list(named))
-
-
-def write_samples(store: Store, rows: pa.Table) -> None:
-    """Store samples; one replaces an earlier one of the same quantity and time."""
-    if rows.num_rows:
-        store.insert_arrow("samples", rows)
 
 
 def read_samples(

@@ -37,13 +37,17 @@ class Liveness(Enum):
     """It runs, or ran, on another host or in another namespace."""
 
 
+HOSTS_VARIABLE = "RANKSCOPE_HOST"
+"""Further names of this host, separated by commas, as processes of a rehearsal give them."""
+
+
 def read_liveness(identity: SpoolIdentity) -> Liveness:
     """Return whether the process that wrote a spool still runs.
 
     A zombie, a pid that another process reuses, and any process of an earlier boot of this host
     count as gone.
     """
-    if identity.host != socket.gethostname():
+    if identity.host not in {socket.gethostname(), *os.environ.get(HOSTS_VARIABLE, "").split(",")}:
         return Liveness.UNKNOWN
     if identity.boot_id != boot_id():
         return Liveness.GONE

@@ -14,7 +14,7 @@ from .timeline_canvas import PALE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rankscope.analysis.breakdown.goodput import RunHistory
+    from rankscope.analysis.breakdown.run_history import RunHistory
     from rankscope.analysis.report.report import Finding, RunReport
 
 STRIP_HEIGHT = 76

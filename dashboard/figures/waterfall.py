@@ -18,7 +18,7 @@ from ..theme import IDEAL, MFU, PART_COLORS, SLOW, apply_style, axis_unit, rgba
 from .run_axis import MAX_LABELLED
 
 if TYPE_CHECKING:
-    from rankscope.analysis.breakdown.goodput import RunHistory
+    from rankscope.analysis.breakdown.run_history import RunHistory
     from rankscope.analysis.breakdown.waterfall_views import WaterfallRows
     from rankscope.analysis.report.report import RunReport
 

@@ -13,7 +13,7 @@ from dash.exceptions import PreventUpdate
 from rankscope.analysis.report.text import EMPTY, format_count, format_range
 from rankscope.dashboard.records.alert_list import AlertState
 
-from ..address import ALERTS, INCIDENT, TIMELINE, View, write_address
+from ..address import ALERTS, HEALTH, INCIDENT, TIMELINE, View, write_address
 from ..callback_checks import Number, Posted, checked
 from ..text import escape
 from .components import (
@@ -260,12 +260,14 @@ def _hosts(hosts: Sequence[str]) -> list[Component | str]:
 
 
 def _link(alert: ShownAlert, base_path: str) -> Component:
-    """Return the link to the view that shows an alert: its first step, with its ranks marked."""
+    """Return the link to the view that shows an alert: its first step, with its ranks marked.
+
+    One about a host leads to the checks of the hosts.
+    """
+    view, text = View(run=alert.run), "run"
     if not alert.run:
-        return html.Span(EMPTY)
-    view = View(run=alert.run)
-    text = "run"
-    if alert.steps is not None:
+        view, text = View(page=HEALTH), "host checks"
+    elif alert.steps is not None:
         view = View(
             page=TIMELINE,
             run=alert.run,

@@ -16,6 +16,7 @@ from rankscope.analysis.report.text import (
     UNKNOWN,
     format_age,
     format_count,
+    format_device_hours,
     format_range,
     format_ranges,
     format_seconds,
@@ -418,11 +419,6 @@ def format_change_of(fix: Fix) -> str:
     before, after = format_seconds(fix.before_s), format_seconds(fix.after_s)
     unit = after.rpartition(" ")[2]
     return f"{before.removesuffix(f' {unit}')} to {after}"
-
-
-def format_device_hours(hours: float | None) -> str:
-    """Return a cost in hours of devices, with three digits as in the list of runs."""
-    return UNKNOWN if hours is None else f"{float(f'{hours:.3g}'):,g} GPU-hours"
 
 
 def _number(text: str) -> int | None:

@@ -19,13 +19,11 @@ from rankscope.analysis.report.text import (
     UNKNOWN,
     format_count,
     format_percent,
-    format_range,
     format_seconds,
 )
 
 from ..address import MFU, View
 from ..figures.waterfall import PART_WORDS, mfu_figure, waterfall_figure
-from ..text import escape
 from ..theme import PART_COLORS
 from .components import card, decorative, graph, table, with_code
 from .overview_cards import escape_sentence, last_steps, missing_mfu
@@ -34,12 +32,10 @@ from .report_page import choices, page_head, report_page
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
-    from rankscope.analysis.breakdown.goodput import RunHistory
+    from rankscope.analysis.breakdown.run_history import RunHistory
     from rankscope.analysis.report.report import PipelineBubble, RunReport
 
     from ..provider import ReportProvider
-
-MAX_EPOCHS = 40
 
 _MEANING: dict[Part, str] = {
     Part.USEFUL_COMPUTE: "compute up to its ideal",
@@ -71,10 +67,7 @@ def show_mfu(
         reason = "No step could be replayed, so the parts of a step are unknown."
         return [*parts, card(html.H2("Where a step goes"), html.P(reason, className="quiet"))]
     parts.append(_shares(report, shares))
-    parts += _side_by_side(report, view, base_path)
-    if history is not None:
-        parts.append(_history(history))
-    return parts
+    return [*parts, *_side_by_side(report, view, base_path)]
 
 
 PAGE = report_page(MFU, "MFU", show_mfu)
@@ -198,26 +191,3 @@ def _side_by_side(report: RunReport, view: View, base_path: str) -> list[Compone
             label="Side by side",
         )
     ]
-
-
-def _history(history: RunHistory) -> Component:
-    head = {"epoch": "number", "steps": "number", "repeated later": "number", "time": "number"}
-    rows = [
-        [
-            str(one.epoch),
-            format_range(one.steps),
-            f"{one.num_repeated:,}",
-            format_seconds(one.seconds),
-        ]
-        for one in history.epochs[-MAX_EPOCHS:]
-    ]
-    goodput = format_percent(history.goodput_ratio, digits=1)
-    return card(
-        html.H2(f"Goodput {escape(goodput)}"),
-        html.P(
-            "Time in steps that no later epoch repeats, over all time from the first step to the"
-            " last. Restarts, repeated steps and time between steps are lost.",
-            className="about",
-        ),
-        table("epochs", head, rows, class_name="plain-rows"),
-    )

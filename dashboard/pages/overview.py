@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -32,6 +32,8 @@ from ..theme import blank_figure
 from .annotations import annotations_row, register_annotations
 from .components import LOST, RUNNING, announced, card, graph, with_code
 from .device_time import profile_cards
+from .goodput import goodput_card
+from .host_use import host_use_card
 from .overview_cards import (
     early_figures,
     findings_table,
@@ -112,7 +114,11 @@ def show_overview(provider: ReportProvider, view: View, *, base_path: str) -> Co
         figures=_draw(report)[1],
         starved=starved_list(report, base_path=base_path),
         findings=[findings_table(report, base_path=base_path)],
-        device=profile_cards(report),
+        device=(
+            *host_use_card(report, provider.excluded_hosts(report)),
+            *profile_cards(report),
+        ),
+        goodput=goodput_card(provider.goodput(run_id)),
         kinds=kinds,
         quality=quality_list(report, base_path=base_path),
         is_calm=report.top_finding.severity in (Severity.NONE, Severity.MINOR),
@@ -204,6 +210,7 @@ class _Parts:
     kinds: Component
     quality: list[Component]
     device: tuple[Component, ...] = ()
+    goodput: list[Component] = field(default_factory=list)
     is_calm: bool = False
     """Whether no finding matters: the maps by rank are closed then."""
 
@@ -228,6 +235,7 @@ class _Parts:
                 html.Div(self.findings, id="overview-findings"),
             ),
             *self.device,
+            html.Div(self.goodput, id="overview-goodput", className="wide-cards"),
             self.kinds,
             card(html.H2("Data quality"), html.Div(self.quality, id="overview-quality")),
         ]

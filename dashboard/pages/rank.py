@@ -51,7 +51,12 @@ if TYPE_CHECKING:
     from dash.development.base_component import Component
 
     from rankscope.analysis.report.report import RunReport
-    from rankscope.dashboard.records.rank_details import RankDetails, RankEvent, RankValues
+    from rankscope.dashboard.records.rank_details import (
+        RankDetails,
+        RankEvent,
+        RankRequest,
+        RankValues,
+    )
 
     from ..provider import ReportProvider
     from .components import Cell
@@ -77,6 +82,9 @@ AXES = {
 }
 REQUESTS = {"profile": "Profile", "stacks": "Python stacks", "full": "All spans"}
 """What a running rank can be asked for, as `rankscope control --level` names it."""
+
+REQUESTED_STEPS, MAX_REQUESTED_STEPS = 3, 100
+"""Steps of a request unless the page says otherwise, and the most."""
 
 QUANTITIES = {
     RankQuantity.COMPUTE: "compute above the median rank",
@@ -179,6 +187,7 @@ def _register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         @app.callback(
             Output("rank-requested", "children", allow_duplicate=True),
             Input(f"rank-request-{level}", "n_clicks"),
+            State("rank-request-steps", "value"),
             State("url", "pathname"),
             State("url", "search"),
             State("page-shown", "data"),
@@ -187,6 +196,7 @@ def _register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         @checked
         def request_more(
             num_clicks: Number | None,
+            steps: Number | str | None,
             path: str | None,
             search: str | None,
             shown: Shown | None,
@@ -195,7 +205,9 @@ def _register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
             ranks = read_view(app, path, search).ranks
             if not num_clicks or shown is None or shown.run is None or not ranks:
                 raise PreventUpdate
-            return escape(provider.request_of_rank(shown.run, ranks[0], level))
+            if not isinstance(steps, int) or not 1 <= steps <= MAX_REQUESTED_STEPS:
+                return f"Give 1 to {MAX_REQUESTED_STEPS} steps."
+            return escape(provider.request_of_rank(shown.run, ranks[0], level, steps=steps))
 
 
 PAGE = report_page(RANK, "Rank", show_rank, is_live=True, register=_register)
@@ -558,25 +570,56 @@ def _findings(report: RunReport, rank: int, base_path: str) -> Component:
 
 
 def _requests(details: RankDetails) -> list[Component]:
-    """Return the buttons that request more of a running rank; nothing for another."""
-    if details.exit_state != RUNNING:
+    """Return the buttons that request more of a running rank, and what became of requests."""
+    is_running = details.exit_state == RUNNING
+    if not is_running and not details.requests:
         return []
     buttons = [
         dmc.Button(text, id=f"rank-request-{level}", size="sm", variant="light")
         for level, text in REQUESTS.items()
     ]
-    return [
-        card(
-            html.H2("Record more of it"),
-            html.P(
-                "For the next steps, without a restart. A profile delays the rank by some tens of"
-                " milliseconds as it begins and ends.",
-                className="about",
-            ),
-            html.Div(buttons, className="controls", role="group", **labelled("record more")),
-            html.Div(id="rank-requested", className="about", **announced()),
-        )
+    steps = dmc.NumberInput(
+        id="rank-request-steps",
+        value=REQUESTED_STEPS,
+        min=1,
+        max=MAX_REQUESTED_STEPS,
+        allowDecimal=False,
+        suffix=" steps",
+        size="sm",
+        w=110,
+        persistence=True,
+        persistence_type="session",
+        **labelled("number of steps"),
+    )
+    asking = [
+        html.P(
+            "For the next steps, without a restart. A profile delays the rank by some tens of"
+            " milliseconds as it begins and ends.",
+            className="about",
+        ),
+        html.Div([*buttons, steps], className="controls", role="group", **labelled("record more")),
+        html.Div(id="rank-requested", className="about", **announced()),
     ]
+    rows = [
+        [
+            local_time(format_time(one.at_ns)),
+            REQUESTS.get(one.level, one.level),
+            f"{one.num_steps:,}",
+            escape(one.by),
+            _answer(one, is_running=is_running),
+        ]
+        for one in details.requests
+    ]
+    head = {"requested": "", "what": "", "steps": "number", "by": "", "answer of the rank": ""}
+    answers = [table("requests to this rank", head, rows)] if rows else []
+    title = "Record more of it" if is_running else "Requests to it"
+    return [card(html.H2(title), *(asking if is_running else []), *answers)]
+
+
+def _answer(request: RankRequest, *, is_running: bool) -> str:
+    if not request.state:
+        return "none yet" if is_running else "none: the rank has ended"
+    return f"{request.state}: {escape(request.text)}"
 
 
 def _events(details: RankDetails) -> Component:

@@ -99,6 +99,7 @@ _COLUMNS: list[dict[str, Any]] = [
     {"field": "duration", "headerName": "duration", "width": 94, **_NUMBER,
      "valueFormatter": _format("params.data.age")},
     {"field": "tags", "headerName": "tags", "width": 130, "cellRenderer": "RunTags"},
+    {"field": "excluded", "headerName": "on excluded host", "width": 150},
     {"field": "started", "headerName": "started", "width": 186, "sort": "desc",
      "cellRenderer": "LocalTime"},
     {"field": "ranks", "headerName": "ranks", "width": 76, **_NUMBER,
@@ -131,7 +132,7 @@ def show_runs(provider: ReportProvider, view: View, *, base_path: str) -> Conten
     grid = dag.AgGrid(
         id="runs-grid",
         rowData=rows,
-        columnDefs=[column for column in _COLUMNS if tags or column["field"] != "tags"],
+        columnDefs=_columns(has_tags=bool(tags), lines=shown),
         defaultColDef={"sortable": True, "filter": True, "resizable": True},
         getRowId="params.data.run",
         dashGridOptions={
@@ -214,6 +215,13 @@ def show_runs(provider: ReportProvider, view: View, *, base_path: str) -> Conten
         ],
         interval_ms=LIVE_MS if is_live or not lines else QUIET_MS,
     )
+
+
+def _columns(*, has_tags: bool, lines: Sequence[RunLine]) -> list[dict[str, Any]]:
+    """Return the columns that have a value in any row."""
+    has_excluded = any(line.excluded_hosts for line in lines)
+    empty = ({"tags"} if not has_tags else set()) | ({"excluded"} if not has_excluded else set())
+    return [column for column in _COLUMNS if column["field"] not in empty]
 
 
 def _wanted_tags(view: View) -> set[str]:
@@ -357,6 +365,7 @@ def _row(line: RunLine, base_path: str) -> dict[str, Any]:
         "cost": line.lost_device_h,
         "lost": line.num_dropped,
         "tags": list(line.tags),
+        "excluded": ", ".join(line.excluded_hosts),
     }
 
 

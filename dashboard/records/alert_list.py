@@ -23,7 +23,7 @@ class ShownAlert:
     """Short name, as commands take it."""
 
     run: str
-    """"" if it is about the server."""
+    """"" if it is about a host."""
 
     rule: str
     cause: str

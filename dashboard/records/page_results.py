@@ -62,6 +62,9 @@ class RunLine:
     """Number of the finding that ``cause`` is of."""
 
     tags: tuple[str, ...] = ()
+    excluded_hosts: tuple[str, ...] = ()
+    """Excluded hosts on which it runs now."""
+
     model: str = ""
     num_microbatches: int | None = None
     """Of a step and data position, as the job declares it."""

@@ -105,6 +105,23 @@ class HostFinding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankRequest:
+    """Something that a user has requested of the rank, and its newest answer."""
+
+    at_ns: int
+    level: str
+    """``full``, ``profile`` or ``stacks``."""
+
+    num_steps: int
+    by: str
+    state: str
+    """``accepted``, ``done`` or ``refused``; "" without an answer."""
+
+    text: str
+    """Text of the answer; "" without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankDetails:
     """All that is stored of one rank in the newest epoch of a run."""
 
@@ -138,6 +155,9 @@ class RankDetails:
 
     events: tuple[RankEvent, ...]
     """The newest of each kind, the newest first."""
+
+    requests: tuple[RankRequest, ...]
+    """The newest first."""
 
     open_operations: tuple[OpenOperation, ...]
     groups: tuple[RankGroup, ...]

@@ -12,7 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING, Self
 
 from rankscope.analysis.analyze import analyze_run, read_operations
-from rankscope.analysis.breakdown.goodput import StepMark, summarize_history
+from rankscope.analysis.breakdown.run_history import StepMark, summarize_history
 from rankscope.analysis.drawing.timeline import read_timeline
 from rankscope.analysis.report.text import format_percent
 from rankscope.analysis.verdict import verdict_sentence
@@ -24,6 +24,7 @@ from rankscope.collector.read.spans import read_filtered_spans
 from rankscope.collector.read.steps import read_step_bounds, read_step_marks, read_steps
 from rankscope.collector.store.location import default_store_url
 
+from .sources.goodput import read_goodput
 from .sources.incidents import IncidentSource, read_incidents
 from .sources.result_tables import (
     communications_table,
@@ -51,8 +52,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from rankscope.analysis.breakdown.goodput import RunHistory
+    from rankscope.analysis.breakdown.run_history import RunHistory
     from rankscope.analysis.drawing.timeline import StepTimeline
+    from rankscope.analysis.goodput import Goodput
     from rankscope.analysis.play import RunPlay, StepPlay
     from rankscope.analysis.price.operation_sets import Part, PartPrice
     from rankscope.analysis.replay.critical_path import CriticalPath, Slack
@@ -153,9 +155,20 @@ class Run:
 
     @cached_property
     def history(self) -> RunHistory | None:
-        """Incarnations of the job, repeated steps and goodput; None if no step has ended."""
+        """Incarnations of the job, their steps and losses; None if no step has ended."""
         rows = read_step_marks(self._store, self.info.run_id, most=MAX_MARKS)
         return summarize_history(StepMark(**row) for row in rows)
+
+    @cached_property
+    def goodput(self) -> Goodput | None:
+        """Use of the time of the run, over all restarts; None if nothing is known.
+
+        Example:
+            >>> run.goodput.ratio, run.goodput.hours("repeated")
+        """
+        run_id = self.info.run_id
+        (state,) = (run.state for run in self._source.runs() if run.run_id == run_id)
+        return read_goodput(self._store, run_id, self.report, state=state)
 
     def findings(self) -> pa.Table:
         """Return one row per finding, the verdict's first.

@@ -4,11 +4,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.analysis.alert_rules import AlertRules, LossSettings
+from rankscope.analysis.alert_rules import AlertRules, BadHostSettings, LossSettings
 from rankscope.analysis.alert_signals import (
+    HostRecord,
     RunSignals,
     StepLoss,
     Traffic,
+    find_host_conditions,
     find_signal_conditions,
 )
 from rankscope.analysis.report.liveness import RankLiveness, SilentRank
@@ -104,3 +106,29 @@ def test_what_is_behind_alerts_after_a_minute_or_two() -> None:
         "job: the newest stored step ended 70.0 s ago, though the ranks go on",
         "job: a step has waited for its analysis for 130 s",
     ]
+
+
+def test_errors_and_findings_against_a_host_are_two_alerts() -> None:
+    named_by = {"a": ["slow-compute"], "b": ["host-stall", "slow-compute"]}
+    record = HostRecord(
+        host="gpu07", errors=["no GPU", "no link", "heat", "dust"], named_by=named_by
+    )
+    rules = AlertRules(bad_host=BadHostSettings(num_runs=2))
+
+    errors, offender = find_host_conditions([record], rules=rules)
+
+    assert errors.text == (
+        "the checks of host gpu07 report errors: no GPU; no link; heat; and 1 more"
+    )
+    assert offender.text == (
+        "findings of 2 runs name host gpu07: host-stall and slow-compute in a and b"
+    )
+    assert {errors.hosts, offender.hosts} == {("gpu07",)}
+    assert errors.key != offender.key
+    assert len(find_host_conditions([record])) == 1  # two runs are not enough by default
+
+
+def test_a_host_that_is_fit_since_gives_no_alert() -> None:
+    named_by = {run: ["slow-compute"] for run in "abcd"}
+
+    assert find_host_conditions([HostRecord(host="x", named_by=named_by, is_fit_since=True)]) == ()

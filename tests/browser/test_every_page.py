@@ -111,9 +111,14 @@ STATES = {
     ),
     "no runs": FakeProvider(),
 }
+QUICK = ("slow rank", "hang, hostile names")
+"""States that every run of the tests opens; `make nightly` opens all."""
 
 
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(
+    "state",
+    [pytest.param(state, marks=() if state in QUICK else pytest.mark.nightly) for state in STATES],
+)
 def test_each_page_opens_without_an_error_and_names_its_parts(browser: Browser, state: str) -> None:
     provider = STATES[state]
     run = quote(next(iter(provider.reports), "none"), safe="")

@@ -5,12 +5,12 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import expect
 
 from rankscope.dashboard.pages import components
+from rankscope.dashboard.pages import page as page_module
 from rankscope.dashboard.records.progress import Activity, AnalysisInProgress, Progress
 from rankscope.dashboard.records.rank_details import RankEvent
 from tests.browser.conftest import served
@@ -176,24 +176,6 @@ def test_the_hover_text_of_a_span_names_the_rank_it_waited_for(browser: Browser)
         assert "for rank 5" in said
 
 
-def test_names_from_outside_are_shown_as_text(browser: Browser) -> None:
-    made = replace(report(run=XSS, name=XSS), quality=replace(report().quality, warnings=(XSS,)))
-    provider = training_provider(made, name=XSS)
-    provider.sentence = XSS
-    run = quote(XSS, safe="")
-    with served(provider) as url, opened(browser, f"{url}/run/{run}") as seen:
-        seen.page.wait_for_selector("#overview-workers .heatmaplayer image")
-        assert seen.page.locator("h1").inner_text() == XSS
-        assert seen.page.evaluate("window.__xss === undefined")
-
-        settle(seen.page)
-        seen.page.goto(f"{url}/timeline?step=3&run={run}")
-        seen.page.wait_for_selector(DRAWN)
-        hover(seen.page, (0.01, 0.03))
-        assert "<img src=x" in (seen.page.text_content(TIP) or "")
-        assert seen.page.evaluate("window.__xss === undefined")
-
-
 def test_the_palette_leads_to_a_rank_a_page_and_a_host(browser: Browser) -> None:
     with served(training_provider()) as url, opened(browser, url) as seen:
         page = seen.page
@@ -247,6 +229,14 @@ def test_the_theme_toggles_and_is_remembered_without_a_request(browser: Browser)
         seen.page.wait_for_selector("html[data-mantine-color-scheme=dark]")
 
 
+@pytest.fixture
+def _frequent_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pages poll five times a second."""
+    for module in (components, page_module):
+        monkeypatch.setattr(module, "LIVE_MS", 200)
+
+
+@pytest.mark.usefixtures("_frequent_polls")
 def test_a_live_run_refreshes_and_keeps_the_zoom(browser: Browser) -> None:
     provider = training_provider()
     provider.state = "running"
@@ -273,6 +263,7 @@ def test_a_live_run_refreshes_and_keeps_the_zoom(browser: Browser) -> None:
         assert seen.page.evaluate(f"{graph}.layout.xaxis.range") == zoomed
 
 
+@pytest.mark.usefixtures("_frequent_polls")
 def test_a_refresh_keeps_what_a_reader_has_typed_opened_and_zoomed(browser: Browser) -> None:
     provider = FakeProvider(reports={"tiny": analysed_report()}, state="running")
     event = RankEvent(at_ns=1, kind="stacks", text="hung", detail="a.py:3")
@@ -356,11 +347,11 @@ def test_what_is_typed_into_a_chooser_replaces_its_text(browser: Browser) -> Non
         assert seen.page.input_value("#timeline-choose-step") == "step 2"
 
 
+@pytest.mark.usefixtures("_frequent_polls")
 def test_a_live_run_refreshes_if_answers_take_longer_than_the_poll_interval(
-    browser: Browser, monkeypatch: pytest.MonkeyPatch
+    browser: Browser,
 ) -> None:
-    monkeypatch.setattr(components, "LIVE_MS", 200)
-    provider = SlowProvider.of(training_provider(), answer_s=0.6)
+    provider = SlowProvider.of(training_provider(), answer_s=0.4)
     provider.state = "running"
     with served(provider) as url, opened(browser, url) as seen:
         seen.page.wait_for_selector("#overview-workers .heatmaplayer image")
@@ -376,10 +367,10 @@ def test_a_live_run_refreshes_if_answers_take_longer_than_the_poll_interval(
         seen.page.wait_for_selector("text=Drawing step 3")
 
 
+@pytest.mark.usefixtures("_frequent_polls")
 def test_a_page_polls_again_after_a_request_without_an_answer(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(components, "LIVE_MS", 200)
     monkeypatch.setattr(components, "FALLBACK_MS", 2_000)
     provider = training_provider()
     provider.state = "running"
@@ -431,6 +422,7 @@ def test_a_page_shows_the_progress_of_the_analysis_and_then_its_result(browser: 
         assert provider.num_reports == asked
 
 
+@pytest.mark.usefixtures("_frequent_polls")
 def test_a_deleted_run_is_reported_on_its_open_page(browser: Browser) -> None:
     provider = training_provider()
     provider.state = "running"
@@ -442,6 +434,7 @@ def test_a_deleted_run_is_reported_on_its_open_page(browser: Browser) -> None:
         assert not seen.page.is_visible("#overview-findings")
 
 
+@pytest.mark.usefixtures("_frequent_polls")
 def test_the_first_run_appears_without_a_reload(browser: Browser) -> None:
     provider = FakeProvider()
     with served(provider) as url, opened(browser, url) as seen:

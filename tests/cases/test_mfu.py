@@ -44,7 +44,7 @@ def flops_of(num_rows: int, length: int) -> int:
 @pytest.mark.parametrize(
     ("kind", "first", "later"),
     [
-        ("bigfirst", 256, 16),
+        pytest.param("bigfirst", 256, 16, marks=pytest.mark.nightly),
         pytest.param("smallfirst", 16, 256, marks=pytest.mark.nightly),
         pytest.param("ckpt", 256, 256, marks=pytest.mark.nightly),
         pytest.param("freeze_embed", 256, 256, marks=pytest.mark.nightly),
@@ -63,6 +63,7 @@ def test_attention_counts_by_the_lengths_of_each_micro_batch(
     assert 0.5 < mfu.by_step[20] / (flops_of(2, later) / 1e12 / 0.3) < 1
 
 
+@pytest.mark.nightly
 def test_padding_counts_neither_as_tokens_nor_as_length(tmp_path: Path) -> None:
     mfu = trace(tmp_path, CASES / "jobs" / "f_mfu.py", "pad")
 
@@ -113,7 +114,7 @@ assert not any(module._forward_hooks for name, module in model.named_modules() i
     ("kind", "environ", "per_token"),
     [
         ("plain", {}, 6 * (3 * 4 * 32 * 32 + 32 * 64)),
-        ("conv", {}, None),
+        pytest.param("conv", {}, None, marks=pytest.mark.nightly),
         ("conv", {"RANKSCOPE_COUNT_FLOPS": "1"}, 6 * (3 * 4 * 32 * 32 + 32 * 64 + 3 * 32 * 32)),
     ],
     ids=["plain", "conv", "counted"],

@@ -39,11 +39,11 @@ def test_a_rank_that_computes_longer_in_every_fourth_step_is_slow(tmp_path: Path
     ("ranks", "part", "period", "cause"),
     [
         (2, "input", 2, "data-stall"),
-        (2, "backward", 8, "slow-compute"),
-        (2, "launch", 4, "host-stall"),
+        pytest.param(2, "backward", 8, "slow-compute", marks=pytest.mark.nightly),
+        pytest.param(2, "launch", 4, "host-stall", marks=pytest.mark.nightly),
         (3, "gap", 5, "host-stall"),
         (3, "forward", 3, "slow-compute"),
-        (4, "optimizer", 4, "slow-compute"),
+        pytest.param(4, "optimizer", 4, "slow-compute", marks=pytest.mark.nightly),
         (8, "launch", 2, "host-stall"),
         (8, "optimizer", 8, "slow-compute"),
     ],
@@ -62,7 +62,7 @@ def test_each_part_of_a_step_may_recur(
 
 
 @pytest.mark.parametrize("place", ["before", "inside", "after"])
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_a_span_of_the_job_names_the_work_of_the_host(
     tmp_path: Path, ranks: int, place: str
 ) -> None:
@@ -74,6 +74,7 @@ def test_a_span_of_the_job_names_the_work_of_the_host(
     assert top.saved_s == pytest.approx(0.04, rel=0.05)
 
 
+@pytest.mark.nightly
 def test_a_loader_that_stalls_in_every_fourth_step_of_a_live_job_is_named(tmp_path: Path) -> None:
     report = analyze_live(tmp_path, "live.py", "loader", num_ranks=2)
 
@@ -82,6 +83,7 @@ def test_a_loader_that_stalls_in_every_fourth_step_of_a_live_job_is_named(tmp_pa
     assert "in every 4th step" in top.evidence
 
 
+@pytest.mark.nightly
 def test_a_span_inside_the_forward_of_a_live_job_is_no_compute(tmp_path: Path) -> None:
     report = analyze_live(tmp_path, "live.py", "span", num_ranks=2)
 

@@ -18,7 +18,7 @@ from tests.integration.programs import rankscope
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 NUM_TRIES = 4
 
 

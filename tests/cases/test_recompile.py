@@ -27,6 +27,7 @@ def test_a_rank_that_compiles_again_is_named(tmp_path: Path) -> None:
     assert "Rank 1 (dp 1, stage 0) recompiles" in verdict_sentence(report)
 
 
+@pytest.mark.nightly
 def test_compile_ids_of_a_live_job_are_evidence(tmp_path: Path) -> None:
     report = analyze_live(tmp_path, "live.py", "recompile", num_ranks=2)
 

@@ -37,6 +37,7 @@ def sums(output: str) -> list[str]:
     return sorted(re.findall(r"sum (\S+)", output))
 
 
+@pytest.mark.nightly
 def test_ranks_of_mp_spawn_are_traced_and_their_loader_workers_are_none(tmp_path: Path) -> None:
     script = CASES / "jobs" / "d_spawn.py"
     port = {"MP": str(fixed_port())}
@@ -81,7 +82,11 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+# The exception of a spawned rank is traced below.
+@pytest.mark.parametrize(
+    "method",
+    ["fork", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("spawn", "forkserver"))],
+)
 def test_ranks_of_multiprocessing_are_traced(tmp_path: Path, method: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(PROCESSES)
@@ -122,7 +127,11 @@ dist.destroy_process_group()
     ("options", "name"),
     [
         (["--standalone"], r"fine-tune-[0-9]{8}-[0-9]{4}"),
-        (["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--rdzv-id=mine"], "mine"),
+        pytest.param(
+            ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--rdzv-id=mine"],
+            "mine",
+            marks=pytest.mark.nightly,
+        ),
     ],
     ids=["without a name", "named"],
 )

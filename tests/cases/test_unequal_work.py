@@ -49,9 +49,9 @@ def test_rank_0_that_evaluates_alone_is_said_without_an_alarm(tmp_path: Path) ->
     ("mode", "world", "saved_s"),
     [
         # (240 ms more) x 28 of 40 steps, less the share that rank 1 keeps.
-        ("twice", 2, 0.168 / 2),
+        pytest.param("twice", 2, 0.168 / 2, marks=pytest.mark.nightly),
         ("twice", 4, 0.168 * 3 / 4),
-        ("twice", 8, 0.168 * 7 / 8),
+        pytest.param("twice", 8, 0.168 * 7 / 8, marks=pytest.mark.nightly),
         ("batch", 4, 0.168 * 3 / 4),
         # 12 x 10 + 66 ms of 12 calls, 24 x 10 + 276 ms of 24: 330 ms more.
         ("cache", 4, 0.330 * 28 / 40 * 3 / 4),
@@ -78,7 +78,7 @@ def test_generations_that_are_long_on_random_ranks_are_work(tmp_path: Path) -> N
     [
         # 30 % of 348 ms in 28 of 40 steps, optimizer not included.
         ("device", 2, 0.0731),
-        ("device", 8, 0.0731),
+        pytest.param("device", 8, 0.0731, marks=pytest.mark.nightly),
         # 30 % of 138 ms.
         ("teacher", 4, 0.0290),
     ],
@@ -95,7 +95,12 @@ def test_a_device_that_is_slow_in_all_that_it_does_is_slow(
 
 @pytest.mark.parametrize(
     ("mode", "world", "every", "ranks"),
-    [("all", 4, 10, (0, 1, 2, 3)), ("one", 2, 5, (0,)), ("one", 8, 4, (0,)), ("one", 4, 2, (0,))],
+    [
+        ("all", 4, 10, (0, 1, 2, 3)),
+        ("one", 2, 5, (0,)),
+        pytest.param("one", 8, 4, (0,), marks=pytest.mark.nightly),
+        pytest.param("one", 4, 2, (0,), marks=pytest.mark.nightly),
+    ],
 )
 def test_an_evaluation_costs_its_time_and_is_no_alarm(
     tmp_path: Path, mode: str, world: int, every: int, ranks: tuple[int, ...]

@@ -42,10 +42,15 @@ def simulate(*faults: str, job: Mapping[str, Any]) -> tuple[RunReport, float]:
 @pytest.mark.parametrize(
     ("factor", "job"),
     [
-        (1.2, {"dp": 32, "pp": 1}),
-        (1.2, {"dp": 32, "pp": 1, "noise": NOISY}),
-        (1.2, {"dp": 16, "pp": 2, "noise": NOISY}),
         (1.2, {"dp": 16, "pp": 1, "tp": 2}),
+        *(
+            pytest.param(1.2, job, marks=pytest.mark.nightly)
+            for job in (
+                {"dp": 32, "pp": 1},
+                {"dp": 32, "pp": 1, "noise": NOISY},
+                {"dp": 16, "pp": 2, "noise": NOISY},
+            )
+        ),
         (1.1, {"dp": 64, "pp": 1, "noise": NOISY}),
         (1.1, {"dp": 16, "pp": 2, "tp": 2}),
     ],
@@ -82,9 +87,9 @@ def test_one_slow_rank_of_a_host_is_that_rank() -> None:
     "job",
     [
         {"dp": 2, "pp": 2, "tp": 8},
-        {"dp": 2, "pp": 4, "tp": 4},
         {"dp": 8, "pp": 2, "tp": 2},
-        {"dp": 4, "pp": 4, "tp": 4},
+        pytest.param({"dp": 2, "pp": 4, "tp": 4}, marks=pytest.mark.nightly),
+        pytest.param({"dp": 4, "pp": 4, "tp": 4}, marks=pytest.mark.nightly),
     ],
 )
 @pytest.mark.parametrize("steps", [(4, 23), (0, 23)])

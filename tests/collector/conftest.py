@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +19,7 @@ from tests.deploy.servers import database_of_its_own
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from rankscope.collector.store.store import Store
 
@@ -32,10 +34,11 @@ if GIVEN_SERVER:  # it may have a password, which must not show in a test's name
 
 @pytest.fixture(scope="module", params=STORES)
 def store(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tables: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Store]:
     if request.param == "embedded":
-        with open_store(f"chdb://{tmp_path_factory.mktemp('store')}") as opened:
+        folder = shutil.copytree(tables, tmp_path_factory.mktemp("store") / "store", symlinks=True)
+        with open_store(f"chdb://{folder}") as opened:
             yield opened
     else:
         with database_of_its_own(request.param) as url, open_store(url) as opened:

@@ -23,6 +23,7 @@ in a few seconds; `tests.faults.herd` measures over half a minute without it."""
 @pytest.mark.multiproc
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.nightly
 def test_sixty_four_agents_return_to_a_restarted_collector_without_a_storm(tmp_path: Path) -> None:
     with Herd(folder=tmp_path / "path", chooser=random.Random(1)) as herd:
         # GIVEN 64 agents that have sent and probed for some time

@@ -49,8 +49,8 @@ def write_job(spool: Path, oracle: Oracle, num_rows: int = NUM_ROWS) -> list[Spo
     "faults",
     [
         Faults(bytes_per_s=10 * 64_000 / 8, slice_bytes=1_000),
-        Faults(latency_s=0.1),
-        Faults(lost_ratio=0.05, slice_bytes=1_400),
+        pytest.param(Faults(latency_s=0.1), marks=pytest.mark.nightly),
+        pytest.param(Faults(lost_ratio=0.05, slice_bytes=1_400), marks=pytest.mark.nightly),
         Faults(lost_ratio=0.05, latency_s=0.1, slice_bytes=4_000),
     ],
     ids=["64-kbit", "2-s-round-trip", "5-percent-lost", "lost-and-far"],

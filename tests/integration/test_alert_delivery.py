@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.programs import TIMEOUT_S, rankscope, serving
+from rankscope.commands.alerts import list_alerts
+from tests.integration.programs import TIMEOUT_S, serving
 from tests.integration.test_serve import Job
 from tests.support.receiver import MailServer, Receiver
 from tests.support.waiting import wait_until
@@ -18,13 +19,12 @@ if TYPE_CHECKING:
     from pathlib import Path
     from queue import Queue
 
-pytestmark = pytest.mark.multiproc
+pytestmark = [pytest.mark.multiproc, pytest.mark.nightly]
 
 
 def stored(store: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(rankscope("alerts", "--json", store=store).stdout)[
-        "alerts"
-    ]
+    text = list_alerts(as_json=True, store_url=f"chdb://{store}")
+    found: list[dict[str, Any]] = json.loads(text)["alerts"]
     return found
 
 

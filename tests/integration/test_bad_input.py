@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from rankscope.__main__ import main
-from tests.integration.programs import rankscope, serving
 from tests.support.collector.spool_builder import SpoolBuilder
 from tests.support.ports import fixed_port
 
@@ -121,14 +120,6 @@ def test_a_spool_of_a_future_version_is_refused_with_its_name(
 
     assert "version 99" in said
     assert command.run("runs", "--json")[1] == '{"runs": []}\n'
-
-
-@pytest.mark.slow
-def test_a_store_that_a_server_holds_is_read_through_that_server(tmp_path: Path) -> None:
-    with serving(store=tmp_path / "store"):
-        listed = rankscope("runs", "--json", store=tmp_path / "store")
-
-    assert (listed.returncode, listed.stdout, listed.stderr) == (0, '{"runs": []}\n', "")
 
 
 def test_without_the_server_extra_the_command_says_how_to_get_it(tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.collector.read.runs import read_run_names
 from rankscope.collector.store.store import open_store
-from tests.integration.programs import rankscope, serving
+from rankscope.commands.runs import delete_stored
+from tests.integration.programs import serving
 from tests.integration.test_serve import Job
 
 if TYPE_CHECKING:
@@ -30,12 +32,10 @@ def test_a_served_run_is_deleted_through_its_server_and_stays_deleted(tmp_path: 
     for one in (job, other):
         one.record_steps(3)
     with serving("--spool", str(spool), store=store):
-        done = rankscope("runs", "--delete", "job", "--json", store=store)
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["num_rows"]["spans"] == 12
-        missing = rankscope("runs", "--delete", "jop", store=store)
-        assert (missing.returncode, missing.stdout) == (2, "")
-        assert "no run 'jop'" in missing.stderr
+        done = delete_stored("job", as_json=True, store_url=f"chdb://{store}")
+        assert json.loads(done)["num_rows"]["spans"] == 12
+        with pytest.raises(UnknownRunError, match="no run 'jop'"):
+            delete_stored("jop", as_json=False, store_url=f"chdb://{store}")
     assert runs_of(store) == ("other",)
 
     # WHEN the job continues and another server reads the whole spool from its beginning

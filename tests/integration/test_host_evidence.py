@@ -18,6 +18,7 @@ from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.hosts.deviations import HostReadings
 from rankscope.collector.store.store import open_store
 from rankscope.sources.store_source import StoreSource
+from rankscope.tracer.job.slow_step_stacks import MIN_STEPS
 from tests.integration.watched_job import (
     TURN_S,
     Watch,
@@ -45,6 +46,9 @@ while True: pass
 """
 
 HOG_NS = 6_000_000_000
+
+HUNG_S = 6.0
+"""Longer than a job is silent that hangs, and long enough for the stacks of a slow step."""
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
 
@@ -87,6 +91,7 @@ def memory_group() -> Iterator[Path]:
                 time.sleep(0.1)
 
 
+@pytest.mark.nightly
 def test_a_process_that_takes_the_cpu_of_a_rank_is_named(tmp_path: Path, store: Store) -> None:
     with start_ranks(tmp_path, 3, 10_000, pinned=1) as ranks:
         watch = Watch(store, spool_of(tmp_path))
@@ -169,6 +174,7 @@ def test_a_rank_that_a_user_kills_has_no_trace_of_the_kernel(tmp_path: Path, sto
     assert "onnection" in notes(finding)["rank logs"]
 
 
+@pytest.mark.nightly
 def test_a_line_of_a_given_kernel_log_classes_the_end_of_its_process(
     tmp_path: Path, store: Store
 ) -> None:
@@ -189,3 +195,52 @@ def test_a_line_of_a_given_kernel_log_classes_the_end_of_its_process(
     assert (finding.ranks, finding.end_class) == ((1,), "xid-79")
     assert "GPU has fallen off the bus" in finding.evidence
     assert "drain the host" in notes(finding)["kernel log"]
+
+
+STOPS = [
+    ("loader", "data-loader", "in the data loader"),
+    ("workers", "data-loader", "in the data loader"),
+    ("fifo", "storage", "openat "),
+    ("barrier", "other-collective", "barrier"),
+    ("sleep", "never-joined", "watched_job.py:"),
+]
+
+
+@pytest.mark.parametrize(("fault", "end_class", "words"), STOPS)
+def test_a_rank_that_stops_is_named_with_what_it_is_in(
+    tmp_path: Path, store: Store, fault: str, end_class: str, words: str
+) -> None:
+    with start_ranks(tmp_path, 3, 10_000) as ranks:
+        watch = Watch(store, spool_of(tmp_path))
+        reach_step(watch, ranks, tmp_path, MIN_STEPS + 4)
+        os.mkfifo(tmp_path / fault) if fault == "fifo" else (tmp_path / fault).touch()
+        until_s = time.monotonic() + HUNG_S
+        while time.monotonic() < until_s:
+            watch.turn()
+            time.sleep(TURN_S)
+        for process in ranks:  # as a scheduler would, long after
+            process.kill()
+        drain(watch, ranks)
+        watch.close()
+
+    top = analyzed(store).top_finding
+    assert (top.cause, top.ranks, top.end_class) == ("hang", (1,), end_class)
+    assert words in f"{top.evidence} {notes(top)}"
+    assert (
+        "2 ranks in the collective" in notes(top)["stacks"]
+        or "ranks 0 and 2" in notes(top)["stacks"]
+    )
+
+
+def test_a_rank_that_meets_a_bad_document_is_classed_by_it(tmp_path: Path, store: Store) -> None:
+    with start_ranks(tmp_path, 3, 10_000) as ranks:
+        watch = Watch(store, spool_of(tmp_path), logs=[str(tmp_path / "logs" / "*.log")])
+        reach_step(watch, ranks, tmp_path, 5)
+        (tmp_path / "raise").write_text('{"text": "a', encoding="utf-8")
+        drain(watch, ranks)
+        watch.close()
+
+    top = analyzed(store).top_finding
+    assert (top.cause, top.ranks, top.end_class) == ("crash", (1,), "document")
+    assert "JSONDecodeError" in top.evidence
+    assert notes(top)["rank logs"].startswith("first error: rank 1 (document), json.decoder.JSON")

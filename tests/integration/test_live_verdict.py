@@ -10,7 +10,10 @@ import httpx
 import pytest
 
 from rankscope.analysis.report.exchange import read_report
-from tests.integration.programs import TIMEOUT_S, Server, rankscope, serving
+from rankscope.commands.alerts import list_alerts
+from rankscope.commands.analyze import AnalyzeOptions, analyze_stored
+from rankscope.commands.runs import list_findings
+from tests.integration.programs import TIMEOUT_S, Server, serving
 from tests.integration.test_serve import Job
 from tests.support.receiver import Receiver
 from tests.support.waiting import wait_until
@@ -37,7 +40,7 @@ def last_step(server: Server) -> int:
 
 
 def verdict(store: Path) -> str:
-    text = rankscope("analyze", "job", store=store).stdout
+    text = analyze_stored(AnalyzeOptions(run_id="job", store_url=f"chdb://{store}"))
     return " ".join(text.partition("\n\n")[0].split())
 
 
@@ -60,8 +63,9 @@ def test_a_constant_fault_is_one_alert_with_one_onset_and_one_price(tmp_path: Pa
         job.end()
         resolved: dict[str, Any] = json.loads(receiver.bodies.get(timeout=TIMEOUT_S))
         ended = verdict(store)
-    alerts = json.loads(rankscope("alerts", "--json", store=store).stdout)["alerts"]
-    findings = json.loads(rankscope("findings", "job", "--json", store=store).stdout)["findings"]
+    url = f"chdb://{store}"
+    alerts = json.loads(list_alerts(as_json=True, store_url=url))["alerts"]
+    findings = json.loads(list_findings("job", as_json=True, store_url=url))["findings"]
     receiver.close()
 
     assert (fired["state"], fired["cause"], fired["ranks"]) == ("firing", "slow-compute", [1])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,10 +13,16 @@ from rankscope.collector.spool.folder import used_bytes
 from rankscope.collector.store.location import read_server_file
 from tests.faults.cycles import NUM_RANKS, ROWS_A_BURST, WholePath
 
+if TYPE_CHECKING:
+    from tests.faults.checker import Verdict
+
 pytestmark = pytest.mark.multiproc
 
 NUM_BURSTS = 38
 """Bursts of 100 rows per rank: a minute of 64 rows/s. A higher rate does not change the result."""
+
+NUM_LATE = 3
+"""Bursts after the collector is back."""
 
 CAPACITY = 64
 SEGMENT_BYTES = 4096 + CAPACITY * 128
@@ -22,66 +30,88 @@ AGENT_BYTES = 256 << 10
 """Bytes of the agent besides the spool: journal and lock."""
 
 
-@pytest.mark.timeout(600)
-def test_an_outage_takes_only_the_bytes_of_the_spool_and_no_row(tmp_path: Path) -> None:
-    with WholePath(folder=tmp_path / "path", chooser=random.Random(7)) as path:
-        # GIVEN a collector that is down, with its store
-        path.kill_only("collector")
+@dataclass(frozen=True, kw_only=True)
+class Outage:
+    """Sizes, results and files of an outage of the collector, and after it."""
 
-        # WHEN the ranks continue to write
+    waiting_bytes: int
+    """In segments of the spool, before the collector was back."""
+
+    agent_bytes: int
+    """In the state of the agent, at the same moment."""
+
+    verdict: Verdict
+    logs: str
+    ingest_token: str
+    server_token: str
+    figures: str
+    command_lines: list[str]
+    files: dict[str, bytes]
+    """Content of all files of the agent and the collector, but that of the agent's token."""
+
+
+@pytest.fixture(scope="module")
+def outage(tmp_path_factory: pytest.TempPathFactory) -> Outage:
+    """Kill a collector with its store while ranks write; start it, and kill the agent too."""
+    folder = tmp_path_factory.mktemp("outage") / "path"
+    with WholePath(folder=folder, chooser=random.Random(7)) as path:
+        path.kill_only("collector")
         for _ in range(NUM_BURSTS):
             path.write()
-
-        # THEN the rows wait in the spool without a copy
-        num_segments = -(-NUM_BURSTS * ROWS_A_BURST // CAPACITY)
-        waiting = sum(file.stat().st_size for file in path.spool.glob("run/*/seg-*"))
-        assert waiting == NUM_RANKS * num_segments * SEGMENT_BYTES
-        assert used_bytes(path.state) < AGENT_BYTES
-
-        # AND all of them arrive once when it is back, while more are written
+        waiting_bytes = sum(file.stat().st_size for file in path.spool.glob("run/*/seg-*"))
+        agent_bytes = used_bytes(path.state)
         path.start("collector")
-        for _ in range(3):
+        for _ in range(NUM_LATE):
             path.write()
-        path.drain()
-        verdict = path.verdict()
-        assert verdict.is_clean, (verdict, path.logs())
-        assert verdict.num_stored == (NUM_BURSTS + 3) * NUM_RANKS * ROWS_A_BURST
-
-
-@pytest.mark.timeout(600)
-def test_no_token_is_in_any_file_or_output_of_agent_and_collector(tmp_path: Path) -> None:
-    # GIVEN both, after a kill and a stop
-    with WholePath(folder=tmp_path / "path", chooser=random.Random(8)) as path:
-        ingest = (path.folder / "agent.token").read_text().strip()
-        path.write()
         path.kill("agent")
-        path.kill("collector")
-        path.write()
         path.drain()
         server = read_server_file(path.store)
         assert server is not None
         assert server.token is not None
-        figures = path.ask("/metrics", Authorization=f"Bearer {server.token}")
-        shown = [
-            (Path(f"/proc/{path.pid_of(name)}/cmdline")).read_text()
+        figures = path.ask("/metrics", Authorization=f"Bearer {server.token}") or ""
+        command_lines = [
+            Path(f"/proc/{path.pid_of(name)}/cmdline").read_text()
             for name in ("agent", "collector")
         ]
-        assert path.verdict().is_clean
+        own = path.folder / "agent.token"
+        return Outage(
+            waiting_bytes=waiting_bytes,
+            agent_bytes=agent_bytes,
+            verdict=path.verdict(),
+            logs=path.logs(),
+            ingest_token=own.read_text().strip(),
+            server_token=server.token,
+            figures=figures,
+            command_lines=command_lines,
+            files={
+                str(file.relative_to(folder)): file.read_bytes()
+                for file in folder.rglob("*")
+                if file.is_file() and file != own
+            },
+        )
 
-        # WHEN all their files and output are searched
-        own_files = {path.folder / "agent.token"}
-        files = [
-            file for file in path.folder.rglob("*") if file.is_file() and file not in own_files
-        ]
-        texts = {file: file.read_bytes() for file in files}
 
-    # THEN the agent's token is in its own file only, not in the store, the log or a list
-    secret = ingest.encode()
-    assert len(texts) > 10
-    assert not [file for file, text in texts.items() if secret in text]
-    assert figures
-    assert ingest not in figures
-    assert not [line for line in shown if ingest in line]
-    # AND the server's token is only in what it prints to the terminal
-    found = {file.name for file, text in texts.items() if server.token.encode() in text}
+@pytest.mark.timeout(600)
+def test_an_outage_takes_only_the_bytes_of_the_spool_and_no_row(outage: Outage) -> None:
+    # The rows waited in the spool without a copy ...
+    num_segments = -(-NUM_BURSTS * ROWS_A_BURST // CAPACITY)
+    assert outage.waiting_bytes == NUM_RANKS * num_segments * SEGMENT_BYTES
+    assert outage.agent_bytes < AGENT_BYTES
+    # ... and all of them arrived once, beside those that were written later.
+    assert outage.verdict.is_clean, (outage.verdict, outage.logs)
+    assert outage.verdict.num_stored == (NUM_BURSTS + NUM_LATE) * NUM_RANKS * ROWS_A_BURST
+
+
+@pytest.mark.timeout(600)
+def test_no_token_is_in_any_file_or_output_of_agent_and_collector(outage: Outage) -> None:
+    # The agent's token is in its own file only, not in the store, the log or a list of processes.
+    secret = outage.ingest_token.encode()
+    assert len(outage.files) > 10
+    assert not [name for name, content in outage.files.items() if secret in content]
+    assert outage.figures
+    assert outage.ingest_token not in outage.figures
+    assert not [line for line in outage.command_lines if outage.ingest_token in line]
+    # The server's token is only in what it prints to the terminal.
+    secret = outage.server_token.encode()
+    found = {Path(name).name for name, content in outage.files.items() if secret in content}
     assert found <= {"collector.log", "server.json"}

@@ -187,6 +187,7 @@ def test_an_alert_stays_active_while_it_is_repeated_and_ends_when_it_is_resolved
         assert moment(alert["endsAt"]) == pytest.approx(clock[0] / NS_PER_S, abs=0.01)
 
 
+@pytest.mark.nightly
 def test_prometheus_scrapes_a_served_run_and_fires_beside_rankscope(
     tmp_path: Path, hook: Receiver
 ) -> None:

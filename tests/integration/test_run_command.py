@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rankscope.commands.runs import list_runs
 from tests.integration.programs import COMMAND, environment
 from tests.support.paths import PYTHON_PATH
 
@@ -78,7 +79,7 @@ def rankscope(*arguments: str) -> tuple[str, ...]:
 
 
 def stored_runs(folder: Path) -> str:
-    return start(folder, *rankscope("runs")).stdout
+    return list_runs(as_json=False, store_url=f"chdb://{folder / 'store'}")
 
 
 def test_a_training_prints_and_ends_as_without_it(tmp_path: Path) -> None:

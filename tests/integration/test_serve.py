@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from rankscope.commands.alerts import list_alerts
+from rankscope.commands.runs import list_findings
 from rankscope.tracer.span import NONE, SpanKind
-from tests.integration.programs import TIMEOUT_S, rankscope, serving
+from tests.integration.programs import TIMEOUT_S, serving
 from tests.support.collector.spool_builder import ANCHOR_UNIX_NS, SpoolBuilder
 from tests.support.receiver import Receiver
 
@@ -123,7 +125,9 @@ def test_a_collector_only_server_has_no_pages(tmp_path: Path) -> None:
     assert page.status_code == 404
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
+)
 def test_a_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> None:
     spool = tmp_path / "spool"
     spool.mkdir()
@@ -177,12 +181,13 @@ def test_each_fault_is_posted_once_even_after_a_restart(tmp_path: Path, receiver
     assert posted["url"].endswith("/timeline?run=job&step=8&rank=1&order=excess")
     assert "token" not in posted["url"]
     assert (again["steps"][0], again["ranks"]) == (18, [0])
-    alerts = json.loads(rankscope("alerts", "--json", store=store).stdout)["alerts"]
+    url = f"chdb://{store}"
+    alerts = json.loads(list_alerts(as_json=True, store_url=url))["alerts"]
     assert [(alert["first_step"], alert["delivery"]) for alert in alerts] == [
         (18, "delivered"),
         (8, "delivered"),
     ]
-    findings = json.loads(rankscope("findings", "job", "--json", store=store).stdout)["findings"]
+    findings = json.loads(list_findings("job", as_json=True, store_url=url))["findings"]
     first = next(found for found in findings if found["ranks"] == [1])
     assert (first["cause"], first["onset_step"]) == ("slow-compute", 8)
     assert first["saved_s"] == pytest.approx(0.08)

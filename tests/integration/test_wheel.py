@@ -132,6 +132,7 @@ def test_a_folder_named_analysis_without_init_is_still_imported(
     assert run(sys.executable, "-S", "-c", code, folder=tmp_path, path=installed) == "user\n"
 
 
+@pytest.mark.nightly
 def test_a_distribution_with_a_package_named_trainer_survives_install_and_uninstall(
     wheel: Path, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -11,11 +12,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankscope.collector.host.host_events import HostEventQueue, HostEventRows
+from rankscope.collector.host.host_events import HostEventRows
 from rankscope.collector.host.kernel_log import KERNEL_LOG
-from rankscope.collector.host.sampler import Sampler, host_sources, store_sink
 from rankscope.collector.spool.tail import SegmentPolicy, SpoolTail
 from rankscope.collector.store.writer import StoreWriter
+from rankscope.server.host_sampling import HostSampling
 from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
@@ -38,24 +39,20 @@ class Watch:
     ) -> None:
         self._writer = StoreWriter(store)
         self._tail = SpoolTail(spool, self._writer, segment_policy=SegmentPolicy.DELETE)
-        self._events, host = HostEventQueue(), socket.gethostname()
-        self._rows = HostEventRows(host, unix_ns=time.time_ns)
-        sources = host_sources(
-            spool, on_events=self._events.add, kernel_log=kernel_log, rank_logs=logs
-        )
-        self.lines: list[str] = []
-        self._sampler = Sampler(sources, store_sink(store, host=host), say=self.lines.append)
+        self._rows = HostEventRows(socket.gethostname(), unix_ns=time.time_ns)
+        self._sampling = HostSampling(spool, kernel_log=kernel_log, rank_logs=logs)
 
     def turn(self) -> int:
         """Read everything once; return how many ranks run."""
-        self._sampler.turn()
+        self._sampling.sampler.turn()
         progress = self._tail.poll()
         self._rows.note_running(self._tail.running)
-        self._rows.send(self._events.take(), self._writer.upsert)
+        self._rows.send(self._sampling.events.take(), self._writer.upsert)
+        self._sampling.store(self._writer.upsert, placed=self._tail.placed_heartbeats)
         return progress.num_running
 
     def close(self) -> None:
-        self._sampler.close()
+        self._sampling.close()
         self._tail.close()
 
 
@@ -126,6 +123,33 @@ def drain(watch: Watch, ranks: Sequence[subprocess.Popen[bytes]]) -> None:
         watch.turn()
 
 
+def _stop_if_asked(folder: Path) -> None:
+    """Stop as the file says that a test has made: in the folder's fault of that name."""
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader, Dataset
+
+    class Asleep(Dataset[int]):
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> int:
+            time.sleep(WITHIN_S)
+            return index
+
+    if (folder / "loader").exists():
+        next(iter(DataLoader(Asleep())))
+    if (folder / "workers").exists():
+        next(iter(DataLoader(Asleep(), num_workers=1)))
+    if (folder / "fifo").exists():
+        (folder / "fifo").read_bytes()  # a pipe that nothing writes to
+    if (folder / "barrier").exists():
+        dist.barrier()
+    if (folder / "sleep").exists():
+        time.sleep(WITHIN_S)
+    if (folder / "raise").exists():
+        json.loads((folder / "raise").read_text())
+
+
 def _work(seconds: float) -> None:
     until_s = time.thread_time() + seconds
     while time.thread_time() < until_s:
@@ -133,7 +157,7 @@ def _work(seconds: float) -> None:
 
 
 def main(rank: int, world: int, num_steps: int, folder: Path, pinned: int | None) -> None:
-    """Train as one rank; rank 1 allocates without end once there is a file `grow`."""
+    """Train as one rank; rank 1 stops, or allocates without end, once there is a file for that."""
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -167,6 +191,8 @@ def main(rank: int, world: int, num_steps: int, folder: Path, pinned: int | None
             (folder / "step").write_text(str(step))
         if rank == 1 and (folder / "grow").exists():
             kept.append(bytearray(b"x" * (32 << 20)))
+        if rank == 1:
+            _stop_if_asked(folder)
     dist.destroy_process_group()
 
 

@@ -55,7 +55,9 @@ def untraced(folder: Path) -> Outcomes:
     return run_job(folder / "untraced", "save")
 
 
-@pytest.fixture(scope="module", params=[LAUNCHED, INSTALLED])
+@pytest.fixture(
+    scope="module", params=[LAUNCHED, pytest.param(INSTALLED, marks=pytest.mark.nightly)]
+)
 def traced(folder: Path, request: pytest.FixtureRequest) -> tuple[Path, Outcomes]:
     """Return the folder and the outcomes of the traced job."""
     if request.param == LAUNCHED:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..device.span import timed_span
 from ..record.device_timer import NO_DEVICE_TIMING
 from ..record.steps import OPTIMIZER_KINDS
-from ..span import SpanKind
+from ..span import STEPS_COUNTED, SpanKind
 from .guard import Guard
 
 if TYPE_CHECKING:
@@ -202,6 +202,7 @@ class StepCounter:
             if not self._has_stepped and not self._from_start:
                 return
             recorder.begin_steps()
+            recorder.event(STEPS_COUNTED, "steps are counted from 0: the job reports none", {})
         elif self._has_stepped:
             recorder.step()
         self._has_stepped = self.is_due = False

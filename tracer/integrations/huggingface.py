@@ -61,7 +61,7 @@ class RankscopeCallback(transformers.TrainerCallback):  # type: ignore[misc, unu
             model=None if args.torch_compile else about.get("model"),
             model_name=str(getattr(config, "model_type", "")),
             dtype=dtype,
-            config=read_attributes(args, CONFIG),
+            config=read_attributes(args, CONFIG) | {"max_steps": state.max_steps},
             seeds={"seed": args.seed},
             **data_parallel_layout(args.world_size, args.process_index),
         )

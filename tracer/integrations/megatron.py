@@ -32,6 +32,7 @@ CONFIG = (
     "overlap_param_gather",
     "use_distributed_optimizer",
     "sequence_parallel",
+    "train_iters",
 )
 """Arguments that explain a job's speed."""
 

@@ -87,7 +87,7 @@ def read_identity(run: str | None, environ: Mapping[str, str]) -> Identity:
         rank=rank,
         world_size=world_size,
         local_rank=_number(environ.get(_rank_variables(environ)[2])),
-        host=socket.gethostname(),
+        host=environ.get("RANKSCOPE_HOST") or socket.gethostname(),
         pod=environ.get("HOSTNAME") if "KUBERNETES_SERVICE_HOST" in environ else None,
         pid=os.getpid(),
         process_uuid=uuid.uuid4().bytes,
@@ -269,20 +269,20 @@ def _name_run(pid: int) -> str:
     name = script.parent.name if script.stem == "__main__" else script.name.removesuffix(".py")
     name = "notebook" if name.endswith("kernel_launcher") else name
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:MAX_SCRIPT] or "run"
-    when = time.strftime("%Y%m%d-%H%M", time.gmtime(_process_started_ns(pid) // 10**9))
+    when = time.strftime("%Y%m%d-%H%M", time.gmtime(process_started_ns(pid) // 10**9))
     return f"{name}-{when}"
 
 
 def _process_key(pid: int) -> str:
     """Return a text that no other process has, made of a process's start time and a hash."""
-    started_ns = _process_started_ns(pid)
+    started_ns = process_started_ns(pid)
     seed = f"{read_boot_id().hex()}:{pid}:{started_ns}"
     digest = hashlib.blake2b(seed.encode(), digest_size=3).hexdigest()
     when = time.strftime("%Y%m%d-%H%M%S", time.gmtime(started_ns // 10**9))
     return f"run-{when}-{digest}"
 
 
-def _process_started_ns(pid: int) -> int:
+def process_started_ns(pid: int) -> int:
     """Return when process ``pid`` started, Unix time in ns; the same in every process."""
     try:
         ticks = int(_process_stat(pid)[19])

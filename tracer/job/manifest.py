@@ -16,6 +16,7 @@ from ..record.exit_record import write_json
 from ..record.plain_values import plain_copy
 from ..spool import MANIFEST_FILE
 from .commit import read_commit
+from .identity import process_started_ns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -219,6 +220,7 @@ def _identity_part(identity: Identity) -> dict[str, object]:
         "host": identity.host,
         "pod": identity.pod,
         "pid": identity.pid,
+        "process_started_ns": process_started_ns(identity.pid),
         "process_uuid": identity.process_uuid.hex(),
         "boot_id": identity.boot_id.hex(),
         "job": identity.job,

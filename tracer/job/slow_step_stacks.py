@@ -12,6 +12,7 @@ from ..native.choice import frames_of_threads
 from ..record.control import Requests
 from ..span import NONE, NS_PER_S
 from ..spool import STACKS
+from .system_calls import blocking_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -209,7 +210,8 @@ def stacks() -> list[dict[str, object]]:
     """Return the Python stack of each thread but the calling one, innermost frame first.
 
     The numbers of threads, frames and characters are limited. No code of the job runs: neither its
-    ``repr`` nor its source files are read. The tracer's own frames are left out.
+    ``repr`` nor its source files are read. The tracer's own frames are left out. The main thread
+    comes first, with the system call on a file in which it is blocked (``call``).
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     stacks: list[dict[str, object]] = [
@@ -218,6 +220,9 @@ def stacks() -> list[dict[str, object]]:
     ]
     main = threading.main_thread().name
     stacks.sort(key=lambda thread: thread["name"] != main)
+    call = blocking_call()
+    if call and stacks and stacks[0]["name"] == main:
+        stacks[0]["call"] = call[-MAX_FRAME_TEXT:]
     return stacks[:MAX_THREADS]
 
 

@@ -444,12 +444,12 @@ def _share_calls(
     The ranks of a stage may run unequal numbers of them. Evaluations are planned: their ideal is 0.
     """
     calls = np.flatnonzero(find_calls(pieces, part))
-    at, steps = pieces.rank_step[calls], matched.rank_steps
+    at, steps, coords = pieces.rank_step[calls], matched.rank_steps, run.coords
     ideal_ns[calls] *= equal_share_ratio(
         ideal_ns[calls],
         rank=steps.rank[at],
         step=steps.step_index[at],
-        stage_of_rank={rank: run.coords[rank].pp for rank in matched.line.ranks.tolist()},
+        stage_of_rank={rank: coords[rank].pp for rank in matched.line.ranks.tolist()},
     )
     planned: NDArray[np.int64] = calls[part[pieces.compute[calls]] == EVALUATION]
     ideal_ns[planned] = 0.0

@@ -153,17 +153,15 @@ def watch_stored(options: AnalyzeOptions) -> None:
 
 
 def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progress) -> str:
+    from rankscope.analysis.breakdown.host_moves import find_moves, format_move
     from rankscope.analysis.diagnose import ends_run
     from rankscope.analysis.report.document import to_document
     from rankscope.collector.client.served_store import ServedStore
 
-    from ..doctor.confirmation import (
-        confirm_findings,
-        confirmation_document,
-        format_confirmations,
-    )
+    from ..doctor.confirmation import confirm_findings, confirmation_document, with_host_checks
     from ..sources.excluded_hosts import format_excluded_host, read_excluded_hosts
     from ..sources.finding_history import FindingHistory, format_recurrence, recurrence_document
+    from ..sources.goodput import read_goodput
     from ..sources.incidents import number_findings
     from ..sources.rank_states import read_rank_states
     from ..sources.store_source import StoreSource
@@ -184,11 +182,13 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
     show("comparing with earlier runs")
     recurrences = FindingHistory(store).follow_report(report, run)
     numbers = number_findings(store, report)
-    confirmed = confirm_findings(store, run.run_id, report.findings)
     excluded = read_excluded_hosts(store, report)
     has_ended = ends_run(report.top_finding)
     states = read_rank_states(store, run, report, rank=options.rank) if has_ended else ()
+    (state,) = (each.state for each in source.runs() if each.run_id == run.run_id)
+    goodput = read_goodput(store, run.run_id, report, state=state)
     if options.as_json:
+        confirmed = confirm_findings(store, run.run_id, report.findings)
         document = to_document(report)
         for finding, recurrence, number, checks in zip(
             document["findings"], recurrences, numbers, confirmed, strict=True
@@ -196,16 +196,23 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
             finding["follows"] = recurrence_document(recurrence)
             finding["incident"] = number
             finding["host_checks"] = confirmation_document(checks)
+        document["goodput"] = goodput and goodput.to_document()
         document["rank_states"] = [asdict(state) for state in states]
+        document["host_moves"] = [asdict(move) for move in find_moves(report)]
         document["excluded_hosts"] = [asdict(each) for each in excluded]
         return json.dumps(document, allow_nan=False)
+    report = with_host_checks(store, report)
     view = View(
         top=options.top,
         rank=options.rank,
         has_details=options.has_details,
         table_width=table_width(),
         states=states,
-        notes=tuple(map(format_excluded_host, excluded)),
+        notes=(
+            *(f"{format_move(move)}." for move in find_moves(report)),
+            *map(format_excluded_host, excluded),
+        ),
+        goodput=goodput,
     )
     server = store.server if isinstance(store, ServedStore) else None
     top = numbers[report.findings.index(report.top_finding)]
@@ -213,8 +220,7 @@ def _analyze_open(store: "OpenStore", options: AnalyzeOptions, progress: Progres
         "proof": format_proof(report, server),
         "incident": format_incident(report.run, top, server),
     }
-    beside = (map(format_recurrence, recurrences), map(format_confirmations, confirmed))
-    follows = tuple("; ".join(filter(None, texts)) for texts in zip(*beside, strict=True))
+    follows = tuple(map(format_recurrence, recurrences))
     return _format_report(report, follows, view, places)
 
 

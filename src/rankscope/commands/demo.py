@@ -22,6 +22,14 @@ def demo(  # noqa: PLR0913  # one parameter a flag
             show_default=False,
         ),
     ] = None,
+    incident: Annotated[
+        bool,
+        typer.Option(
+            "--incident",
+            help="A rank is killed; find its host, exclude it, restart without it, show the"
+            " goodput. Takes a minute or two, and no other option but --store.",
+        ),
+    ] = False,
     serve_after: Annotated[
         bool, typer.Option("--serve/--no-serve", help="Serve the dashboard afterwards.")
     ] = True,
@@ -31,6 +39,10 @@ def demo(  # noqa: PLR0913  # one parameter a flag
     store: Store = None,
 ) -> None:
     """Train a small GPT with a slow rank, and find it."""
+    if incident:
+        from ..demo.incident import run_incident
+
+        raise typer.Exit(run_incident(store))
     from ..demo.demo import DemoOptions, run_demo
 
     status = run_demo(

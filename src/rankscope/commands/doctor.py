@@ -107,6 +107,7 @@ def doctor(  # noqa: PLR0913  # one parameter a flag
         nccl_log=_read_log(nccl_log),
         expected_gpus=expect_gpus,
         is_before_job=before_job,
+        is_idle=active,
     )
     if active:
         _run_active(host, as_json=as_json, is_verbose=verbose, store_url=store)

@@ -148,7 +148,7 @@ def _train_and_store(
                     tail.poll()
                     next_poll_s = time.monotonic() + POLL_S
         status, reason = training.status, training.last_error()
-        _drain(tail)
+        drain(tail)
     return status, reason
 
 
@@ -170,7 +170,7 @@ def _format_progress(done: StepDone, num_steps: int) -> str:
     )
 
 
-def _drain(tail: SpoolTail) -> None:
+def drain(tail: SpoolTail) -> None:
     """Store the remaining rows. The processes have ended, so the spool no longer changes."""
     for _ in range(MAX_LAST_POLLS):
         progress = tail.poll()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Self
 from ..errors import BadInputError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from .plan import DemoPlan
@@ -68,16 +69,30 @@ class Training:
         run_id: Name of the run. It is passed in the environment, because torchrun takes ``--run``
             for an abbreviation of a flag of its own.
         log: File for stderr.
+        environment: Further variables.
     """
 
-    def __init__(self, command: list[str], *, run_id: str, log: Path) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        *,
+        run_id: str,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._command = command
         self._run_id = run_id
         self._log = log
+        self._environment = environment or {}
         self._lines: SimpleQueue[str] = SimpleQueue()
 
     def __enter__(self) -> Self:
-        environment = {"OMP_NUM_THREADS": "1", **os.environ, "RANKSCOPE_RUN": self._run_id}
+        environment = {
+            "OMP_NUM_THREADS": "1",
+            **os.environ,
+            "RANKSCOPE_RUN": self._run_id,
+            **self._environment,
+        }
         with self._log.open("wb") as log:
             # A process group of its own: Ctrl-C reaches only this process, which ends the group.
             self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and arguments

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from rankscope.analysis.diagnose import MATTERS
+from rankscope.analysis.report.report import HostNote
 from rankscope.analysis.report.text import format_count
 from rankscope.collector.host.gpu import plain_uuid
 from rankscope.collector.read.host_checks import (
@@ -26,12 +28,15 @@ from .checks.table import CHECKS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from rankscope.analysis.report.report import Finding
+    from rankscope.analysis.report.report import Finding, RunReport
     from rankscope.collector.read.host_checks import RankPlace
     from rankscope.collector.store.store import Store
 
 AFTER_NS = 600 * NS_PER_S
 """Time after the last step in which an examination still belongs to the run."""
+
+NOTE = "host checks"
+"""Source of the note beside a finding."""
 
 MAX_HOSTS = 3
 """Hosts of one finding that are written out."""
@@ -40,8 +45,10 @@ CAUSES = {check.name: check.causes for check in CHECKS}
 ACTIVE_CAUSES = {
     "slow-compute": frozenset({"matmul", "memory"}),
     "clock-throttle": frozenset({"matmul", "memory"}),
-    "slow-link": frozenset({"groups", "neighbours", "host-all-reduce", "host-all-to-all"}),
-    "network-degradation": frozenset({"groups"}),
+    "slow-link": frozenset(
+        {"nic-pairs", "groups", "neighbours", "host-all-reduce", "host-all-to-all"}
+    ),
+    "network-degradation": frozenset({"nic-pairs", "groups"}),
     "data-stall": frozenset({"to-device"}),
 }
 """Active tests that confirm a cause."""
@@ -90,18 +97,52 @@ def confirm_findings(
         findings: Findings of the run.
         now_ns: Unix time of a run whose end is unknown. None: now.
     """
-    places = read_rank_places(store, run_id)
+    named = {rank for finding in findings for rank in finding.ranks}
+    if not named:
+        return ((),) * len(findings)
+    places = [place for place in read_rank_places(store, run_id) if place.rank in named]
     steps = {finding.steps[0] for finding in findings if finding.steps is not None}
     times_ns = read_run_times(store, run_id, steps)
     end_ns = times_ns.get(None, time.time_ns() if now_ns is None else now_ns) + AFTER_NS
+    onsets_ns = [
+        times_ns.get(finding.steps[0], 0) if finding.steps is not None else 0
+        for finding in findings
+    ]
     hosts = {place.host for place in places}
-    checks = read_checks_of_hosts(store, hosts, first_ns=0, last_ns=end_ns) if hosts else ()
+    first_ns = min(onsets_ns, default=0)
+    checks = read_checks_of_hosts(store, hosts, first_ns=first_ns, last_ns=end_ns) if hosts else ()
     found = []
-    for finding in findings:
-        onset_ns = times_ns.get(finding.steps[0], 0) if finding.steps is not None else 0
+    for finding, onset_ns in zip(findings, onsets_ns, strict=True):
         since = [check for check in checks if check.at_ns >= onset_ns]
         found.append(tuple(_confirm(finding, places, since)))
     return tuple(found)
+
+
+def with_host_checks(store: Store, report: RunReport) -> RunReport:
+    """Return a report with what the checks of their hosts say beside the findings that matter.
+
+    Raises:
+        StoreError: The store could not be read.
+    """
+    confirmed = confirm_findings(store, report.run, report.findings)
+    findings = tuple(
+        replace(finding, host_notes=(*finding.host_notes, HostNote(source=NOTE, text=text)))
+        if finding.severity in MATTERS and (text := format_confirmations(confirmations))
+        else finding
+        for finding, confirmations in zip(report.findings, confirmed, strict=True)
+    )
+    return replace(report, findings=findings)
+
+
+def find_unexamined(store: Store, run_id: str, finding: Finding) -> frozenset[str]:
+    """Return the hosts of a finding that were not examined since its onset.
+
+    None of one that does not matter.
+    """
+    if finding.severity not in MATTERS:
+        return frozenset()
+    (confirmations,) = confirm_findings(store, run_id, [finding])
+    return frozenset(each.host for each in confirmations if each.at_ns is None)
 
 
 def confirmation_document(confirmations: Iterable[Confirmation]) -> list[dict[str, Any]]:
@@ -111,6 +152,7 @@ def confirmation_document(confirmations: Iterable[Confirmation]) -> list[dict[st
             "host": each.host,
             "at_ns": each.at_ns,
             "is_confirmed": bool(each.confirming),
+            "text": each.text,
             "num_healthy": each.num_healthy,
             "num_not_applicable": each.num_not_applicable,
             "confirming": [asdict(check) for check in each.confirming],

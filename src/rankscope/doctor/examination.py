@@ -18,14 +18,17 @@ if TYPE_CHECKING:
 DEADLINE_S = 3.6
 """Time for all checks of the host. A check that is not done by then is a warning."""
 
+IDLE_DEADLINE_S = 130.0
+"""The same for a host that has nothing else to do."""
 
-def examine(host: Host, *, deadline_s: float = DEADLINE_S) -> list[Result]:
+
+def examine(host: Host) -> list[Result]:
     """Return the results of all static checks, in the order of the table.
 
     The checks of the installation run in this thread: the embedded store belongs to it.
     """
     running = _start(HOST_CHECKS, host)
-    end_s = time.monotonic() + deadline_s
+    end_s = time.monotonic() + (IDLE_DEADLINE_S if host.is_idle else DEADLINE_S)
     own = [
         result
         for check in CHECKS

@@ -40,6 +40,9 @@ class Suspects:
     unclear: tuple[Group, ...] = ()
     """For each slow group that none of them explains: the hosts of which at least one is slow."""
 
+    hidden: tuple[int, ...] = ()
+    """Hosts in no fast group, whose slow groups all have a host that is slow for certain."""
+
     contradictory: tuple[Group, ...] = ()
     """Slow groups whose hosts are all in fast groups too: slow only together, or only for a
     time."""
@@ -93,6 +96,19 @@ def _pair_rounds(num_hosts: int) -> list[list[Group]]:
     return rounds
 
 
+def plan_ring(num_hosts: int) -> list[list[Group]]:
+    """Return the rounds in which each host is paired with the next one, the last with the first.
+
+    A host is in one pair of a round at most, and has two partners, except of two hosts.
+    """
+    pairs: list[Group] = [(host, host + 1) for host in range(num_hosts - 1)]
+    last: list[Group] = [(0, num_hosts - 1)] if num_hosts > 2 else []  # noqa: PLR2004  # a pair is no ring
+    rounds = (
+        [pairs[::2], pairs[1::2] + last] if num_hosts % 2 == 0 else [pairs[::2], pairs[1::2], last]
+    )
+    return [of_round for of_round in rounds if of_round]
+
+
 def find_suspects(groups: Sequence[Group], slow: Collection[Group]) -> Suspects:
     """Return the slow hosts, from the groups that were slow.
 
@@ -104,8 +120,10 @@ def find_suspects(groups: Sequence[Group], slow: Collection[Group]) -> Suspects:
     candidates = {group: tuple(host for host in group if host not in cleared) for group in slow}
     certain = {hosts[0] for hosts in candidates.values() if len(hosts) == 1}
     unexplained = [hosts for hosts in candidates.values() if hosts and not certain & {*hosts}]
+    accused = certain.union(*unexplained)
     return Suspects(
         slow=tuple(sorted(certain)),
         unclear=tuple(sorted(set(unexplained))),
+        hidden=tuple(sorted(set().union(*candidates.values()) - accused)),
         contradictory=tuple(sorted(group for group, hosts in candidates.items() if not hosts)),
     )

@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 TOOL_TIMEOUT_S = 3.0
 """Time for one tool. `nvidia-smi -q -x` takes about one second on eight GPUs."""
+
+IDLE_TOOL_TIMEOUT_S = 120.0
+"""Time for one tool if the host has nothing else to do: a diagnostic of DCGM takes a minute."""
 
 KILL_WAIT_S = 0.1
 MAX_BYTES = 4 << 20
@@ -89,7 +93,8 @@ class Host:
         process: Process whose limits and variables count; this one if it is None or has ended.
         expected_gpus: Number of GPUs that the host must have; None: as many as it shows.
         is_before_job: Whether no job may run here now.
-        tool: Runs a tool.
+        is_idle: Whether checks may take a minute, and use the GPUs.
+        tool: Runs a tool. None: `run_tool`.
         pause: Waits for some seconds between two readings of a counter.
     """
 
@@ -105,7 +110,8 @@ class Host:
         process: int | None = None,
         expected_gpus: int | None = None,
         is_before_job: bool = False,
-        tool: Callable[[tuple[str, ...]], ToolOutput | None] = run_tool,
+        is_idle: bool = False,
+        tool: Callable[[tuple[str, ...]], ToolOutput | None] | None = None,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.root = root
@@ -121,7 +127,9 @@ class Host:
         self.nccl_log = nccl_log
         self.expected_gpus = expected_gpus
         self.is_before_job = is_before_job
-        self._run_tool = tool
+        self.is_idle = is_idle
+        timeout_s = IDLE_TOOL_TIMEOUT_S if is_idle else TOOL_TIMEOUT_S
+        self._run_tool = tool or partial(run_tool, timeout_s=timeout_s)
         self._pause = pause
         self._lock = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
@@ -149,7 +157,18 @@ class Host:
 
     def tool(self, *command: str) -> ToolOutput | None:
         """Return the output of a tool, which is run once; None if it is not installed."""
-        return self.once(" ".join(command), lambda: self._output(command))
+        return self.once(" ".join(command), lambda: self.tool_again(*command))
+
+    def first_tool(self, *commands: tuple[str, ...]) -> ToolOutput | None:
+        """Return the output of the first command whose tool is installed, or that was recorded."""
+        return next(filter(None, (self.tool(*command) for command in commands)), None)
+
+    def tool_again(self, *command: str) -> ToolOutput | None:
+        """Run a tool, even if it was run before, and return its output."""
+        if not self.is_recorded:
+            return self._run_tool(command)
+        text = self.read(f"{COMMANDS}/{'_'.join(command)}")
+        return None if text is None else ToolOutput(text=text, status=0)
 
     def once(self, key: str, make: Callable[[], T]) -> T:
         """Return what ``make`` returned for this key the first time."""
@@ -171,12 +190,6 @@ class Host:
         text = self.read(f"/proc/{self.process}/environ") or ""
         pairs = (entry.partition("=") for entry in text.split("\0") if "=" in entry)
         return {name: value for name, _, value in pairs}
-
-    def _output(self, command: tuple[str, ...]) -> ToolOutput | None:
-        if not self.is_recorded:
-            return self._run_tool(command)
-        text = self.read(f"{COMMANDS}/{'_'.join(command)}")
-        return None if text is None else ToolOutput(text=text, status=0)
 
 
 def is_container(host: Host) -> bool:

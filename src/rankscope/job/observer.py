@@ -1,7 +1,7 @@
 """The process beside a job that stores its records, follows its diagnosis and writes the verdict.
 
-It has the lowest priority, imports no torch, and sees no device: the job must not notice it. It
-reads its settings and the end of the job from stdin, and writes messages to stdout.
+It has the lowest priority but for the samples of the host, and imports no torch: the job must not
+notice it. It reads its settings and the end of the job from stdin, and writes messages to stdout.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,14 +23,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import find_exit_code, format_error
-from ..terminal.lines import wrap_text
+from ..memory import keep_freed_memory
+from ..terminal.lines import printable, wrap_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rankscope.analysis.report.report import RunReport
+    from rankscope.collector.client.served_writer import RunWriter
     from rankscope.collector.spool.tail import SpoolTail, TailProgress
     from rankscope.collector.store.store import Store
+
+    from ..server.host_sampling import HostSampling
 
 POLL_S = 1.0
 SPOOL_PAUSE_S = 0.2
@@ -81,7 +87,10 @@ class Settings:
 
 def main() -> None:
     """Observe the job that stdin names."""
-    os.nice(LOWEST_PRIORITY)
+    keep_freed_memory()  # before numpy starts threads, each of which would get its own arena
+    as_job = ThreadPoolExecutor(1)
+    as_job.submit(int).result()  # starts its thread, whose priority is that of the job
+    os.nice(LOWEST_PRIORITY)  # of this thread, and of those that it starts from now on
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the job
     settings = Settings(**json.loads(sys.stdin.readline()))
     job = Job()
@@ -90,7 +99,7 @@ def main() -> None:
         with ExitStack() as stack:
             if settings.serve:
                 stack.enter_context(Server(settings))
-            observe(settings, job)
+            observe(settings, job, as_job)
             if settings.serve:
                 job.abandoned.wait()
     except Exception as error:
@@ -116,8 +125,14 @@ class Job:
         self.abandoned.set()
 
 
-def observe(settings: Settings, job: Job) -> None:
+def observe(settings: Settings, job: Job, as_job: ThreadPoolExecutor) -> None:
     """Store the records of a job until it ends, then send its verdict.
+
+    Args:
+        settings: What to do.
+        job: The job.
+        as_job: Runs what needs the priority of the job: at the lowest one, nothing of a host is
+            read in time while all of its processors are busy.
 
     Raises:
         StoreError: The store could not be opened or written.
@@ -128,7 +143,8 @@ def observe(settings: Settings, job: Job) -> None:
         if job.ended.wait(SPOOL_PAUSE_S):
             break
     if spool.exists():
-        is_stored = _follow(spool, settings, job)
+        with closing(as_job.submit(_start_sampling, spool).result()) as sampling:
+            is_stored = _follow(settings, job, sampling, as_job)
     else:
         _send(Message.VERDICT, f"rankscope: {NOT_TRACED}")
         is_stored = True
@@ -141,38 +157,117 @@ def has_profiles(spool: Path) -> bool:
     return next(spool.glob(f"*/*/{PROFILE_GLOB}"), None) is not None
 
 
-def _follow(spool: Path, settings: Settings, job: Job) -> bool:
-    """Store and diagnose what is in a spool; return whether all of it is stored."""
+def _start_sampling(spool: Path) -> HostSampling:
+    """Read this host from now on, in threads with the priority of this one."""
+    from rankscope.collector.read.host_checks import FINDING, HEARTBEAT, RESTART
+
+    from ..server.host_sampling import HostSampling
+
+    sampling = HostSampling(spool, occasions=(RESTART, HEARTBEAT, FINDING))
+    for loop in sampling.loops:
+        loop.start()
+    return sampling
+
+
+class HostSide:
+    """Samples and examinations of this host, beside the records of the job.
+
+    Args:
+        sampling: Samples, heartbeats, logs and examinations of this host.
+        as_job: Runs what needs the priority of the job.
+        store: The store.
+        writer: Writer into it.
+        tail: The cursor over the spool, which knows where its runs are stored.
+    """
+
+    def __init__(
+        self,
+        sampling: HostSampling,
+        as_job: ThreadPoolExecutor,
+        *,
+        store: Store,
+        writer: RunWriter,
+        tail: SpoolTail,
+    ) -> None:
+        from rankscope.collector.host.host_events import HostEventRows
+        from rankscope.collector.read.host_checks import ExaminationRequests
+
+        self._sampling = sampling
+        self._as_job = as_job
+        self._store = store
+        self._writer = writer
+        self._tail = tail
+        self._host = socket.gethostname()
+        self._events = HostEventRows(self._host, unix_ns=time.time_ns)
+        self._requests = ExaminationRequests(store)
+
+    def store(self) -> None:
+        """Store what was read so far, with the runs that it belongs to."""
+        self._events.note_running(self._tail.running)
+        self._events.send(self._sampling.events.take(), self._writer.upsert)
+        self._sampling.store(self._writer.upsert, placed=self._tail.placed_heartbeats)
+
+    def examine_if_named(self) -> None:
+        """Have the host examined soon, if an open finding names it."""
+        if self._requests.wanted([self._host]):
+            self._sampling.watch.request_for_finding()
+
+    def read_last(self) -> None:
+        """Read and store once more what happened as the ranks ended; nothing after that."""
+        for loop in self._sampling.loops:
+            loop.stop()
+        self._as_job.submit(self._sampling.sampler.turn).result()
+        self.store()
+
+    def examine_for(self, report: RunReport) -> None:
+        """Examine the host now if the top finding names it, and it was not examined since."""
+        from ..doctor.confirmation import find_unexamined
+
+        if self._host in find_unexamined(self._store, report.run, report.top_finding):
+            _send(Message.STATUS, "examining this host")
+            self._as_job.submit(self._sampling.watch.examine_for_finding).result()
+            self.store()
+
+
+def _follow(
+    settings: Settings, job: Job, sampling: HostSampling, as_job: ThreadPoolExecutor
+) -> bool:
+    """Store and diagnose what is in the spool; return whether all of it is stored."""
     from rankscope.analysis.trace.errors import AnalysisError
     from rankscope.collector.client.served_writer import run_writer
     from rankscope.collector.errors import StoreError
     from rankscope.collector.spool.tail import SegmentPolicy, SpoolTail
 
-    from ..memory import keep_freed_memory
-
-    keep_freed_memory()  # before numpy starts threads, each of which would get its own arena
+    spool = Path(settings.folder) / SPOOL
     with (
         closing(_open_store(settings, job)) as store,
         closing(run_writer(store)) as writer,
         closing(SpoolTail(spool, writer, segment_policy=SegmentPolicy.DELETE)) as tail,
     ):
         diagnosis = Diagnosis(store)
+        host = HostSide(sampling, as_job, store=store, writer=writer, tail=tail)
         problems: list[str] = []
         pause_s = POLL_S
         while not job.ended.wait(pause_s):
             begun_s = time.monotonic()
             try:
                 problems += tail.poll().problems
+                host.store()
                 _send(Message.STATUS, diagnosis.status(tail.runs))
+                host.examine_if_named()
             except (StoreError, AnalysisError) as error:  # tried again, and at the end
                 _send(Message.STATUS, format_error(error))
             pause_s = max(POLL_S, time.monotonic() - begun_s)
         _send(Message.STATUS, "storing the last records")
         last, more = _drain(tail)
         problems += more
+        host.read_last()
         if not job.abandoned.is_set():
             _send(Message.STATUS, "the job has ended; analysing all of it")
-            _send(Message.VERDICT, "\n".join(diagnosis.verdict(tail.runs, settings, problems)))
+            report = diagnosis.report(tail.runs)
+            if report is not None:
+                host.examine_for(report)
+            _send(Message.VERDICT, "\n".join(diagnosis.verdict(report, settings, problems)))
         return not last.num_unreadable and not tail.unfinished and not tail.running
 
 
@@ -187,6 +282,7 @@ class Diagnosis:
         from ..sources.store_source import StoreSource
         from ..sources.stored_reports import StoredReports
 
+        self._store = store
         self._source = StoreSource(store)
         self._server = store.server if isinstance(store, ServedStore) else None
         self._reports = Reports(self._source, stored=StoredReports(store))
@@ -206,38 +302,50 @@ class Diagnosis:
         time_s = format_seconds(report.step_time_s.actual)
         return f"step {report.steps[-1]:,} | {time_s} | {verdict_line(report)}"
 
+    def report(self, runs: tuple[str, ...]) -> RunReport | None:
+        """Return the diagnosis of the run that has most steps; None if there is none."""
+        reports = [report for run in runs if (report := self._report(run)) is not None]
+        return max(reports, key=lambda report: len(report.steps), default=None)
+
     def verdict(
-        self, runs: tuple[str, ...], settings: Settings, problems: list[str]
+        self, report: RunReport | None, settings: Settings, problems: list[str]
     ) -> Iterator[str]:
-        """Yield the lines of the diagnosis of the run that has most steps."""
+        """Yield the lines of a diagnosis, and of what the host says beside its top finding."""
         from rankscope.analysis.diagnose import MATTERS
         from rankscope.analysis.report.advice import advise
+        from rankscope.analysis.report.report import NOT_MEASURED
         from rankscope.analysis.verdict import verdict_sentence
 
+        from ..doctor.confirmation import with_host_checks
         from ..terminal.proof_address import format_proof
 
         yield from (f"rankscope: {problem}" for problem in problems)
-        reports = [report for run in runs if (report := self._report(run)) is not None]
-        if not reports:
+        if report is None:
             yield "rankscope: the job ended before a step that can be analysed"
             return
-        report = max(reports, key=lambda report: len(report.steps))
+        report = with_host_checks(self._store, report)
         top = report.top_finding
         advice = advise(top.cause, run=report.run, ranks=top.ranks, hosts=top.hosts)
-        rows = {
-            "rankscope": verdict_sentence(report, others="in the report"),
-            "do": advice.do.replace("`", "")
-            if advice is not None and top.severity in MATTERS
-            else "",
-            "proof": format_proof(report, self._server),
-            "report": f"rankscope analyze {report.run}",
-            "profiles": settings.folder if has_profiles(Path(settings.folder) / SPOOL) else "",
-        }
-        for label, text in rows.items():
+        has_advice = advice is not None and top.severity in MATTERS
+        rows = [
+            ("rankscope", verdict_sentence(report, others="in the report")),
+            *(
+                ("host", f"{note.source}: {printable(note.text)}")
+                for note in top.host_notes
+                if note.source != NOT_MEASURED
+            ),
+            ("do", advice.do.replace("`", "") if advice is not None and has_advice else ""),
+            ("proof", format_proof(report, self._server)),
+            ("report", f"rankscope analyze {report.run}"),
+            ("profiles", settings.folder if has_profiles(Path(settings.folder) / SPOOL) else ""),
+        ]
+        for label, text in rows:
             if text:
                 yield from wrap_text(text, settings.width, first=f"{label}: ".ljust(LABEL_WIDTH))
 
     def _report(self, run_id: str) -> RunReport | None:
+        from rankscope.collector.spool.descriptions import RUNNING
+
         from ..server.reports import find_run
         from ..server.served_report import fetch_report
 
@@ -245,7 +353,11 @@ class Diagnosis:
             return fetch_report(self._server, run_id)
         summary = find_run(self._source, run_id)
         report = self._reports.refresh(summary)
-        self._findings.record(run_id, cost=self._reports.cost(run_id))
+        cost = self._reports.cost(run_id)
+        if summary.state == RUNNING or report is None:
+            self._findings.record(run_id, cost=cost)
+        else:
+            self._findings.update(report, is_over=True, cost=cost)
         return report
 
 

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 OBSERVER_LOG = "observer.log"
-OBSERVER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-"""It computes in few threads, beside the ranks, and uses no device."""
+OBSERVER_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+"""It computes in few threads, beside the ranks. All else is as for the job, whose settings it
+checks."""
 
 CLOSE_S = 10.0
 """Time in which the store is closed."""

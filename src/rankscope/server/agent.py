@@ -16,14 +16,13 @@ from ..terminal.lines import say
 from .signals import stop_event
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from rankscope.collector.agent.agent import NodeAgent
     from rankscope.collector.agent.clock import AgentClocks, ProbeThread
     from rankscope.collector.agent.journal import Journal
     from rankscope.collector.agent.link import Link
-    from rankscope.collector.host.heartbeat import Heartbeat
 
     from .loops import Loop
 
@@ -185,42 +184,27 @@ def _sample_loops(
 ) -> list[Loop]:
     if not options.samples:
         return []
-    from rankscope.collector.agent.buffer import RowBuffer
-    from rankscope.collector.agent.outbox import MAX_HEARTBEATS, RunRowSender
-    from rankscope.collector.host.heartbeat import heartbeat_sink
-    from rankscope.collector.host.host_events import HostEventQueue, HostEventRows
+    from rankscope.collector.agent.outbox import RunRowSender
+    from rankscope.collector.host.host_events import HostEventRows
     from rankscope.collector.host.kernel_log import KERNEL_LOG
-    from rankscope.collector.host.sampler import Sampler, buffer_sink, host_sources
     from rankscope.collector.read.host_checks import TABLE
 
-    from .host_watch import HostWatch
-    from .loops import sampler_loop
+    from .host_sampling import HostSampling
 
-    host = socket.gethostname()
-    buffer, beats, events = RowBuffer(), RowBuffer(MAX_HEARTBEATS), HostEventQueue()
-    sink = buffer_sink(buffer.add, host=host)
-    checks = RowBuffer(MAX_HEARTBEATS)
-    watch = HostWatch(checks.add, spool=options.spool, unix_ns=clocks.unix_now, say=say)
-    take_beats = heartbeat_sink(beats.add)
-
-    def take(found: Sequence[Heartbeat]) -> None:
-        take_beats(found)
-        watch.take(found)
-
-    sources = host_sources(
+    sampling = HostSampling(
         options.spool,
-        on_heartbeats=take,
-        on_events=events.add,
         kernel_log=options.kernel_log or KERNEL_LOG,
         rank_logs=options.logs,
+        unix_ns=clocks.unix_now,
     )
-    sampler = Sampler(sources, sink, unix_ns=clocks.unix_now, say=say)
-    stack.callback(sampler.close)
-    agent.send_rows("samples", buffer)
-    agent.send_host_events(events, HostEventRows(host, unix_ns=clocks.unix_now))
-    agent.send_heartbeats(beats, RunRowSender(link, say=say, on_answer=watch.take_answer))
-    agent.send_with(checks, RunRowSender(link, say=say, table=TABLE))
-    return [sampler_loop(sampler), watch.loop()]
+    stack.callback(sampling.close)
+    agent.send_rows("samples", sampling.samples)
+    events = HostEventRows(socket.gethostname(), unix_ns=clocks.unix_now)
+    agent.send_host_events(sampling.events, events)
+    beats = RunRowSender(link, say=say, on_answer=sampling.watch.take_answer)
+    agent.send_heartbeats(sampling.heartbeats, beats)
+    agent.send_with(sampling.checks, RunRowSender(link, say=say, table=TABLE))
+    return [*sampling.loops]
 
 
 def _open_journal(state: Path, stack: ExitStack) -> Journal:

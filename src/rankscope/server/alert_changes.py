@@ -85,7 +85,7 @@ def alert_router(alerting: Alerting) -> APIRouter:
     """Return the route ``POST /v1/alerts``, for administrators."""
     return change_router(
         PATH,
-        AlertChange,
+        AlertChange.model_validate,
         lambda change: apply_change(alerting, change),
         summary="Silence, acknowledge or resolve alerts",
     )

@@ -1,4 +1,6 @@
-"""Watch over live runs for alerts, on a thread of its own: the analysis may be what is late."""
+"""Watch over live runs and hosts for alerts, on a thread of its own: the analysis may be what is
+late.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from rankscope.collector.read.signals import read_heartbeat_step, read_step_ends
 from rankscope.collector.spool.descriptions import RUNNING
 from rankscope.tracer.span import NS_PER_S
 
+from .bad_hosts import BadHosts
 from .loops import Loop
 from .rank_view import read_liveness
 from .run_failures import WATCHED, RunFailures
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
 TURN_PAUSE_S = 1.0
 WATCH_NS = 10 * NS_PER_S
 """Pause between two looks at the signals of the live runs."""
+
+HOSTS_NS = 30 * NS_PER_S
+"""Pause between two looks at the hosts."""
 
 MIN_BUCKET_NS = 10 * NS_PER_S
 NUM_BUCKETS = 30
@@ -75,6 +81,8 @@ class AlertWatch:
         self._checks = checks
         self._unix_ns = unix_ns
         self._watched_ns = 0
+        self._hosts = BadHosts(store, unix_ns=unix_ns)
+        self._hosts_ns = 0
         self.signals: dict[str, RunSignals] = {}
         """The newest signals of each live run."""
 
@@ -82,7 +90,7 @@ class AlertWatch:
         """By run: the steps that wait for their analysis, and when the watch saw them first."""
 
     def turn(self) -> None:
-        """Look at the live runs, if it is time, and send what is due."""
+        """Look at the live runs and the hosts, if it is time, and send what is due."""
         now_ns = self._unix_ns()
         if now_ns - self._watched_ns >= WATCH_NS:
             self._watched_ns = now_ns
@@ -94,6 +102,10 @@ class AlertWatch:
                     self.alerting.evaluate_signals(signals[run.run_id])
             self.signals = signals
             self._waiting_ns = {run: self._waiting_ns.get(run, {}) for run in signals}
+            if now_ns - self._hosts_ns >= HOSTS_NS:
+                self._hosts_ns = now_ns
+                records = self._hosts.read({run.run_id for run in running})
+                self.alerting.evaluate_hosts(records)
         self.alerting.turn()
         if all(check() is None for check in self._checks):
             self.alerting.beat()

@@ -22,7 +22,7 @@ from rankscope.analysis.alert_rules import (
     find_conditions,
     find_held,
 )
-from rankscope.analysis.alert_signals import find_signal_conditions
+from rankscope.analysis.alert_signals import find_host_conditions, find_signal_conditions
 from rankscope.analysis.report.advice import advise
 from rankscope.analysis.report.report import Severity
 from rankscope.collector.errors import StoreError
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rankscope.analysis.alert_rules import Condition
-    from rankscope.analysis.alert_signals import RunSignals
+    from rankscope.analysis.alert_signals import HostRecord, RunSignals
     from rankscope.analysis.report.report import RunReport
     from rankscope.analysis.report.tracked_findings import TrackedFinding
     from rankscope.collector.notify.receiver import Receiver
@@ -73,6 +73,9 @@ REREAD_NS = 5_000_000_000
 written them directly to a store that several processes share."""
 
 NS_PER_S = 1_000_000_000
+
+NO_RUN = ""
+"""Run of alerts about hosts."""
 
 HEARTBEAT = "heartbeat"
 TEST = "test"
@@ -188,6 +191,11 @@ class Alerting:
         """Do the same for what the store knows of a live run beyond its diagnosis."""
         conditions = find_signal_conditions(signals, rules=self._config.rules)
         return self._update(signals.run, conditions, source="signals")
+
+    def evaluate_hosts(self, records: Iterable[HostRecord]) -> tuple[StoredAlert, ...]:
+        """Do the same for the hosts, whatever runs on them."""
+        conditions = find_host_conditions(records, rules=self._config.rules)
+        return self._update(NO_RUN, conditions, source="hosts")
 
     def _update(
         self,

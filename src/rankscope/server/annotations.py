@@ -91,7 +91,7 @@ def annotation_router(store: Store) -> APIRouter:
     """Return the route ``POST /v1/annotations``, for administrators."""
     return change_router(
         PATH,
-        AnnotationChange,
+        AnnotationChange.model_validate,
         lambda change: apply_annotation(store, change),
         summary="Add tags and notes to runs, or remove them",
     )

@@ -6,10 +6,10 @@ import json
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from rankscope.analysis.trace.errors import UnknownRunError
-from rankscope.collector.errors import StoreHeldError
+from rankscope.collector.errors import CollectorError, StoreHeldError
 from rankscope.collector.store.location import read_server_file
 from rankscope.collector.store.store import open_store
 
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastapi import APIRouter
+    from pydantic import BaseModel
 
     from rankscope.collector.store.store import Store
 
 TIMEOUT_S = 60
 
-Change = TypeVar("Change", bound=BaseModel)
+Change = TypeVar("Change")
 
 
 def change_stored(
@@ -61,13 +62,18 @@ def change_stored(
 
 
 def change_router(
-    path: str, change_type: type[Change], apply: Callable[[Change], str], *, summary: str
+    path: str,
+    read: Callable[[dict[str, object]], Change],
+    apply: Callable[[Change], str],
+    *,
+    summary: str,
 ) -> APIRouter:
     """Return the route ``POST`` of a change, for administrators.
 
     Args:
         path: Its path.
-        change_type: The change.
+        read: Returns the change of a document; raises `ValueError` or `CollectorError` if it is
+            none.
         apply: Applies a change and returns what was done, in one line.
         summary: What it does, in the list of routes.
     """
@@ -77,9 +83,13 @@ def change_router(
 
     def change(body: Annotated[dict[str, object], Body()]) -> dict[str, str]:
         try:
-            return {"done": apply(change_type.model_validate(body))}
+            wanted = read(body)
         except ValidationError as error:
             raise HTTPException(422, f"{error.error_count()} wrong values") from error
+        except (CollectorError, ValueError) as error:
+            raise HTTPException(422, str(error)) from error
+        try:
+            return {"done": apply(wanted)}
         except (BadInputError, UnknownRunError) as error:
             raise HTTPException(404, str(error)) from error
 

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
 
+from rankscope.analysis.report.text import format_count, format_ranges
 from rankscope.collector.client.served_store import ServedStore
 from rankscope.collector.errors import CollectorError
 from rankscope.collector.read.control import ControlRequests, read_answers
@@ -28,6 +29,7 @@ from rankscope.collector.store.location import data_folder
 
 from ..errors import BadInputError
 from ..sources.store_source import StoreSource
+from .changes import change_router
 from .holder import ask_holder, refusal
 from .page_alerts import NOT_ALLOWED, may_change
 from .reports import find_run
@@ -43,8 +45,6 @@ if TYPE_CHECKING:
 PATH = "/v1/control"
 TIMEOUT_S = 60
 POLL_S = 1.0
-PAGE_STEPS = 3
-"""Steps that a page requests."""
 
 
 class Road(Protocol):
@@ -213,8 +213,6 @@ def check_ranks(request: ControlRequest, ranks: Collection[int], *, where: str) 
     Raises:
         BadInputError: One does not.
     """
-    from rankscope.analysis.report.text import format_ranges
-
     missing = [rank for rank in request.ranks if rank not in ranks]
     if missing:
         raise BadInputError(
@@ -223,41 +221,31 @@ def check_ranks(request: ControlRequest, ranks: Collection[int], *, where: str) 
         )
 
 
-def request_of_rank(store: Store | None, run_id: str, rank: int, level: str) -> str:
+def request_of_rank(store: Store | None, run_id: str, rank: int, level: str, *, steps: int) -> str:
     """Request something of a rank, for a page; return what was done, or why not."""
     if store is None or not may_change():
         return NOT_ALLOWED
+    if find_run(StoreSource(store), run_id).state != RUNNING:
+        return "The run has ended: no rank can answer."
     request = ControlRequest(
-        run_id=run_id, name=name_request(), level=level, steps=PAGE_STEPS, ranks=(rank,),
+        run_id=run_id, name=name_request(), level=level, steps=steps, ranks=(rank,),
         by="the page",
     )  # fmt: skip
     ControlRequests(store).add(request)
-    return (
-        f"Requested for {PAGE_STEPS} steps. The rank answers within some ten seconds: see its"
-        " events below."
-    )
+    return f"Requested for {format_count(steps, 'step')}. The rank answers within some ten seconds."
 
 
 def control_router(store: Store) -> APIRouter:
     """Return the route ``POST /v1/control``, for administrators."""
-    from fastapi import APIRouter, HTTPException, Request
+    requests = ControlRequests(store)
 
-    router, requests = APIRouter(), ControlRequests(store)
+    def apply(request: ControlRequest) -> str:
+        requests.add(request)
+        return f"requested: {request.name}"
 
-    async def control(request: Request) -> dict[str, str]:
-        from starlette.concurrency import run_in_threadpool
-
-        try:
-            asked = read_control_request(await request.json())
-        except (CollectorError, ValueError) as error:
-            raise HTTPException(422, str(error)) from error
-        await run_in_threadpool(requests.add, asked)
-        return {"name": asked.name}
-
-    control.__annotations__["request"] = Request
-    control.__annotations__["return"] = dict[str, str]
-    router.add_api_route(PATH, control, methods=["POST"])
-    return router
+    return change_router(
+        PATH, read_control_request, apply, summary="Record more of some ranks for a few steps"
+    )
 
 
 def _job_spools() -> Iterator[Path]:

@@ -128,5 +128,8 @@ def host_router(store: Store, receivers: Iterable[Receiver], *, url: str) -> API
         return str(document["text"])
 
     return change_router(
-        PATH, HostChanges, apply, summary="Exclude hosts, or mark them as golden or spare"
+        PATH,
+        HostChanges.model_validate,
+        apply,
+        summary="Exclude hosts, or mark them as golden or spare",
     )

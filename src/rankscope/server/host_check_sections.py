@@ -1,4 +1,4 @@
-"""The checks of hosts on the page Health: what is wrong now, what returns, what findings it
+"""Hosts on the page Health: which are excluded, what is wrong now, what returns, what findings it
 confirms.
 """
 
@@ -7,9 +7,15 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.report.text import format_age, format_count
+from rankscope.analysis.report.text import EMPTY, format_age, format_count, format_time
 from rankscope.collector.read.findings import read_findings
 from rankscope.collector.read.host_checks import ERROR, read_newest_checks, read_offenders
+from rankscope.collector.read.hosts import (
+    HostMark,
+    marks_in_force,
+    read_host_changes,
+    read_runs_of_hosts,
+)
 from rankscope.dashboard.records.page_results import HealthSection
 from rankscope.tracer.span import NS_PER_S
 
@@ -34,7 +40,7 @@ MAX_FINDINGS = 20
 
 
 def host_check_parts(store: Store, now_ns: int) -> tuple[Part, ...]:
-    """Return the sections about the checks of hosts, without rows if there are none.
+    """Return the sections about hosts, without rows if there are none.
 
     Raises:
         StoreError: The store could not be read.
@@ -42,10 +48,48 @@ def host_check_parts(store: Store, now_ns: int) -> tuple[Part, ...]:
     newest = read_newest_checks(store, since_ns=now_ns - NEWEST_NS)
     offenders = read_offenders(store, since_ns=now_ns - OFFENDERS_NS, most=MAX_ROWS)
     return (
+        _marks(store, now_ns),
         _deviations([*newest, *compare_values(newest)], now_ns),
         _offenders(offenders, now_ns),
         _confirmed(store, now_ns),
     )
+
+
+def _marks(store: Store, now_ns: int) -> Part:
+    """Return the hosts that are excluded, golden or spare; an excluded one in use is a problem."""
+    marks = marks_in_force(read_host_changes(store), now_ns)
+    excluded = [mark.host for mark in marks if mark.mark is HostMark.EXCLUDED]
+    used_by = read_runs_of_hosts(store, excluded)
+    runs_of = {
+        host: [run_id for run_id, hosts in used_by.items() if host in hosts] for host in excluded
+    }
+    ordered = sorted(marks, key=lambda mark: (mark.mark is not HostMark.EXCLUDED, mark.host))
+    rows = tuple(
+        (
+            mark.host,
+            str(mark.mark),
+            mark.reason or EMPTY,
+            mark.set_by or EMPTY,
+            f"{_age(now_ns, mark.at_ns)} ago",
+            "included" if mark.until_ns is None else f"{format_time(mark.until_ns)} UTC",
+            ", ".join(runs_of.get(mark.host, [])) or EMPTY,
+        )
+        for mark in ordered
+    )
+    problems = tuple(
+        f"Run {run_id} trains on {hosts[0]}, which is excluded: restart it with the node list of"
+        " rankscope hosts."
+        for run_id, hosts in used_by.items()
+    )
+    return HealthSection(
+        title="Excluded hosts, golden and spare ones",
+        about="Node lists leave excluded hosts out. rankscope hosts include HOST --yes takes one"
+        " back.",
+        columns=("host", "mark", "reason", "by", "since", "until", "in use by"),
+        rows=rows[:MAX_ROWS],
+        bad=frozenset(host for host, runs in runs_of.items() if runs),
+        texts=frozenset({"mark", "reason", "by", "since", "until", "in use by"}),
+    ), problems
 
 
 def _deviations(checks: Sequence[StoredCheck], now_ns: int) -> Part:

@@ -58,6 +58,7 @@ class HostWatch:
     Args:
         add: Takes the rows of an examination.
         spool: Folder of the ranks' records.
+        occasions: Occasions on which the host is examined.
         is_wanted: Returns whether an examination is wanted because of a finding.
         unix_ns: Clock of the rows.
         monotonic_s: Clock of the intervals.
@@ -70,6 +71,7 @@ class HostWatch:
         add: Callable[[Sequence[Row]], None],
         *,
         spool: Path,
+        occasions: Sequence[str] = URGENCY,
         is_wanted: Callable[[], bool] = lambda: False,
         unix_ns: Callable[[], int] = time.time_ns,
         monotonic_s: Callable[[], float] = time.monotonic,
@@ -78,17 +80,19 @@ class HostWatch:
     ) -> None:
         self._add = add
         self._spool = spool
+        self._occasions = occasions
         self._is_wanted = is_wanted
         self._unix_ns = unix_ns
         self._monotonic_s = monotonic_s
         self._say = say
         self._make_host = make_host
         self._lock = threading.Lock()
-        self._pending: Occasion | None = Occasion(AGENT_START)
+        self._pending: Occasion | None = None
         self._states: dict[tuple[str, int], tuple[int, int, str]] = {}
         self._epochs: dict[str, int] = {}
         self._last: Occasion = Occasion(AGENT_START)
         self._begun_s: float | None = None
+        self._request(Occasion(AGENT_START))
 
     def loop(self) -> Loop:
         """Return the loop that examines."""
@@ -121,7 +125,11 @@ class HostWatch:
         """Note the answer of a collector to heartbeats, which may ask for an examination."""
         hosts = document.get("to_examine") if isinstance(document, dict) else None
         if isinstance(hosts, list) and Host().name in hosts:
-            self._request(Occasion(FINDING, *self._last[1:]))
+            self.request_for_finding()
+
+    def request_for_finding(self) -> None:
+        """Note that a finding names this host."""
+        self._request(Occasion(FINDING, *self._last[1:]))
 
     def turn(self) -> None:
         """Examine the host if there is an occasion, and the last examination is long enough ago."""
@@ -129,12 +137,18 @@ class HostWatch:
         if self._begun_s is not None and now_s - self._begun_s < MIN_INTERVAL_S:
             return
         if self._is_wanted():
-            self._request(Occasion(FINDING, *self._last[1:]))
+            self.request_for_finding()
         with self._lock:
             occasion, self._pending = self._pending, None
-        if occasion is None:
-            return
-        self._begun_s = now_s
+        if occasion is not None:
+            self._begun_s = now_s
+            self._examine(occasion)
+
+    def examine_for_finding(self) -> None:
+        """Examine the host now, because a finding names it. Not while the loop runs."""
+        self._examine(Occasion(FINDING, *self._last[1:]))
+
+    def _examine(self, occasion: Occasion) -> None:
         at_ns = self._unix_ns()
         host = self._make_host(spool=self._spool, process=occasion.pid)
         results = examine_host(host)
@@ -158,6 +172,8 @@ class HostWatch:
         with self._lock:
             if occasion.run_id:
                 self._last = occasion
+            if occasion.name not in self._occasions:
+                return
             pending = self._pending
             if pending is None or URGENCY.index(occasion.name) >= URGENCY.index(pending.name):
                 self._pending = occasion

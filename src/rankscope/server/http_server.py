@@ -95,7 +95,7 @@ def open_metrics(  # the parts of a server
     """
     readers = [read_loops(loops), read_store(store), read_account(reports)]
     if watch is not None:
-        readers.append(read_live_runs(reports, watch))
+        readers.append(read_live_runs(reports, watch, store))
     if part_checks is not None:
         readers.append(read_part_checks(part_checks))
     return Metrics(readers if ingest is None else [*readers, read_ingest(ingest)])

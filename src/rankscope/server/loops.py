@@ -1,4 +1,4 @@
-"""Background threads of a server: tail, analysis, sampler, heartbeats, memory."""
+"""Background threads of a server: tail, analysis, sampler, rows of the host, memory."""
 
 from __future__ import annotations
 
@@ -22,21 +22,19 @@ from ..terminal import lines as terminal
 from .run_failures import ANALYSED, describe_failure, raise_common
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from rankscope.analysis.trace.tables import RunSummary, SpanSource
-    from rankscope.collector.agent.buffer import RowBuffer
     from rankscope.collector.host.host_events import HostEventQueue
     from rankscope.collector.host.sampler import Sampler
-    from rankscope.collector.identity import Row
     from rankscope.collector.read.control import ControlRequests
-    from rankscope.collector.retention.deletion import Deletions
     from rankscope.collector.spool.cut import Sink
     from rankscope.collector.spool.tail import SpoolTail
     from rankscope.collector.store.store import Store
 
     from .alerting import Alerting
     from .finding_tracker import LiveFindings
+    from .host_sampling import HostSampling
     from .reports import Reports
     from .run_failures import Caught, RunFailures
 
@@ -45,8 +43,7 @@ TAIL_PAUSE_S = 1.0
 
 ANALYSIS_PAUSE_S = 1.0
 SAMPLER_PAUSE_S = 1.0
-HEARTBEAT_PAUSE_S = 1.0
-HEARTBEAT_ROWS = 10_000
+HOST_ROWS_PAUSE_S = 1.0
 MEMORY_PAUSE_S = 2.0
 """Shorter than the five seconds for which the engine keeps freed pages, and which it counts only
 while it allocates."""
@@ -361,29 +358,7 @@ def memory_loop(store: Store | None = None) -> Loop:
     return Loop("spare-memory", partial(release_memory, store), pause_s=MEMORY_PAUSE_S)
 
 
-def heartbeat_loop(
-    store: Store,
-    buffer: RowBuffer,
-    deletions: Deletions,
-    *,
-    placed: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: rows,
-) -> Loop:
-    """Return the loop that stores heartbeats. If the store fails, they stay in the buffer.
-
-    Args:
-        store: The store.
-        buffer: Rows of table ``heartbeats``.
-        deletions: Tombstones: heartbeats of deleted runs are not stored.
-        placed: Returns heartbeats with run and epoch as stored (`SpoolTail.placed_heartbeats`).
-    """
-
-    def write(rows: Sequence[Row]) -> None:
-        kept = [row for row in placed(rows) if not deletions.is_deleted(row["run_id"])]
-        if kept:
-            store.insert_rows("heartbeats", kept)
-
-    return Loop(
-        "heartbeats",
-        lambda: buffer.send(write, rows_per_call=HEARTBEAT_ROWS),
-        pause_s=HEARTBEAT_PAUSE_S,
-    )
+def host_rows_loop(sampling: HostSampling, tail: SpoolTail, sink: Sink) -> Loop:
+    """Return the loop that stores what is read of this host. If the store fails, it waits."""
+    turn = partial(sampling.store, sink.upsert, placed=tail.placed_heartbeats)
+    return Loop("host-rows", turn, pause_s=HOST_ROWS_PAUSE_S)

@@ -7,6 +7,8 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rankscope.collector.read.hosts import is_same_host
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
@@ -26,14 +28,6 @@ class NodeList:
     removed: tuple[str, ...]
     added: tuple[str, ...]
     """Spare hosts that replace removed ones."""
-
-
-def is_same_host(one: str, other: str) -> bool:
-    """Return whether two names are of one host, one of which may lack the domain."""
-    if one == other:
-        return True
-    (name, _, domain), (other_name, _, other_domain) = one.partition("."), other.partition(".")
-    return name == other_name and not (domain and other_domain)
 
 
 def filter_hostfile(

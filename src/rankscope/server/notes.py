@@ -81,5 +81,8 @@ def note_incident(store_url: str, note: NewNote) -> str:
 def note_router(store: Store) -> APIRouter:
     """Return the route ``POST /v1/notes``, for administrators."""
     return change_router(
-        PATH, NewNote, lambda note: add_note(store, note), summary="Add a note to an incident"
+        PATH,
+        NewNote.model_validate,
+        lambda note: add_note(store, note),
+        summary="Add a note to an incident",
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.analysis.verdict import verdict_sentence
 
+from ..sources.excluded_hosts import describe_excluded_hosts
 from .annotations import PageAnnotations
 from .control import request_of_rank
 from .health import HealthReader
@@ -72,7 +73,7 @@ class StoreProvider:
         alerts = PageAlerts(alerting)
         incidents = PageIncidents(runs, reports, store=store, alerts=alerts)
         self.verdict = verdict_sentence
-        self.revision = reports.revision
+        self.revision = runs.revision
 
         self.runs = runs.runs
         self.report = runs.report
@@ -80,6 +81,7 @@ class StoreProvider:
         self.strip = runs.strip
         self.startup = runs.startup
         self.history = runs.history
+        self.goodput = runs.goodput
         self.kind_times = runs.kind_times
         self.silence = runs.silence
         self.comparison = runs.comparison
@@ -100,6 +102,7 @@ class StoreProvider:
         self.rank_values = ranks.rank_values
 
         self.request_of_rank = partial(request_of_rank, store)
+        self.excluded_hosts = partial(describe_excluded_hosts, store)
 
         self.alerts = alerts.alerts
         self.acknowledge_alert = alerts.acknowledge_alert

@@ -19,6 +19,7 @@ from rankscope.analysis.report.liveness import (
     RankLiveness,
     SilentRank,
 )
+from rankscope.collector.read.control import read_requests_of_rank
 from rankscope.collector.read.heartbeats import read_oldest_heartbeats
 from rankscope.collector.read.ranks import (
     read_closed_bounds,
@@ -42,6 +43,7 @@ from rankscope.dashboard.records.rank_details import (
     RankEvent,
     RankGroup,
     RankQuantity,
+    RankRequest,
     RankValues,
     SampleSeries,
 )
@@ -78,6 +80,7 @@ MAX_BUCKETS = 300
 MAX_EVENTS, MAX_ALIKE = 30, 3
 """Newest events, and those of one kind: the trainer writes one of its pace every 5 steps."""
 
+MAX_REQUESTS = 5
 MAX_EVENT_BYTES = 20_000
 """Of the data of one event: a traceback, or the stacks of many threads."""
 
@@ -265,6 +268,17 @@ def read_rank_details(
                 **_pick(row, "at_ns", "kind", "text", "num_alike"), detail=_detail(row["data"])
             )
             for row in events
+        ),
+        requests=tuple(
+            RankRequest(
+                at_ns=each.at_ns,
+                level=each.request.level,
+                num_steps=each.request.steps,
+                by=each.request.by,
+                state="" if each.answer is None else each.answer.state,
+                text="" if each.answer is None else each.answer.text,
+            )
+            for each in read_requests_of_rank(store, run_id, rank, most=MAX_REQUESTS)
         ),
         open_operations=tuple(
             OpenOperation(

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankscope.analysis.goodput import GoodputPart
 from rankscope.analysis.report.report import Severity
 from rankscope.collector.http.metrics import Reading
+from rankscope.collector.spool.descriptions import RUNNING
+from rankscope.tracer.span import NS_PER_S
+
+from ..sources.goodput import read_goodput
+from .shared_results import SharedResults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from rankscope.analysis.alert_signals import RunSignals
+    from rankscope.analysis.goodput import Goodput
     from rankscope.analysis.report.report import RunReport
+    from rankscope.collector.store.store import Store
 
     from .alert_watch import AlertWatch
     from .reports import Reports
@@ -20,8 +28,22 @@ MAX_RUNS = 20
 """Live runs with gauges, the first by name: Prometheus keeps a series for each value of a label."""
 
 
-def read_live_runs(reports: Reports, watch: AlertWatch) -> Callable[[], Iterable[Reading]]:
+GOODPUT_AGE_NS = 30 * NS_PER_S
+"""Age of a goodput: reading one visits all steps of the run."""
+
+
+def read_live_runs(
+    reports: Reports, watch: AlertWatch, store: Store
+) -> Callable[[], Iterable[Reading]]:
     """Return the gauges of the live runs, as of their last diagnoses. Unknown ones are left out."""
+    goodputs: SharedResults[str, Goodput | None] = SharedResults(max_results=MAX_RUNS)
+
+    def goodput_of(run: str) -> Goodput | None:
+        return goodputs.get(
+            run,
+            lambda: read_goodput(store, run, reports.peek(run), state=RUNNING),
+            max_age_ns=GOODPUT_AGE_NS,
+        )
 
     def read() -> Iterable[Reading]:
         signals = dict(sorted(watch.signals.items())[:MAX_RUNS])
@@ -34,6 +56,20 @@ def read_live_runs(reports: Reports, watch: AlertWatch) -> Callable[[], Iterable
                 text=text,
                 label="run",
                 values={run: number for run, number in values.items() if number is not None},
+            )
+        spent = {run: goodput for run in known if (goodput := goodput_of(run)) is not None}
+        yield Reading(
+            name="run_goodput_ratio",
+            text="Share of the GPU-hours of the live run that trained steps that were kept.",
+            label="run",
+            values={run: goodput.ratio for run, goodput in spent.items()},
+        )
+        for part in GoodputPart:
+            yield Reading(
+                name=f"run_{part}_gpu_hours",
+                text=f"GPU-hours of the live run, part {part.word} of its goodput.",
+                label="run",
+                values={run: goodput.hours(part) for run, goodput in spent.items()},
             )
         for severity in (Severity.CRITICAL, Severity.WARNING):
             yield Reading(

@@ -7,12 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.breakdown.goodput import StepMark, summarize_history
 from rankscope.analysis.breakdown.mfu import read_mfu
+from rankscope.analysis.breakdown.run_history import StepMark, summarize_history
 from rankscope.analysis.report.liveness import StepSilence, find_silence
 from rankscope.analysis.trace.errors import EmptyRunError, UnknownRunError
 from rankscope.analysis.verdict import verdict_sentence
+from rankscope.collector.errors import StoreError
 from rankscope.collector.read.findings import read_findings
+from rankscope.collector.read.hosts import read_excluded, read_runs_of_hosts
 from rankscope.collector.read.reports import read_last_loss
 from rankscope.collector.read.rollups import read_mean_times, read_newest_rolled_up
 from rankscope.collector.read.steps import read_step_bounds, read_step_marks, read_step_times
@@ -28,7 +30,9 @@ from rankscope.dashboard.records.progress import (
 )
 from rankscope.tracer.span import COMM_KINDS, KINDS, NS_PER_S, SpanKind
 
+from ..doctor.confirmation import with_host_checks
 from ..errors import find_exit_code, format_error
+from ..sources.goodput import read_goodput
 from ..sources.stored_findings import to_tracked
 from ..sources.stored_reports import MAX_RANKS, read_run_lines
 from .around_runs import analyze_steps, compare_finished, read_startup, read_strip
@@ -39,7 +43,8 @@ from .shared_results import SharedResults
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rankscope.analysis.breakdown.goodput import RunHistory
+    from rankscope.analysis.breakdown.run_history import RunHistory
+    from rankscope.analysis.goodput import Goodput
     from rankscope.analysis.report.liveness import RankLiveness
     from rankscope.analysis.report.report import Finding, RunReport
     from rankscope.analysis.trace.tables import RunInfo, RunSummary, SpanSource
@@ -76,6 +81,15 @@ RUNS_AGE_NS = 500_000_000
 HISTORY_AGE_NS = 2_000_000_000
 MAX_HISTORIES = 8
 """Histories of runs that are kept, of several thousand numbers each."""
+
+MAX_CHECKED = 8
+"""Reports that are kept with the checks of their hosts."""
+
+CHECKS_AGE_NS = 5_000_000_000
+"""Age of these checks: a host is examined within a minute."""
+
+GOODPUT_AGE_NS = 10_000_000_000
+"""Age of a run's goodput between two diagnoses: reading it visits all of its steps."""
 
 SMALL_SPANS = 500_000
 """Largest run whose analysis takes only seconds."""
@@ -136,11 +150,17 @@ class RunView:
         self._histories: SharedResults[str, RunHistory | None] = SharedResults(
             max_results=MAX_HISTORIES
         )
+        self._goodputs: SharedResults[tuple[str, int], Goodput | None] = SharedResults(
+            max_results=MAX_HISTORIES
+        )
         self._kind_times: SharedResults[tuple[str, int], MeanKindTimes] = SharedResults(
             max_results=MAX_KIND_TIMES
         )
         self._comparisons: KeptResults[RunComparison] = KeptResults(MAX_COMPARISONS)
         self._marked: KeptResults[MarkedSteps] = KeptResults(MAX_MARKED)
+        self._checked: SharedResults[tuple[str, int], RunReport] = SharedResults(
+            max_results=MAX_CHECKED
+        )
 
     def runs(self, *, max_age_ns: int = RUNS_AGE_NS) -> tuple[RunSummary, ...]:
         """Return every run, the newest first, as of ``max_age_ns`` ago at most."""
@@ -183,7 +203,7 @@ class RunView:
             UnknownRunError: The store holds no run of this name.
         """
         if self._reports.has_report(run_id):
-            return self._with_failures(self._reports.get(run_id))
+            return self._completed(self._reports.get(run_id))
         run = self.find(run_id)
         key = ("report", run_id)
         jobs, store = self._queues.of_run(run), self._store
@@ -192,7 +212,7 @@ class RunView:
         if isinstance(error, UnknownRunError):
             raise error
         if done is not None and error is None:
-            return self._with_failures(done.result())
+            return self._completed(done.result())
         steps = self._marked_steps(run_id)
         if isinstance(error, Exception):
             return AnalysisFailed(run=run, reason=_format_failure(error), steps=steps)
@@ -218,16 +238,38 @@ class RunView:
         )
         return None if done is None or done.exception() is not None else done.result()
 
-    def _with_failures(self, report: RunReport | None) -> RunReport | None:
-        """Return a report that says what could not be done for its run since it was made."""
-        failures = () if report is None else self._failures_of(report.run)
-        if report is None or not failures:
+    def revision(self, run_id: str) -> int:
+        """Return a number that changes with the diagnosis of a run, and the checks beside it."""
+        report = self._reports.peek(run_id)
+        checked = () if report is None else self._with_checks(report).findings
+        notes = tuple(finding.host_notes for finding in checked)
+        return hash((self._reports.revision(run_id), notes))
+
+    def _with_checks(self, report: RunReport) -> RunReport:
+        """Return a report with what the checks of its hosts say since it was made."""
+        store = self._store
+        if store is None:
+            return report
+        with suppress(StoreError):  # they are missing until it answers
+            return self._checked.get(
+                (report.run, self._reports.revision(report.run)),
+                lambda: with_host_checks(store, report),
+                max_age_ns=CHECKS_AGE_NS,
+            )
+        return report
+
+    def _completed(self, report: RunReport | None) -> RunReport | None:
+        """Return a report with what has happened since it was made: checks of hosts, failures."""
+        if report is None:
+            return None
+        report, failures = self._with_checks(report), self._failures_of(report.run)
+        if not failures:
             return report
         warnings = (*report.quality.warnings, *failures)
         return replace(report, quality=replace(report.quality, warnings=warnings))
 
     def history(self, run_id: str) -> RunHistory | None:
-        """Return loss, epochs and goodput of the newest steps; None if no step has ended."""
+        """Return loss and epochs of the newest steps; None if no step has ended."""
         store = self._store
         if store is None:
             return None
@@ -237,6 +279,19 @@ class RunView:
             return summarize_history(StepMark(**row) for row in rows)
 
         return self._histories.get(run_id, read, max_age_ns=HISTORY_AGE_NS)
+
+    def goodput(self, run_id: str) -> Goodput | None:
+        """Return what the time of a run was spent on, by its last diagnosis; None if unknown."""
+        store = self._store
+        if store is None:
+            return None
+
+        def read() -> Goodput | None:
+            report = self._reports.peek(run_id)
+            return read_goodput(store, run_id, report, state=self.find(run_id).state)
+
+        revision = self._reports.revision(run_id)
+        return self._goodputs.get((run_id, revision), read, max_age_ns=GOODPUT_AGE_NS)
 
     def kind_times(self, run_id: str) -> MeanKindTimes | None:
         """Return the mean times of the newest closed steps by kind; None if no step is closed."""
@@ -284,7 +339,12 @@ class RunView:
         """Return every run with what is known of it without an analysis, the newest first."""
         if self._store is None:
             return tuple(RunLine(run=run) for run in self._source.runs())
-        return tuple(map(self._complete_live, read_run_lines(self._store)))
+        excluded = read_excluded(self._store, time.time_ns())
+        used = read_runs_of_hosts(self._store, [mark.host for mark in excluded])
+        return tuple(
+            replace(self._complete_live(line), excluded_hosts=used.get(line.run.run_id, ()))
+            for line in read_run_lines(self._store)
+        )
 
     def _complete_live(self, line: RunLine) -> RunLine:
         """Return a running job's line with its last diagnosis, its newest loss and its silence."""

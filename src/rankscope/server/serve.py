@@ -32,9 +32,8 @@ from .logs import Log, log_lines
 from .loops import (
     LiveAnalysis,
     analysis_loop,
-    heartbeat_loop,
+    host_rows_loop,
     memory_loop,
-    sampler_loop,
     tail_loop,
 )
 from .run_failures import RunFailures
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankscope.analysis.trace.tables import RunSummary
-    from rankscope.collector.host.heartbeat import Heartbeat
-    from rankscope.collector.host.host_events import HostEventQueue
     from rankscope.collector.ingest.service import IngestService
     from rankscope.collector.notify.receiver import Receiver
     from rankscope.collector.spool.tail import SpoolTail
@@ -57,6 +54,7 @@ if TYPE_CHECKING:
 
     from .alert_watch import AlertWatch
     from .alerting import Alerting
+    from .host_sampling import HostSampling
     from .listen import Endpoint
     from .loops import Loop
     from .reports import AnalyzeElsewhere, Reports
@@ -230,7 +228,6 @@ def serve_store(options: ServeOptions) -> None:
         ReceiverUrlError: The URL of another receiver is not known.
         StoreError: The store could not be opened.
     """
-    from rankscope.collector.host.host_events import HostEventQueue
     from rankscope.collector.http.tokens import owner_name
     from rankscope.collector.store.owners import SERVER
     from rankscope.collector.store.writer import StoreWriter
@@ -262,10 +259,12 @@ def serve_store(options: ServeOptions) -> None:
         loops: list[Loop] = []
         if spool is not None:
             tail, sink = _open_spool(spool.folder, writer, deletions, topology, stack)
-            events = HostEventQueue()
-            loops.append(tail_loop(tail, ControlRequests(store), host_events=events, sink=sink))
+            events = None
             if spool.samples:
-                loops += _sampler_loops(spool, store, deletions, tail, events, stack)
+                sampling = _open_sampling(spool, store, stack)
+                events = sampling.events
+                loops += [*sampling.loops, host_rows_loop(sampling, tail, sink)]
+            loops.append(tail_loop(tail, ControlRequests(store), host_events=events, sink=sink))
         loops += [open_upkeep(store, deletions, options.keep, failures), memory_loop(store)]
         has_ingest = options.only is not Part.DASHBOARD
         analysis = AnalysisParts(
@@ -470,47 +469,19 @@ def _open_spool(
     return tail, sink
 
 
-def _sampler_loops(
-    spool: SpoolOptions,
-    store: Store,
-    deletions: Deletions,
-    tail: SpoolTail,
-    events: HostEventQueue,
-    stack: ExitStack,
-) -> list[Loop]:
+def _open_sampling(spool: SpoolOptions, store: Store, stack: ExitStack) -> HostSampling:
     import socket
 
-    from rankscope.collector.agent.buffer import RowBuffer
-    from rankscope.collector.agent.outbox import MAX_HEARTBEATS
-    from rankscope.collector.host.heartbeat import heartbeat_sink
-    from rankscope.collector.host.sampler import Sampler, host_sources, store_sink
-    from rankscope.collector.read.host_checks import TABLE, ExaminationRequests
+    from rankscope.collector.read.host_checks import ExaminationRequests
 
-    from .host_watch import HostWatch
+    from .host_sampling import HostSampling
 
-    host = socket.gethostname()
-    sink = store_sink(store, host=host)
-    beats = RowBuffer(MAX_HEARTBEATS)
-    requests = ExaminationRequests(store)
-    watch = HostWatch(
-        lambda rows: store.insert_rows(TABLE, rows),
-        spool=spool.folder,
-        is_wanted=lambda: bool(requests.wanted([host])),
-        say=say,
+    requests, host = ExaminationRequests(store), socket.gethostname()
+    sampling = HostSampling(
+        spool.folder, rank_logs=spool.logs, is_wanted=lambda: bool(requests.wanted([host]))
     )
-    take_beats = heartbeat_sink(beats.add)
-
-    def take(found: Sequence[Heartbeat]) -> None:
-        take_beats(found)
-        watch.take(found)
-
-    sources = host_sources(
-        spool.folder, on_heartbeats=take, on_events=events.add, rank_logs=spool.logs
-    )
-    sampler = Sampler(sources, sink, say=say)
-    stack.callback(sampler.close)
-    heartbeats = heartbeat_loop(store, beats, deletions, placed=tail.placed_heartbeats)
-    return [sampler_loop(sampler), heartbeats, watch.loop()]
+    stack.callback(sampling.close)
+    return sampling
 
 
 def _alerting(
@@ -525,6 +496,7 @@ def _alerting(
 
     from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.dashboard.address import (
+        HEALTH,
         INCIDENT,
         OVERVIEW,
         PROOF_PATH,
@@ -538,7 +510,7 @@ def _alerting(
     base = ((config.url if config is not None else "") or url).rstrip("/") + "/"
 
     def page_url(run_id: str, step: int | None, ranks: Sequence[int]) -> str:
-        page = OVERVIEW if step is None else TIMELINE
+        page = HEALTH if not run_id else OVERVIEW if step is None else TIMELINE
         marked = () if step is None else tuple(ranks)
         # Marked ranks are its first rows: among 64, a rank may be below the screen.
         order = RowOrder.EXCESS if marked else RowOrder.PP

@@ -6,9 +6,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.report.text import format_change, format_seconds, format_time
-from rankscope.analysis.statistics.step_change import StepChange, compare_step_times
-from rankscope.collector.read.hosts import HostMark, read_epoch_starts, read_host_changes
+from rankscope.analysis.breakdown.host_moves import StepTimes, compare_placements
+from rankscope.analysis.report.text import format_time
+from rankscope.collector.read.hosts import (
+    HostMark,
+    is_same_host,
+    read_epoch_starts,
+    read_host_changes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -16,8 +21,6 @@ if TYPE_CHECKING:
     from rankscope.analysis.report.report import RunReport
     from rankscope.collector.read.hosts import HostChange
     from rankscope.collector.store.store import Store
-
-NOISE = {True: ", beyond noise", False: ", within noise", None: ", noise unknown"}
 
 
 class HostPresence(StrEnum):
@@ -44,10 +47,8 @@ class ExcludedHost:
     epoch: int
     """Newest epoch of the run that was analysed."""
 
-    step_s: tuple[float, float] | None = None
-    """Mean step with the host, and without it; None if it is not gone, or no step was kept."""
-
-    change: StepChange | None = None
+    step_times: StepTimes | None = None
+    """With the host, and without it; None if it is not gone."""
 
 
 def read_excluded_hosts(store: Store, report: RunReport) -> tuple[ExcludedHost, ...]:
@@ -56,6 +57,12 @@ def read_excluded_hosts(store: Store, report: RunReport) -> tuple[ExcludedHost, 
     if not changes:
         return ()
     return follow_exclusions(report, changes, read_epoch_starts(store, report.run))
+
+
+def describe_excluded_hosts(store: Store | None, report: RunReport) -> tuple[str, ...]:
+    """Return a sentence about each of them."""
+    found = () if store is None else read_excluded_hosts(store, report)
+    return tuple(map(format_excluded_host, found))
 
 
 def follow_exclusions(
@@ -74,28 +81,19 @@ def follow_exclusions(
         used = [
             place
             for place in report.placements
-            if any(name == host for name, _ in place.of_rank.values())
+            if any(
+                is_same_host(name, host) for name in {name for name, _ in place.of_rank.values()}
+            )
         ]
         if not change.is_set or not used:
             continue
         epoch = report.placements[-1].epochs[-1]
         begun_ns = epoch_starts.get(epoch)
-        presence, step_s, step_change = HostPresence.UNTIL_RESTART, None, None
+        presence, step_times = HostPresence.UNTIL_RESTART, None
         if used[-1] is not report.placements[-1]:
             presence = HostPresence.GONE
             after = report.placements[report.placements.index(used[-1]) + 1 :]
-            times = [
-                [
-                    seconds
-                    for place in places
-                    for step in place.steps
-                    if (seconds := report.actual_s_by_step.get(step)) is not None
-                ]
-                for places in (used[-1:], after)
-            ]
-            step_change = compare_step_times(*times)
-            if all(times):
-                step_s = (sum(times[0]) / len(times[0]), sum(times[1]) / len(times[1]))
+            step_times = compare_placements(report, used[-1:], after)
         elif begun_ns is not None and begun_ns > change.at_ns:
             # An exclusion that had expired before binds no restart.
             if change.until_ns is not None and begun_ns > change.until_ns:
@@ -104,7 +102,7 @@ def follow_exclusions(
         found.append(
             ExcludedHost(
                 host=host, reason=change.reason, excluded_ns=change.at_ns, presence=presence,
-                epoch=epoch, step_s=step_s, change=step_change,
+                epoch=epoch, step_times=step_times,
             )
         )  # fmt: skip
     return tuple(found)
@@ -122,10 +120,6 @@ def format_excluded_host(excluded: ExcludedHost) -> str:
         )
     if excluded.presence is HostPresence.UNTIL_RESTART:
         return f"{since}, is used until the job is restarted."
-    gone = f"{since}, is gone in epoch {excluded.epoch}"
-    if excluded.step_s is None or excluded.change is None:
-        return f"{gone}; no step to compare."
-    before, after = map(format_seconds, excluded.step_s)
-    change = format_change(excluded.change.ratio)
-    noise = NOISE[excluded.change.is_significant]
-    return f"{gone}: a step is {change} ({before} to {after}{noise})."
+    if excluded.step_times is None:
+        return f"{since}, is gone in epoch {excluded.epoch}."
+    return f"{since}, is gone in epoch {excluded.epoch}: {excluded.step_times.text}."

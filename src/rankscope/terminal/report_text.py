@@ -30,9 +30,11 @@ from rankscope.analysis.report.text import (
 from rankscope.tracer.span import NONE
 
 from .device_time_text import device_time_lines, kernel_lines
+from .goodput_text import goodput_lines
 from .lines import DEFAULT_TOP, format_rows, format_table, printable, wrap_text
 
 if TYPE_CHECKING:
+    from rankscope.analysis.goodput import Goodput
     from rankscope.analysis.report.report import (
         Bandwidth,
         RunReport,
@@ -90,6 +92,9 @@ class View:
     notes: tuple[str, ...] = ()
     """Sentences about hosts of the run that were excluded."""
 
+    goodput: Goodput | None = None
+    """Its parts are printed with details, or if the job was restarted."""
+
 
 DEFAULT_VIEW = View()
 
@@ -125,6 +130,12 @@ def report_text(
             [line for note in view.notes for line in wrap_text(note, width)],
             wrap_text(_format_run(report), width),
             _format_times(report, width, view),
+            goodput_lines(
+                view.goodput,
+                width=width,
+                is_whole=view.has_details or len(report.epochs) > 1,
+                table_width=view.table_width,
+            ),
         ]
         if _explains_waiting(report) or view.has_details:
             blocks.append(_format_starved(report, view))

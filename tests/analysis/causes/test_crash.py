@@ -270,6 +270,20 @@ def test_a_lost_rank_that_the_kernel_killed_says_so() -> None:
     assert finding.confidence == pytest.approx(0.95)
 
 
+def test_a_kill_of_another_process_does_not_explain_the_end_of_a_job_that_hung() -> None:
+    # GIVEN ranks that were silent for 80 s, and all killed then, as the kernel kills something
+    ends = [lost(rank, 100.0, recorded_s=20.0) for rank in range(8)]
+    other = line(-1, 99.0, "oom-killer", OOM_LINE)
+
+    found = find_crashes(run_of(), context_of(*ends, events=[other]), NO_STEPS)
+    of_a_rank = find_crashes(
+        run_of(), context_of(*ends, events=[line(5, 99.0, "oom-killer", OOM_LINE)]), NO_STEPS
+    )
+
+    assert found == ()
+    assert [(finding.ranks, finding.end_class) for finding in of_a_rank] == [((5,), "host-oom")]
+
+
 @pytest.mark.parametrize(
     ("rank", "at_s", "end_class"),
     [

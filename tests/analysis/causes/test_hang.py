@@ -115,7 +115,11 @@ def test_of_silent_tensor_parallel_partners_the_least_advanced_is_named() -> Non
     both_inside = [forward, replace(forward, rank=5)]
     (neither_is,) = find_hangs(run, table([*others, *both_inside]), UP_TO_16, RunContext())
 
+    in_event = RunContext(events=(in_spans(4, FORWARD),))
+    (one_has_begun,) = find_hangs(run, table(others), UP_TO_16, in_event)
+
     assert one_is_behind.ranks == (5,)
+    assert one_has_begun.ranks == (5,)
     assert neither_is.ranks == (4, 5)
 
 
@@ -139,6 +143,21 @@ def test_collectives_in_different_orders_are_a_cycle() -> None:
     assert finding.ranks == (0, 1)
     assert finding.confidence == pytest.approx(0.5)
     assert finding.evidence.startswith("no rank is silent: rank 0 is blocked in all_reduce 5")
+
+
+def test_the_only_rank_that_all_circles_pass_is_the_odd_one() -> None:
+    # GIVEN rank 5, in a collective of all ranks, and ranks 4 and 6, which need it in their group;
+    # the others need these two
+    run = run_of(groups=(GROUPS[0], replace(GROUPS[2], members=(4, 5, 6))))
+    alone, entered_before = comm(5, seq=42), comm(5, flags=SpanFlag.NOTHING)
+    need_it = [comm(4, TP_HIGH, seq=3), comm(6, TP_HIGH, seq=3)]
+    others = [comm(rank) for rank in (0, 1, 2, 3, 7)]
+    spans = table([alone, entered_before, *need_it, *others])
+
+    (finding,) = find_hangs(run, spans, UP_TO_16, RunContext())
+
+    assert finding.ranks == (5,)
+    assert finding.evidence.startswith("no rank is silent: ")
 
 
 def test_a_rank_that_waits_for_a_circle_is_not_named_with_it() -> None:
@@ -365,8 +384,8 @@ def test_the_communication_that_all_have_entered_explains_those_that_wait_elsewh
 
     (finding,) = find_hangs(job(), spans, UP_TO_16, RunContext(events=tuple(events)))
 
-    assert finding.ranks == ()
-    assert "tp 2 with 2 ranks, which does not end" in finding.evidence
+    assert finding.ranks == (4, 5)  # one of them, or what joins them
+    assert "tp 2 with 2 ranks, which does not end: a link" in finding.evidence
 
 
 def test_members_that_are_inside_when_the_job_is_killed_do_not_hang() -> None:
@@ -464,15 +483,120 @@ def test_a_silent_rank_that_was_lost_in_the_end_is_named_with_less_confidence() 
     assert with_drops.confidence == pytest.approx(0.95 * 0.8 * 0.8)
 
 
-def test_if_the_missing_rank_was_not_traced_the_evidence_is_insufficient() -> None:
+def untraced(*ranks: int) -> RunInfo:
+    """Return the job of eight ranks without the records of some."""
     whole = job()
-    traced = EpochInfo(epoch=0, ranks=whole.epochs[0].ranks[:7], groups=GROUPS)
+    traced = tuple(info for info in whole.epochs[0].ranks if info.rank not in ranks)
+    return replace(whole, epochs=(EpochInfo(epoch=0, ranks=traced, groups=GROUPS),))
+
+
+def spans_of(num: int) -> list[Span]:
+    return [comm(rank) for rank in range(num)]
+
+
+def test_of_several_ranks_that_were_not_traced_it_is_unknown_which_is_missing() -> None:
+    spans = table(comm(rank) for rank in range(6))
+
+    (finding,) = find_hangs(untraced(6, 7), spans, UP_TO_16, RunContext())
+    # Before the first step has ended they are not untraced: they never joined.
+    (at_start,) = find_hangs(untraced(6, 7), spans, steps_of(), RunContext())
+
+    # Nor is one that was recorded, and waits for them in a communication that is not traced.
+    (partner,) = find_hangs(untraced(7), table(spans_of(5)), steps_of(), RunContext())
+
+    assert partner.ranks == (7,)
+    assert finding.cause == "insufficient-evidence"
+    assert "the communication of ranks 6 and 7 was not recorded" in finding.evidence
+    assert (at_start.cause, at_start.ranks) == ("hang", (6, 7))
+
+
+def test_the_only_rank_without_records_is_the_one_that_all_others_wait_for() -> None:
     spans = table(comm(rank) for rank in range(7))
 
-    (finding,) = find_hangs(replace(whole, epochs=(traced,)), spans, UP_TO_16, RunContext())
+    (finding,) = find_hangs(untraced(7), spans, UP_TO_16, RunContext())
 
-    assert finding.cause == "insufficient-evidence"
-    assert "the communication of rank 7 was not recorded" in finding.evidence
+    assert (finding.cause, finding.ranks) == ("hang", (7,))
+    assert finding.confidence == pytest.approx(0.95 * 0.8)
+    assert finding.evidence.endswith("it never joined, or is not traced")
+
+
+def test_ranks_of_which_nothing_arrived_are_not_named_beside_one_that_is_silent() -> None:
+    # GIVEN rank 5 and its host h1, which reports, and ranks 0 to 3 of h0, which does not
+    reports = tuple(event(rank, "stack", step=17) for rank in (4, 5))
+    inside = table(comm(rank) for rank in (4, 6, 7))
+
+    (finding,) = find_hangs(job(), inside, UP_TO_16, RunContext(events=reports))
+    # Without rank 5 among the silent, h0 is what the others wait for.
+    entered = table(comm(rank) for rank in (4, 5, 6, 7))
+    (dead,) = find_hangs(job(), entered, UP_TO_16, RunContext(events=reports))
+
+    assert finding.ranks == (5,)
+    assert finding.evidence.endswith("; nothing has arrived from 4 other ranks since")
+    assert dead.ranks == (0, 1, 2, 3)
+
+
+def test_of_several_hosts_without_records_none_is_named() -> None:
+    run = run_of(12, groups=[replace(GROUPS[0], members=tuple(range(12)))])
+    steps = steps_of(*((16, rank) for rank in range(12)))
+
+    (finding,) = find_hangs(run, table(comm(rank) for rank in range(4)), steps, RunContext())
+
+    assert (finding.cause, finding.ranks) == ("hang", ())
+    assert "nothing has arrived since from ranks 4 to 11 on 2 hosts" in finding.evidence
+
+
+def in_frames(rank: int, frame: str) -> EventRecord:
+    return event(rank, "stack", step=17, threads=[{"name": "MainThread", "frames": [frame]}])
+
+
+@pytest.mark.parametrize(
+    "frame", ["torch/utils/data/dataloader.py:1284 _try_get_data", "torch/cuda/streams.py:224 f"]
+)
+def test_a_silent_rank_whose_stack_is_in_a_collective_waits_itself(frame: str) -> None:
+    # GIVEN ranks 4 and 5, whose communication inside compute is not traced
+    others = table(comm(rank) for rank in (0, 1, 2, 3, 6, 7))
+    stacks = (
+        in_frames(4, "/lib/site-packages/torch/distributed/distributed_c10d.py:2 all_reduce"),
+        in_frames(5, f"/lib/site-packages/{frame}"),
+    )
+
+    (finding,) = find_hangs(job(), others, UP_TO_16, RunContext(events=stacks))
+
+    assert finding.ranks == (5,)
+
+
+def test_a_partner_that_is_alone_elsewhere_is_named_before_the_one_that_waits_for_it() -> None:
+    # GIVEN rank 4 in a collective with rank 5 that is not traced, and rank 5 in a barrier
+    whole = job()
+    infos = tuple(
+        replace(info, coords=Coords(dp=info.rank // 2, tp=info.rank % 2))
+        for info in whole.epochs[0].ranks
+    )
+    world = GroupInfo(group_id=6, kind="other", name="world", members=tuple(range(8)))
+    run = replace(whole, epochs=(EpochInfo(epoch=0, ranks=infos, groups=(*GROUPS, world)),))
+    waiting = in_frames(4, "/lib/site-packages/torch/distributed/distributed_c10d.py:2 all_reduce")
+    spans = [entered(5, "barrier", group=6), *(comm(rank) for rank in (0, 1, 2, 3, 6, 7))]
+
+    (finding,) = find_hangs(run, table(spans), UP_TO_16, RunContext(events=(waiting,)))
+
+    assert finding.ranks == (5,)
+
+
+@pytest.mark.parametrize(("saved_s", "ranks"), [(None, None), (5.0, None), (2.0, (5,))])
+def test_a_save_that_lasts_ten_times_as_long_as_one_before_hangs(
+    saved_s: float | None, ranks: tuple[int, ...] | None
+) -> None:
+    entry = {"kind": "checkpoint", "name": "save", "step": 17, "start_ns": 17 * 60 * SECOND}
+    saving = event(5, "stalled", open=[entry], step=17)
+    earlier = replace(
+        comm(5, 0, seq=NONE, kind=SpanKind.CHECKPOINT, flags=SpanFlag.NOTHING),
+        duration_ns=int((saved_s or 0) * SECOND),
+    )
+    spans = [comm(rank) for rank in range(8) if rank != 5] + ([earlier] if saved_s else [])
+
+    found = find_hangs(job(), table(spans), UP_TO_16, RunContext(events=(saving,)))
+
+    assert [finding.ranks for finding in found] == ([] if ranks is None else [ranks])
 
 
 @pytest.mark.parametrize(
@@ -556,8 +680,12 @@ def test_of_two_unlike_ranks_the_one_that_differs_from_alike_groups_is_named() -
 
     (finding,) = find_hangs(job(), table(as_tp), UP_TO_16, RunContext())
     (unknown,) = find_hangs(job(), table(as_tp[:2]), UP_TO_16, RunContext())
+    # Sizes are unknown as 0 in events, and as -1 in spans.
+    sizes = (0, 0, NONE, NONE)
+    sized = [replace(op, num_bytes=size) for op, size in zip(as_tp, sizes, strict=True)]
+    (without_sizes,) = find_hangs(job(), table(sized), UP_TO_16, RunContext())
 
-    assert (finding.ranks, unknown.ranks) == ((5,), ())
+    assert (finding.ranks, unknown.ranks, without_sizes.ranks) == ((5,), (), (5,))
 
 
 def test_a_rank_that_enters_a_collective_after_all_others_have_ended_is_the_odd_one() -> None:

@@ -117,6 +117,41 @@ def test_a_process_that_is_not_among_the_busiest_in_a_reading_counts_as_idle_the
     assert readings(join(often, seldom)).processes({"h1"}) == []  # 2.0 in one of ten: 0.2
 
 
+def test_many_small_processes_of_one_command_count_together() -> None:
+    first = samples("process-cpu-cores:cc1[7]", {("h1", -1): [0.15] * 20})
+    second = samples("process-cpu-cores:cc1[8]", {("h1", -1): [0.14] * 20})
+    rest = samples("process-cpu-cores:cc1", {("h1", -1): [0.2] * 20})
+
+    ((_, name, cores, _),) = readings(join(join(first, second), rest)).processes({"h1"})
+
+    assert name == "cc1"
+    assert cores == pytest.approx(0.49)
+
+
+def test_a_process_that_other_hosts_have_alike_distinguishes_none() -> None:
+    takes = {("h1", -1): [0.98] * 20, ("h2", -1): [0.9] * 20, ("h3", -1): [0.0] * 20}
+    hog = samples("process-cpu-cores:burn[77]", takes)
+
+    # h2 and h3 take 0.45 in the middle: not as much
+    assert [name for _, name, _, _ in readings(hog).processes({"h1"})] == ["burn[77]"]
+    alike = samples("process-cpu-cores:burn[77]", takes | {("h3", -1): [0.8] * 20})
+    assert readings(alike).processes({"h1"}) == []
+    assert readings(alike).processes({"h1", "h2", "h3"}) != []
+
+
+def test_the_same_command_with_another_number_is_the_same() -> None:
+    here = samples("process-cpu-cores:burn[77]", {("h1", -1): [0.98] * 20})
+    there = samples("process-cpu-cores:burn[5]", {("h1", -1): [0.0], ("h2", -1): [0.9] * 20})
+    table = join(here, there)
+
+    # h2 is the second host of the joined table, which has the hosts of the first one
+    table = SampleTable(
+        **{c: getattr(table, c) for c in ("device", "name", "value", "names", "at_ns", "host")},
+        hosts=("h1", "h2"),
+    )
+    assert readings(table).processes({"h1"}) == []
+
+
 def test_what_was_not_read_is_named() -> None:
     table = samples("gpu-clock-hz", by_device(1.76e9))
 

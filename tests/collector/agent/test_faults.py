@@ -40,7 +40,7 @@ pytestmark = pytest.mark.slow
         Faults(reset_after_reply_bytes=20),
         Faults(reset_after_request_bytes=300),
         Faults(reset_after_request_bytes=4_000),
-        Faults(latency_s=0.5),
+        pytest.param(Faults(latency_s=0.5), marks=pytest.mark.nightly),
     ],
     ids=["cut", "blackhole", "no-answer", "half-answer", "half-head", "half-body", "too-slow"],
 )

@@ -143,10 +143,12 @@ def test_each_timeout_doubles_the_next_until_an_answer_is_in_time() -> None:
         with pytest.raises(LinkError, match="no answer in time"):
             link.get("/")
         has_timed_out.set()
-        statuses = [status_of(link) for _ in range(8)]
+        statuses = [status_of(link)]
+        while len(statuses) < 8 and statuses[-1] is None:
+            statuses.append(status_of(link))
 
     # THEN an answer is in time
-    assert 200 in statuses
+    assert statuses[-1] == 200
 
 
 def status_of(link: Link) -> int | None:

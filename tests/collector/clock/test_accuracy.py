@@ -104,8 +104,8 @@ def jitter(kind: str, randomness: random.Random) -> Callable[[], Delays]:
 @pytest.mark.parametrize(
     "kind",
     [
-        "exponential",
         "asymmetric",
+        pytest.param("exponential", marks=pytest.mark.nightly),
         pytest.param("uniform", marks=pytest.mark.nightly),
         pytest.param("half-normal", marks=pytest.mark.nightly),
     ],

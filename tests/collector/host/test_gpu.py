@@ -60,6 +60,8 @@ class FakeNvml:
         }
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in self.answers:  # an older package
+            raise AttributeError(name)
         answer = self.answers[name]
 
         def call(*arguments: object) -> object:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from rankscope.collector.host.rank_logs import MAX_EVENTS_A_CLASS, RankLogSource
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ def test_one_file_of_slurm_has_the_ranks_in_its_lines(tmp_path: Path) -> None:
         ("cuda-oom", 3, None, None),
         ("exit", None, 3, 812917),
         ("nccl", 5, None, None),
-        ("exit", 6, None, None),
+        ("host-oom", 6, None, None),
     ]
     first, killed = logs.events[:2]
     assert first.text == "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
@@ -112,3 +114,93 @@ def test_missing_unreadable_and_binary_files_harm_nothing(tmp_path: Path) -> Non
     logs.write("good.log", "Segmentation fault (core dumped)\n")
 
     assert ("killed", None, None, None) in logs.read()
+
+
+# Excerpts of public issues, and (class, rank, local rank, process) derived manually.
+REAL: dict[str, tuple[str, list[tuple[object, ...]]]] = {
+    # With the times of a log collector before each line.
+    "QwenLM/Qwen3-Coder#174": (
+        (
+            "2024-11-20 14:37:16 [rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to"
+            " allocate"
+            " 132.00 MiB. GPU 3 has a total capacity of 79.10 GiB of which 98.00 MiB is free.\n"
+            "2024-11-20 14:37:16 DEBUG:filelock:Attempting to acquire lock 140341412642880\n"
+        ),
+        [("cuda-oom", 3, None, None)],
+    ),
+    "LlamaFactory#8261": (
+        (
+            "  1%|          | 24/1752 [01:08<1:22:56,  2.88s/it][rank5]:[E602 11:17:52.185053341"
+            " ProcessGroupNCCL.cpp:632] [Rank 5] Watchdog caught collective operation timeout:"
+            " WorkNCCL(SeqNum=86, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600001"
+            " milliseconds\n"
+        ),
+        [("timeout", 5, None, None)],
+    ),
+    "LlamaFactory#8549": (
+        (
+            "[rank2]:[E704 13:48:58.260494728 ProcessGroupNCCL.cpp:1746] [PG ID 0 PG GUID"
+            " 0(default_pg)"
+            " Rank 2] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making"
+            " progress\n"
+        ),
+        [("timeout", 2, None, None)],
+    ),
+    "tusas#149": (
+        (
+            "slurmstepd: error: Detected 1 oom_kill event in StepId=440575.0. Some of the step"
+            " tasks have"
+            " been OOM Killed.\n"
+            "srun: error: nid001277: tasks 1-3: Out Of Memory\n"
+            "srun: Terminating StepId=440575.0\n"
+        ),
+        [("host-oom", None, None, None), *(("host-oom", task, None, None) for task in (1, 2, 3))],
+    ),
+    "HAFS#101": (
+        "srun: error: Orion-18-69: task 289: Bus error\nsrun: Terminating job step 3495450.0\n",
+        [("exit", 289, None, None)],
+    ),
+    "ArjunaUsers#52": (
+        (
+            "/var/spool/slurmd/job00191/slurm_script: line 28:  8156 Killed                 "
+            " python3 main.py\n"
+            "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=191.batch cgroup.\n"
+        ),
+        [("killed", None, None, None), ("host-oom", None, None, None)],
+    ),
+    "CPPO#6": (
+        (
+            "Root Cause (first observed failure):\n[0]:\n  rank      : 0 (local_rank: 0)\n"
+            "  exitcode  : -9 (pid: 14750)\n  error_file: <N/A>\n"
+            "  traceback : Signal 9 (SIGKILL) received by PID 14750\n"
+        ),
+        [("exit", None, None, 14750)],
+    ),
+    "optuna#5138": (
+        (
+            'Traceback (most recent call last):\n  File "pytorch_distributed.py", line 67, in'
+            " wrapped\n"
+            "    return f(*args, **kwargs)\n"
+            "json.decoder.JSONDecodeError: Extra data: line 1 column 2 (char 1)\n"
+        ),
+        [("document", None, None, None)],
+    ),
+    # Torch raises another exception for those whose constructors take more than a text.
+    "a worker of a loader": (
+        (
+            "[rank1]: RuntimeError: Caught JSONDecodeError in DataLoader worker process 0.\n"
+            "[rank1]: Original Traceback (most recent call last):\n"
+        ),
+        [("document", 1, None, None)],
+    ),
+}
+
+
+@pytest.mark.parametrize("issue", REAL)
+def test_lines_of_logs_in_public_issues(issue: str, tmp_path: Path) -> None:
+    text, events = REAL[issue]
+    logs = Logs(tmp_path, "*.out")
+
+    logs.write("slurm-17.out", text)
+
+    assert logs.read() == events

@@ -7,7 +7,7 @@ import pytest
 
 from rankscope.collector.host import sampler as sampler_module
 from rankscope.collector.host.sample import Sample, SourceAbsentError
-from rankscope.collector.host.sampler import Sampler, host_sources, store_sink
+from rankscope.collector.host.sampler import Sampler, buffer_sink, host_sources
 from rankscope.collector.read.samples import read_samples
 from tests.support.collector.spool_builder import SpoolBuilder, this_host
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankscope.collector.host.heartbeat import Heartbeat
+    from rankscope.collector.identity import Row
     from rankscope.collector.store.store import Store
 
 
@@ -221,10 +222,13 @@ def test_samples_of_a_host_are_read_with_every_run_on_it(store: Store) -> None:
     store.insert_rows("ranks", [{"run_id": "run-a", "host": "node-1", "process": "p"}])
 
     # WHEN: two hosts write, one with an odd name
-    store_sink(store, host="node-1")(
+    def add(rows: Sequence[Row]) -> None:
+        store.insert_rows("samples", rows)
+
+    buffer_sink(add, host="node-1")(
         [Sample(10, "gpu-clock-hz", 1.7e9, 3), Sample(10, "nic-sent-bytes:e\x1bth0", 5.0)]
     )
-    store_sink(store, host="node-2")([Sample(10, "gpu-clock-hz", 1.1e9, 3)])
+    buffer_sink(add, host="node-2")([Sample(10, "gpu-clock-hz", 1.1e9, 3)])
 
     # THEN
     rows = read_samples(store, "run-a", first_ns=0, last_ns=20).to_pylist()

@@ -10,6 +10,7 @@ import pytest
 from rankscope.collector.host.sample import Sample, SourceAbsentError
 from rankscope.collector.host.system import (
     MAX_PROCESSES,
+    PAGE_BYTES,
     CpuSource,
     DiskCounts,
     DiskSource,
@@ -63,7 +64,7 @@ def source(root: Path, local_ranks: dict[int, int] | None = None) -> ProcessSour
 )
 def test_a_command_may_have_blanks_and_kernel_workers_are_one(shown: str, command: str) -> None:
     line = f"7 ({shown}) S 1 7 7 0 -1 0 0 0 0 0 30 12 0 0 20 0 1 0 900 0 0"
-    assert parse_stat(line.encode()) == (command, 42, 900, 1)
+    assert parse_stat(line.encode()) == (command, 42, 900, 1, 0)
 
 
 @pytest.mark.parametrize("line", [b"", b"7 (x", b"7 (x) S 1 2", b"7 (x) " + b"? " * 30])
@@ -141,6 +142,37 @@ def test_a_rank_that_waits_for_a_cpu_says_so(tmp_path: Path) -> None:
     assert Sample(SECOND, "run-queue-wait-ratio", 0.4, 2) in top.read(SECOND)
 
 
+def stall(root: Path, **stalled_us: int) -> None:
+    """Write the pressure of a host."""
+    (root / "pressure").mkdir(exist_ok=True)
+    for what, total in stalled_us.items():
+        (root / "pressure" / what).write_text(f"some avg10=0.00 total={total}\n")
+
+
+def test_who_uses_the_disks_and_the_memory_is_named_while_others_wait(tmp_path: Path) -> None:
+    for pid, command in ((10, "python"), (77, "dd"), (78, "idle")):
+        process(tmp_path, pid, command, 0)
+    (tmp_path / "77" / "io").write_text("rchar: 9\nread_bytes: 1000\nwrite_bytes: 0\n")
+    top = source(tmp_path, {10: 2})
+
+    def users(at_s: int) -> dict[str, float]:
+        found = top.read(at_s * SECOND)
+        users = ("process-storage", "process-memory")
+        return {each.name: each.value for each in found if each.name.startswith(users)}
+
+    stall(tmp_path, io=0, memory=0)
+    assert users(0) == {}
+    stall(tmp_path, io=90_000, memory=90_000)  # 9 % of a second
+    assert users(1) == {}
+    stall(tmp_path, io=390_000, memory=390_000)
+    assert users(2) == dict.fromkeys(
+        ["process-memory-bytes:dd[77]", "process-memory-bytes:idle[78]"], 500 * PAGE_BYTES
+    )
+    stall(tmp_path, io=790_000, memory=390_000)
+    (tmp_path / "77" / "io").write_text("rchar: 9\nread_bytes: 5000\nwrite_bytes: 3000\n")
+    assert users(3) == {"process-storage-bytes-per-s:dd[77]": 7000.0}
+
+
 @pytest.mark.parametrize("text", ["", "0 0 0", "x y", "5"])
 def test_a_kernel_without_statistics_of_its_scheduler_gives_none(tmp_path: Path, text: str) -> None:
     process(tmp_path, 10, "python", 0)
@@ -200,8 +232,11 @@ def test_this_process_has_the_cpu_time_that_psutil_reports() -> None:
     after_s = sum(me.cpu_times()[:2])
 
     assert parsed is not None
-    command, ticks, start_ticks, parent = parsed
+    command, ticks, start_ticks, parent, resident_pages = parsed
     assert parent == os.getppid()
+    assert resident_pages * os.sysconf("SC_PAGE_SIZE") == pytest.approx(
+        me.memory_info().rss, rel=0.2
+    )
     ticks_per_s = os.sysconf("SC_CLK_TCK")
     assert command == me.name()[:15]
     assert before_s - 0.011 <= ticks / ticks_per_s <= after_s + 0.011

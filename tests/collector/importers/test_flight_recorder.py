@@ -615,11 +615,11 @@ from torch._C import _distributed_c10d as c10d
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
 rank, folder, case = dist.get_rank(), *sys.argv[1:]
 def dump():
-    time.sleep(6)
+    time.sleep(4)
     with open(f"{folder}/trace_rank_{rank}.json", "wb") as file:
         content = c10d._dump_fr_trace_json()
         file.write(content if isinstance(content, bytes) else content.encode())
-    time.sleep(3)
+    time.sleep(2)
     os._exit(0)
 threading.Thread(target=dump).start()
 for step in range(6):
@@ -639,7 +639,7 @@ time.sleep(60)
 
 @pytest.mark.multiproc
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["sleep", "unlike"])
+@pytest.mark.parametrize("case", ["sleep", pytest.param("unlike", marks=pytest.mark.nightly)])
 def test_dumps_of_a_job_of_four_processes_name_the_rank(tmp_path: Path, case: str) -> None:
     folder, program = tmp_path / "dumps", tmp_path / "job.py"
     folder.mkdir()

@@ -48,3 +48,11 @@ def test_a_zombie_and_a_reaped_process_are_gone(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
         assert seen is Liveness.GONE  # a zombie: not waited for yet
     assert liveness(tmp_path, this_host() | {"pid": process.pid}) is Liveness.GONE
+
+
+def test_a_name_that_a_rehearsal_gives_this_host_is_no_other_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANKSCOPE_HOST", "demo-host-1,demo-host-2")
+
+    assert liveness(tmp_path, this_host() | {"host": "demo-host-2"}) is Liveness.ALIVE

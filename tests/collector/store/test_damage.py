@@ -6,10 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.commands.simulate import simulate_run
+from rankscope.simulation import SimulateOptions
 from tests.integration.programs import rankscope, serving
 
 if TYPE_CHECKING:
@@ -109,10 +112,8 @@ def test_corrupt_rows_are_an_error(folder: Path) -> None:
 @pytest.mark.slow
 def test_a_flipped_bit_is_named_by_every_command_also_through_a_server(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    made = rankscope(
-        "simulate", "healthy", "--run", "r", "--ranks", "4", "--steps", "10", store=store
-    )
-    assert made.returncode == 0, made.stderr
+    options = SimulateOptions(scenario="healthy", run_id="r", num_ranks=4, num_steps=10)
+    simulate_run(replace(options, store_url=f"chdb://{store}"))
     largest = max(table_files(store, "spans", "data.bin"), key=lambda path: path.stat().st_size)
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 4

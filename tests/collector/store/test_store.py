@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -34,16 +35,16 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "a store with spaces"
+def folder(tables: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(tables, tmp_path / "a store with spaces", symlinks=True)
 
 
 def url_of(folder: Path) -> str:
     return f"chdb://{folder}"
 
 
-def test_a_fresh_store_has_every_table_and_the_newest_version(folder: Path) -> None:
-    with open_store(url_of(folder)) as store:
+def test_a_fresh_store_has_every_table_and_the_newest_version(tmp_path: Path) -> None:
+    with open_store(url_of(tmp_path / "fresh")) as store:
         names = {row["name"] for row in store.rows("SHOW TABLES")}
         assert store.schema_version() == known_migrations()[-1].version
     assert names == {

@@ -122,7 +122,8 @@ class Path(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
-def test_each_row_is_stored_once_whatever_process_dies(store: Store) -> None:
+@pytest.mark.parametrize("num_examples", [8, pytest.param(40, marks=pytest.mark.nightly)])
+def test_each_row_is_stored_once_whatever_process_dies(store: Store, num_examples: int) -> None:
     class Here(Path):
         def __init__(self) -> None:
             super().__init__(store)
@@ -130,7 +131,7 @@ def test_each_row_is_stored_once_whatever_process_dies(store: Store) -> None:
     run_state_machine_as_test(
         Here,
         settings=settings(
-            max_examples=20,
+            max_examples=num_examples,
             stateful_step_count=15,
             deadline=None,
             suppress_health_check=list(HealthCheck),

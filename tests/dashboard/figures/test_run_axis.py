@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rankscope.analysis.breakdown.goodput import StepMark, summarize_history
+from rankscope.analysis.breakdown.run_history import StepMark, summarize_history
 from rankscope.dashboard.figures.run_axis import STRIP_HEIGHT, run_axis_figure
 from rankscope.dashboard.figures.timeline_canvas import PALE
 from rankscope.tracer.span import NS_PER_S

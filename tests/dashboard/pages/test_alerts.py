@@ -54,6 +54,18 @@ def test_the_page_shows_active_alerts_with_cost_action_and_the_view_that_proves_
     assert "href='/run/job'" in built
 
 
+def test_an_alert_about_a_host_leads_to_the_checks_of_hosts() -> None:
+    host = replace(OPEN, run="", rule="bad-host", cause="", steps=None, ranks=())
+    built = str(
+        rendered(
+            alerts.PAGE, FakeProvider(alert_list=AlertList(alerts=(host,))), View(page="alerts")
+        )
+    )
+
+    assert "href='/health'" in built
+    assert "host checks" in built
+
+
 def test_a_path_of_the_documentation_from_an_older_server_is_not_shown() -> None:
     old = replace(OPEN, action="docs/findings.md#slow-compute")
 

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.analysis.report.report import Severity
+from rankscope.analysis.report.text import format_device_hours
 from rankscope.dashboard.address import View
 from rankscope.dashboard.app import create_app
 from rankscope.dashboard.pages import incident as page
-from rankscope.dashboard.pages.incident import fix_sentence, format_device_hours, state_sentence
+from rankscope.dashboard.pages.incident import fix_sentence, state_sentence
 from rankscope.dashboard.records.alert_list import AlertState
 from rankscope.dashboard.records.incident import (
     Circumstance,

@@ -26,6 +26,7 @@ from rankscope.dashboard.records.rank_details import (
     RankEvent,
     RankGroup,
     RankQuantity,
+    RankRequest,
     RankValues,
     SampleSeries,
 )
@@ -80,6 +81,12 @@ DETAILS = RankDetails(
     ),
     processes=(("dcgm", 3.25),),
     events=(RankEvent(at_ns=0, kind="exit", text="ValueError: x", detail="Traceback\n  line 1"),),
+    requests=(
+        RankRequest(
+            at_ns=0, level="stacks", num_steps=3, by="ann", state="refused", text="no steps"
+        ),
+        RankRequest(at_ns=0, level="full", num_steps=3, by="ann", state="", text=""),
+    ),
     open_operations=(
         OpenOperation(name="all_reduce", kind="dp-comm", step=7, start_ns=0, group="dp-0"),
     ),
@@ -360,15 +367,17 @@ def test_more_is_requested_of_a_running_rank_only(provider: FakeProvider) -> Non
     running = text_of(provider, ranks=(SLOW_RANK,))
     client = create_app(provider).server.test_client()
     values = {
-        "rank-request-stacks.n_clicks": 1, "url.pathname": "/rank",
+        "rank-request-stacks.n_clicks": 1, "rank-request-steps.value": 7, "url.pathname": "/rank",
         "url.search": f"?run=tiny&rank={SLOW_RANK}", "page-shown.data": shown_state("tiny"),
     }  # fmt: skip
     answer = client.post(UPDATE_PATH, json=page_post(client, values))
 
     assert "Record more of it" not in ended
+    assert "refused: no steps" in ended
+    assert "none yet" in running
     assert "Python stacks" in running
     (output,) = answer.get_json()["response"].values()
-    assert output["children"] == f"stacks requested of rank {SLOW_RANK} of tiny"
+    assert output["children"] == f"7 steps of stacks requested of rank {SLOW_RANK} of tiny"
 
 
 def test_noise_is_pale_on_the_heat_map() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.__main__ import main
 from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.collector.errors import StoreError
 from rankscope.commands.alerts import list_alerts
@@ -20,18 +21,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def rankscope(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rankscope", *args],
+def test_the_version_is_printed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rankscope", "--version"],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-
-
-def test_the_version_is_printed() -> None:
-    done = rankscope("--version")
 
     assert (done.returncode, done.stdout) == (0, f"rankscope {version('rankscope')}\n")
 
@@ -45,11 +42,16 @@ def test_the_version_is_printed() -> None:
     ],
     ids=["unknown command", "missing option", "misspelt subcommand"],
 )
-def test_a_wrong_call_is_led_to_the_help_of_its_command(args: tuple[str, ...], hint: str) -> None:
-    done = rankscope(*args)
+def test_a_wrong_call_is_led_to_the_help_of_its_command(
+    args: tuple[str, ...],
+    hint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["rankscope", *args])
 
-    assert done.returncode == 2
-    assert done.stderr.endswith(f"{hint}\n")
+    assert main() == 2
+    assert capsys.readouterr().err.endswith(f"{hint}\n")
 
 
 def test_commands_that_read_create_no_store(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from rankscope.simulation import SimulateOptions
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rankscope.dashboard.records.page_results import RunComparison
+
 ALL = (None, None)
 
 
@@ -60,17 +62,17 @@ def test_a_regression_fails_a_build_and_an_improvement_or_noise_does_not(tmp_pat
     simulate_run(replace(options, run_id="again", seed=5, store_url=url))
     simulate_run(replace(options, run_id="slow", faults=slow, store_url=url))
 
-    def fails_above(first: str, second: str, limit: str, steps: int | None = None) -> None:
-        compared = compare_stored((first, second), ((None, steps), ALL), store_url=url)
-        check_regression(compared, parse_percent(limit))
+    def compared(first: str, second: str, steps: int | None = None) -> RunComparison:
+        return compare_stored((first, second), ((None, steps), ALL), store_url=url)
 
-    fails_above("slow", "a", "5%")
-    fails_above("a", "again", "0%")
-    fails_above("a", "slow", "400%")
+    check_regression(compared("slow", "a"), 0.05)
+    check_regression(compared("a", "again"), 0)
+    slower = compared("a", "slow")
+    check_regression(slower, 4)
     with pytest.raises(FailedError, match=r"a step of slow is \d+ % slower than one of a, more"):
-        fails_above("a", "slow", "5%")
+        check_regression(slower, 0.05)
     with pytest.raises(BadInputError, match="unknown whether slow is slower than a"):
-        fails_above("a", "slow", "5%", steps=3)
+        check_regression(compared("a", "slow", steps=3), 0.05)
 
 
 @pytest.mark.parametrize(("text", "ratio"), [("5%", 0.05), ("2.5 %", 0.025), ("0", 0.0)])

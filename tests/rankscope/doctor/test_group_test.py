@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.doctor.active.trials import judge_groups
-from rankscope.doctor.group_test import MIN_GRID_HOSTS, find_suspects, plan_rounds
+from rankscope.doctor.group_test import MIN_GRID_HOSTS, find_suspects, plan_ring, plan_rounds
 from rankscope.doctor.outliers import find_slow
 from rankscope.doctor.result import State
 
 
 def suspects_of(num_hosts: int, bad: set[int]) -> tuple[set[int], set[int]]:
-    """Return the hosts found, and those of which at least one of several is bad."""
+    """Return the hosts found, and those that may be bad."""
     groups = [group for of_round in plan_rounds(num_hosts) for group in of_round]
     found = find_suspects(groups, [group for group in groups if bad & {*group}])
     assert found.contradictory == ()
-    return set(found.slow), {host for members in found.unclear for host in members}
+    return set(found.slow), {*found.hidden, *(host for group in found.unclear for host in group)}
 
 
 def test_forty_eight_hosts_are_six_rows_and_eight_columns() -> None:
@@ -67,6 +67,15 @@ def test_several_bad_hosts_are_found_or_not_unique(num_hosts: int, data: st.Data
     assert bad <= slow | unclear
 
 
+def test_a_host_behind_two_slow_ones_is_not_judged() -> None:
+    # Rows (0-3) (4-7) (8-11) (12-16): 11 is in the row of 8 and in the column of 3.
+    groups = [group for of_round in plan_rounds(17) for group in of_round]
+
+    suspects = find_suspects(groups, [group for group in groups if {3, 8, 11} & {*group}])
+
+    assert (suspects.slow, suspects.unclear, suspects.hidden) == ((3, 8), (), (11,))
+
+
 @pytest.mark.parametrize(
     ("bad", "slow", "unclear"),
     [
@@ -99,7 +108,10 @@ def test_the_times_of_groups_name_the_slow_host() -> None:
         value * (1.5 if 17 in group else 1.0) for value, group in zip(noise, groups, strict=True)
     ]
 
-    found = [*judge_groups(hosts, groups, [{"all-reduce": times, "all-to-all": noise}])]
+    passed = {"all-reduce": times, "all-to-all": noise}
+    members = [(host, "") for host in hosts]
+
+    found = [*judge_groups("groups", members, groups, [passed])]
 
     assert [(host, out.reason) for host, _, out in found if out.is_deviation] == [
         ("n17", found[0][2].reason)
@@ -129,6 +141,48 @@ def test_outliers_are_found_among_eight(num_slow: int) -> None:
     assert slow.tolist() == [True] * num_slow + [False] * (8 - num_slow)
 
 
+@given(st.integers(min_value=2, max_value=60))
+def test_each_host_has_two_neighbours_on_a_ring(num_hosts: int) -> None:
+    rounds = plan_ring(num_hosts)
+
+    pairs = [pair for of_round in rounds for pair in of_round]
+    for of_round in rounds:
+        assert len({host for pair in of_round for host in pair}) == 2 * len(of_round)
+    assert len(pairs) == len(set(pairs)) == (1 if num_hosts == 2 else num_hosts)
+    assert all(abs(one - other) in {1, num_hosts - 1} for one, other in pairs)
+
+
+@pytest.mark.parametrize("bad", [(0, 0), (3, 1)])
+def test_a_slow_adapter_is_named_by_both_of_its_pairs(bad: tuple[int, int]) -> None:
+    num_hosts, num_adapters = 4, 2
+    members = [(f"n{host}", f"mlx5_{lane}") for lane in range(num_adapters) for host in range(4)]
+    number = bad[1] * num_hosts + bad[0]
+    groups = [
+        tuple(lane * num_hosts + host for host in pair)
+        for lane in range(num_adapters)
+        for of_round in plan_ring(num_hosts)
+        for pair in of_round
+    ]
+    noise = np.random.default_rng(5).normal(1.0, 0.02, len(groups)).tolist()
+    times = [v * (4.0 if number in g else 1.0) for v, g in zip(noise, groups, strict=True)]
+
+    found = [*judge_groups("nic-pairs", members, groups, [{"all-reduce": times}])]
+
+    (accused,) = ((host, outcome.part) for host, _, outcome in found if outcome.is_deviation)
+    assert accused == members[number]
+
+
+def test_of_two_hosts_the_slow_adapter_is_not_unique() -> None:
+    members = [(f"n{host}", f"mlx5_{lane}") for lane in range(4) for host in range(2)]
+    groups = [(2 * lane, 2 * lane + 1) for lane in range(4)]
+
+    found = [*judge_groups("nic-pairs", members, groups, [{"all-reduce": [1.0, 1.01, 4.0, 0.99]}])]
+
+    texts = [(host, out.reason) for host, _, out in found if out.is_deviation]
+    text = "not unique: at least one of n0 mlx5_2, n1 mlx5_2 is slow"
+    assert texts == [("n0", text), ("n1", text)]
+
+
 @pytest.mark.parametrize("num_hosts", [6, 8, 12, 16, 48])
 def test_two_slow_hosts_are_found_from_noisy_times(num_hosts: int) -> None:
     random = np.random.default_rng(num_hosts)
@@ -137,7 +191,8 @@ def test_two_slow_hosts_are_found_from_noisy_times(num_hosts: int) -> None:
     for bad in combinations(range(num_hosts), 2):
         noise = random.normal(1.0, 0.02, len(groups))
         times = [v * (1.4 if {*bad} & {*g} else 1.0) for v, g in zip(noise, groups, strict=True)]
-        found = [*judge_groups(hosts, groups, [{"all-reduce": times}])]
+        members = [(host, "") for host in hosts]
+        found = [*judge_groups("groups", members, groups, [{"all-reduce": times}])]
         named = {host for host, _, outcome in found if outcome.is_deviation}
         certain = {host for host, _, outcome in found if outcome.state is State.ERROR}
         assert certain <= {f"n{number}" for number in bad} <= named

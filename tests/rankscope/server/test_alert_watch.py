@@ -113,9 +113,10 @@ def test_the_signals_of_a_live_run_are_read_and_alert(empty_store: Store, tmp_pa
         "job: the newest stored step ended 300 s ago, though the ranks go on",
         "job: a step has waited for its analysis for 130 s",
     }
-    gauges = {reading.name: reading.values for reading in read_live_runs(reports, watch)()}
+    gauges = {reading.name: reading.values for reading in read_live_runs(reports, watch, store)()}
     assert gauges["run_active_alerts"] == {"job": 4.0}
     assert gauges["run_mfu_ratio"] == {}
+    assert gauges["run_goodput_ratio"] == {}
 
 
 def test_the_route_silences_and_refuses_what_it_does_not_know(empty_store: Store) -> None:

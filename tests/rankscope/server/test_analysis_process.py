@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -8,47 +9,45 @@ from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.report.exchange import write_report
 from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.collector.store.store import open_store
+from rankscope.commands.simulate import simulate_run
 from rankscope.dashboard.records.progress import Activity, Progress
 from rankscope.errors import FailedError
 from rankscope.server import analysis_process
 from rankscope.server import reports as reports_module
 from rankscope.server.analysis_process import analyze_elsewhere
 from rankscope.server.reports import Reports
+from rankscope.simulation import SimulateOptions
 from rankscope.sources.store_source import StoreSource
-from tests.integration.programs import rankscope, serving
+from tests.integration.programs import serving
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from rankscope.analysis.report.report import RunReport
 
 pytestmark = pytest.mark.multiproc
 STEPS = 3
+SIMULATED = SimulateOptions(scenario="slow-compute", run_id="slow", pp=2, tp=2)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a store with a small run and one of 300,000 spans."""
     store = tmp_path_factory.mktemp("served") / "store"
-    size = ["--ranks", "16", "--pp", "2", "--tp", "2", "--steps", str(STEPS)]
-    made = rankscope("simulate", "slow-compute", "--run", "slow", *size, store=store)
-    assert made.returncode == 0, made.stderr
+    options = replace(SIMULATED, store_url=f"chdb://{store}")
+    simulate_run(replace(options, num_ranks=16, num_steps=STEPS))
+    simulate_run(replace(options, run_id="large", num_ranks=64, num_steps=60))
     return store
 
 
-def test_another_process_makes_the_same_report_of_a_store_that_is_served(folder: Path) -> None:
-    url = f"chdb://{folder}"
-    with open_store(url) as store:
+@pytest.fixture(scope="module")
+def served(folder: Path) -> Iterator[RunReport]:
+    """Serve the store; return the report that this process made of it before."""
+    with open_store(f"chdb://{folder}") as store:
         expected = analyze_run(StoreSource(store), "slow", first=1)
-    shown: list[Progress] = []
-
     with serving(store=folder):
-        found = analyze_elsewhere(url, "slow", first=1, show=shown.append)
-
-    assert write_report(found) == write_report(expected)
-    assert found.steps == (1, 2)
-    assert [each.activity for each in shown] == [Activity.READING, Activity.COMPARING]
-    assert shown[-1].num_spans == found.num_spans
+        yield expected
 
 
 def test_what_the_other_process_raises_is_raised_here(folder: Path, tmp_path: Path) -> None:
@@ -56,23 +55,6 @@ def test_what_the_other_process_raises_is_raised_here(folder: Path, tmp_path: Pa
         analyze_elsewhere(f"chdb://{folder}", "slow", first=STEPS, show=lambda _: None)
     with pytest.raises(FailedError, match="no run 'other'"):
         analyze_elsewhere(f"chdb://{folder}", "other", first=None, show=lambda _: None)
-
-
-def test_an_analysis_that_needs_too_much_memory_is_ended_and_says_so(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Of 300,000 spans, an analysis takes some 240 MB beside the program's own 150.
-    size = ["--ranks", "64", "--pp", "2", "--tp", "2", "--steps", "60"]
-    made = rankscope("simulate", "slow-compute", "--run", "large", *size, store=folder)
-    assert made.returncode == 0, made.stderr
-    monkeypatch.setattr(analysis_process, "limit_bytes", lambda: 256 << 20)
-
-    with serving(store=folder):
-        small = analyze_elsewhere(f"chdb://{folder}", "slow", first=None, show=lambda _: None)
-        with pytest.raises(FailedError, match=r"large needs more than 0.2 GiB of memory, and was"):
-            analyze_elsewhere(f"chdb://{folder}", "large", first=None, show=lambda _: None)
-
-    assert len(small.steps) == STEPS
 
 
 def test_only_large_runs_are_analysed_by_another_process(
@@ -102,3 +84,30 @@ def test_only_large_runs_are_analysed_by_another_process(
     assert report is not None
     assert report.top_finding.cause == "slow-compute"
     assert progress == [Progress(activity=Activity.COMPARING, num_spans=7)]
+
+
+def test_another_process_makes_the_same_report_of_a_store_that_is_served(
+    folder: Path, served: RunReport
+) -> None:
+    shown: list[Progress] = []
+
+    found = analyze_elsewhere(f"chdb://{folder}", "slow", first=1, show=shown.append)
+
+    assert write_report(found) == write_report(served)
+    assert found.steps == (1, 2)
+    assert [each.activity for each in shown] == [Activity.READING, Activity.COMPARING]
+    assert shown[-1].num_spans == found.num_spans
+
+
+@pytest.mark.usefixtures("served")
+def test_an_analysis_that_needs_too_much_memory_is_ended_and_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of 300,000 spans, an analysis takes some 240 MB beside the program's own 150.
+    monkeypatch.setattr(analysis_process, "limit_bytes", lambda: 256 << 20)
+
+    small = analyze_elsewhere(f"chdb://{folder}", "slow", first=None, show=lambda _: None)
+    with pytest.raises(FailedError, match=r"large needs more than 0.2 GiB of memory, and was"):
+        analyze_elsewhere(f"chdb://{folder}", "large", first=None, show=lambda _: None)
+
+    assert len(small.steps) == STEPS

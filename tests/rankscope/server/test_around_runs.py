@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,10 +10,11 @@ import pytest
 from rankscope.analysis.trace.account import RecordAccount
 from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.collector.http.metrics import Metrics, Reading
+from rankscope.commands.simulate import simulate_run
 from rankscope.server.around_runs import compare_finished, read_startup, write_step_trace
 from rankscope.server.health import HealthReader
+from rankscope.simulation import SimulateOptions
 from rankscope.sources.store_source import StoreSource
-from tests.integration.programs import rankscope
 from tests.support.dashboard.builders import report
 from tests.support.rankscope.rollup_runs import describe
 
@@ -137,11 +139,11 @@ def test_the_tiles_of_a_large_step_load_no_pandas() -> None:
 def test_a_comparison_of_a_page_loads_no_pandas(tmp_path: Path) -> None:
     # Plotly fails in a thread that draws while another one imports it.
     store = tmp_path / "store"
-    for run, seed in (("one", "1"), ("two", "2")):
-        made = rankscope(
-            "simulate", "healthy", "--run", run, "--seed", seed, "--ranks", "8", store=store
+    for run, seed in (("one", 1), ("two", 2)):
+        options = SimulateOptions(
+            scenario="healthy", run_id=run, seed=seed, num_ranks=8, num_steps=4
         )
-        assert made.returncode == 0, made.stderr
+        simulate_run(replace(options, store_url=f"chdb://{store}"))
     program = (
         "import sys; from rankscope.analysis.analyze import analyze_run;"
         " from rankscope.collector.store.store import open_store;"

@@ -1,4 +1,4 @@
-"""Epochs, loss and goodput of a stored run."""
+"""Epochs and loss of a stored run."""
 
 from __future__ import annotations
 
@@ -43,5 +43,4 @@ def test_the_loss_of_a_step_is_the_mean_of_the_ranks_that_know_it(store: Store) 
     assert found is not None
     assert found.loss_by_step == {0: 4.5, 1: 2.0}
     assert [one.num_repeated for one in found.epochs] == [1, 0]
-    assert found.goodput_ratio == 20 / 40
     assert provider.history("unknown") is None

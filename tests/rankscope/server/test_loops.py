@@ -5,13 +5,11 @@ import time
 from queue import Queue
 from typing import TYPE_CHECKING
 
-from rankscope.collector.agent.buffer import RowBuffer
 from rankscope.collector.host.sampler import Sampler
-from rankscope.collector.retention.deletion import Deletions
 from rankscope.collector.store.store import open_store
 from rankscope.errors import FailedError
 from rankscope.server import loops
-from rankscope.server.loops import Loop, heartbeat_loop, sampler_loop
+from rankscope.server.loops import Loop, sampler_loop
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -140,22 +138,3 @@ def test_the_sampler_loop_works_until_it_is_stopped() -> None:
     assert loop.why_stopped() is None
     loop.stop()
     assert loop.why_stopped() == "the sampler thread has ended"
-
-
-def test_heartbeats_are_stored_except_those_of_a_deleted_run(tmp_path: Path) -> None:
-    with open_store(f"chdb://{tmp_path / 'store'}") as store:
-        deletions = Deletions(store)
-        deletions.delete("deleted")
-        buffer = RowBuffer()
-        at_ns = time.time_ns()
-        beat = {"rank": 3, "at_ns": at_ns, "state": "training"}
-        buffer.add([{**beat, "run_id": run_id} for run_id in ("deleted", "kept")])
-
-        loop = heartbeat_loop(store, buffer, deletions)
-        loop.start()
-        wait_until(lambda: loop.num_turns > 0)
-        loop.stop()
-
-        assert (loop.num_failures, len(buffer)) == (0, 0)
-        found = store.rows("SELECT run_id, rank, at_ns FROM heartbeats")
-        assert found == [{"run_id": "kept", "rank": 3, "at_ns": at_ns}]

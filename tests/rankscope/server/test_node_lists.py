@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from rankscope.collector.read.hosts import is_same_host
 from rankscope.server.node_lists import (
     filter_hostfile,
-    is_same_host,
     slurm_drain,
     slurm_exclude,
     slurm_resume,

@@ -11,7 +11,6 @@ import pytest
 
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.report.report import RankStepExcess
-from rankscope.collector.read.samples import sample_rows, write_samples
 from rankscope.dashboard.records.rank_details import RankQuantity
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
@@ -45,16 +44,14 @@ def test_a_rank_of_a_store_has_times_samples_and_events(store: Store) -> None:
         " AND step = 1",
         {"run_id": run_id},
     )[0]
-    write_samples(
-        store,
-        sample_rows(
-            run_id,
-            host=[f"host-of-{run_id}"] * 2,
-            device=np.ones(2, np.int32),
-            at_ns=np.array([bounds["begin_ns"], (bounds["begin_ns"] + bounds["end_ns"]) // 2]),
-            name=["gpu-clock-hz"] * 2,
-            value=np.array([1.7e9, 1.3e9]),
-        ),
+    middle_ns = (bounds["begin_ns"] + bounds["end_ns"]) // 2
+    sample = {"run_id": run_id, "host": place["host"], "device": 1, "name": "gpu-clock-hz"}
+    store.insert_rows(
+        "samples",
+        [
+            sample | {"at_ns": bounds["begin_ns"], "value": 1.7e9},
+            sample | {"at_ns": middle_ns, "value": 1.3e9},
+        ],
     )
     exception = {"traceback": "Traceback\n  line"}
     event = {"epoch": 0, "rank": 1, "at_ns": 5, "kind": "exit", "text": "KeyError"}

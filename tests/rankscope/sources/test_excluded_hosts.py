@@ -56,9 +56,9 @@ def test_a_host_that_is_gone_is_compared_with_the_steps_before() -> None:
     (gone,) = follow_exclusions(moved, [excluded("b", 1_500)], STARTS)
 
     assert (gone.host, gone.presence, gone.epoch) == ("b", HostPresence.GONE, 1)
-    assert gone.step_s == pytest.approx((SLOW_S + 0.0005, FAST_S + 0.0005))
-    assert gone.change is not None
-    assert gone.change.is_significant
+    assert gone.step_times is not None
+    assert gone.step_times.mean_s == pytest.approx((SLOW_S + 0.0005, FAST_S + 0.0005))
+    assert gone.step_times.change.is_significant
     text = format_excluded_host(gone)
     assert "b, excluded at" in text
     assert "is gone in epoch 1: a step is" in text
@@ -71,7 +71,7 @@ def test_a_restart_on_an_excluded_host_is_a_warning() -> None:
 
     (used,) = follow_exclusions(kept, [excluded("b", 1_500)], STARTS)
 
-    assert (used.presence, used.change) == (HostPresence.STILL_USED, None)
+    assert (used.presence, used.step_times) == (HostPresence.STILL_USED, None)
     assert format_excluded_host(used).startswith("warning: b, excluded")
 
 

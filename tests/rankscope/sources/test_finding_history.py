@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -87,16 +88,26 @@ def follows(url: str, run_id: str) -> dict[str, str | None] | None:
     return found
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a store with the run ``first``, whose rank 2, on host 1, is slow."""
+    folder = tmp_path_factory.mktemp("kept") / "store"
+    with open_store(f"chdb://{folder}") as store:
+        (_,) = store_run_with_findings(store, "first", slow=2, moved={})
+    return folder
+
+
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"chdb://{tmp_path}"
+def url(kept: Path, tmp_path: Path) -> str:
+    """Return the URL of a copy of `kept`."""
+    return f"chdb://{shutil.copytree(kept, tmp_path / 'store', symlinks=True)}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slow", [5, 2])
+@pytest.mark.parametrize("slow", [5, pytest.param(2, marks=pytest.mark.nightly)])
 def test_without_a_layout_nothing_is_known_about_recurrence(url: str, slow: int) -> None:
     with open_store(url) as store:
-        store_run_with_findings(store, "first", slow=2, moved={}, has_layout=False)
+        forget_layout(store, "first")
         store_run_with_findings(
             store, "second", slow=slow, moved={"sim-00001": "new"}, has_layout=False
         )
@@ -108,7 +119,6 @@ def test_without_a_layout_nothing_is_known_about_recurrence(url: str, slow: int)
 def test_slowness_that_moved_with_its_host_follows_the_host(url: str) -> None:
     # GIVEN rank 2 slow on host 1, and in the next run rank 6, which host 1 now has
     with open_store(url) as store:
-        (_,) = store_run_with_findings(store, "first", slow=2, moved={})
         _, line = store_run_with_findings(store, "second", slow=6, moved=EXCHANGED)
 
     assert line.startswith(
@@ -129,7 +139,6 @@ def test_slowness_that_moved_with_its_host_follows_the_host(url: str) -> None:
 @pytest.mark.slow
 def test_slowness_that_stayed_while_the_host_moved_follows_the_position(url: str) -> None:
     with open_store(url) as store:
-        store_run_with_findings(store, "first", slow=2, moved={})
         store_run_with_findings(store, "second", slow=2, moved=EXCHANGED)
 
     found = follows(url, "second")
@@ -143,7 +152,6 @@ def test_slowness_that_stayed_while_the_host_moved_follows_the_position(url: str
 @pytest.mark.slow
 def test_recurrence_is_unknown_if_nothing_moved(url: str) -> None:
     with open_store(url) as store:
-        store_run_with_findings(store, "first", slow=2, moved={})
         store_run_with_findings(store, "second", slow=2, moved={})
 
     found = follows(url, "second")
@@ -156,7 +164,6 @@ def test_recurrence_is_unknown_if_nothing_moved(url: str) -> None:
 @pytest.mark.slow
 def test_three_runs_name_the_host_that_is_slow_at_each_position(url: str) -> None:
     with open_store(url) as store:
-        store_run_with_findings(store, "first", slow=2, moved={})
         store_run_with_findings(store, "second", slow=6, moved=EXCHANGED)
         store_run_with_findings(
             store,
@@ -174,7 +181,4 @@ def test_three_runs_name_the_host_that_is_slow_at_each_position(url: str) -> Non
 
 @pytest.mark.slow
 def test_a_first_finding_has_no_recurrence(url: str) -> None:
-    with open_store(url) as store:
-        store_run_with_findings(store, "first", slow=2, moved={})
-
     assert follows(url, "first") is None

@@ -2,11 +2,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from rankscope.collector.read.reports import read_comparable_mfu
-from rankscope.collector.read.samples import sample_rows, write_samples
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
@@ -158,25 +156,19 @@ def test_events_keep_their_document(context: RunContext) -> None:
 def test_samples_are_those_of_the_run_and_its_hosts_during_the_steps_and_until_it_failed(
     store: Store, source: StoreSource
 ) -> None:
-    at_ns = OFFSET_NS + np.array([0, 1_500, 2_000, 2_001])
-    mine = sample_rows(
-        "r",
-        host=["another-host"] * 4,
-        device=np.array([1, 1, 1, 1], dtype=np.int32),
-        at_ns=at_ns,
-        name=["gpu-clock-hz"] * 4,
-        value=np.array([1.9e9, 1.8e9, 1.7e9, 1.6e9]),
-    )
-    of_hosts = sample_rows(
-        "",
-        host=["another-host", "unrelated-host"],
-        device=np.array([-1, -1], dtype=np.int32),
-        at_ns=at_ns[:2],
-        name=["cpu-load-ratio", "cpu-load-ratio"],
-        value=np.array([0.5, 0.9]),
-    )
+    at_ns = [OFFSET_NS + after_ns for after_ns in (0, 1_500, 2_000, 2_001)]
+    clock = {"run_id": "r", "host": "another-host", "device": 1, "name": "gpu-clock-hz"}
+    mine = [
+        clock | {"at_ns": at, "value": value}
+        for at, value in zip(at_ns, (1.9e9, 1.8e9, 1.7e9, 1.6e9), strict=True)
+    ]
+    load = {"run_id": "", "device": -1, "name": "cpu-load-ratio"}
+    of_hosts = [
+        load | {"host": "another-host", "at_ns": at_ns[0], "value": 0.5},
+        load | {"host": "unrelated-host", "at_ns": at_ns[1], "value": 0.9},
+    ]
     for rows in (mine, of_hosts, mine):  # stored again: replaced
-        write_samples(store, rows)
+        store.insert_rows("samples", rows)
 
     found = source.context("r").samples
     names = [found.names[code] for code in found.name]

@@ -40,5 +40,5 @@ def join(one: SampleTable, other: SampleTable) -> SampleTable:
         column: np.concatenate((getattr(one, column), getattr(other, column)))
         for column in ("host", "device", "at_ns", "value")
     }
-    name = np.repeat(np.arange(2, dtype=np.int32), (len(one), len(other)))
+    name = np.concatenate((one.name, other.name + len(one.names)))
     return SampleTable(**joined, name=name, hosts=one.hosts, names=one.names + other.names)

@@ -48,11 +48,12 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
-    from rankscope.analysis.breakdown.goodput import RunHistory
+    from rankscope.analysis.breakdown.run_history import RunHistory
     from rankscope.analysis.drawing.raster import StepPicture, Viewport
     from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.drawing.selection import AlikeSpan
     from rankscope.analysis.drawing.step_replay import StepReplay
+    from rankscope.analysis.goodput import Goodput
     from rankscope.analysis.play import RunPlay
     from rankscope.analysis.report.liveness import RankLiveness, StepSilence
     from rankscope.dashboard.records.incident import Incident, IncidentView
@@ -112,6 +113,7 @@ class FakeProvider:
     """Changes of annotations: run, kind, text and whether it was removed."""
 
     past: RunHistory | None = None
+    spent: Goodput | None = None
     details: dict[int, RankDetails] = field(default_factory=dict)
     values: dict[RankQuantity, RankValues] = field(default_factory=dict)
     unfinished: dict[str, AnalysisInProgress | AnalysisFailed] = field(default_factory=dict)
@@ -128,11 +130,15 @@ class FakeProvider:
     is_drawing: bool = False
     """Whether each step is still being read."""
 
+    excluded: tuple[str, ...] = ()
     num_changes: int = 0
     num_reports: int = 0
     incident_views: dict[int, IncidentView] = field(default_factory=dict)
     notes: list[tuple[str, int, str, str]] = field(default_factory=list)
     """Run, incident, text and author of the notes that a page added."""
+
+    def excluded_hosts(self, report: RunReport) -> tuple[str, ...]:
+        return self.excluded
 
     def runs(self, *, max_age_ns: int = 0) -> tuple[RunSummary, ...]:
         return tuple(
@@ -164,6 +170,9 @@ class FakeProvider:
 
     def history(self, run_id: str) -> RunHistory | None:
         return self.past
+
+    def goodput(self, run_id: str) -> Goodput | None:
+        return self.spent
 
     def rank_details(self, report: RunReport, rank: int) -> RankDetails | None:
         return self.details.get(rank)
@@ -212,8 +221,8 @@ class FakeProvider:
         self.changed.append((run_id, kind, text, is_removed))
         return f"{'removed' if is_removed else 'added'} {kind} {text}: {run_id}"
 
-    def request_of_rank(self, run_id: str, rank: int, level: str) -> str:
-        return f"{level} requested of rank {rank} of {run_id}"
+    def request_of_rank(self, run_id: str, rank: int, level: str, *, steps: int) -> str:
+        return f"{steps} steps of {level} requested of rank {rank} of {run_id}"
 
     def silence(self, run_id: str) -> StepSilence | None:
         self._check(run_id)

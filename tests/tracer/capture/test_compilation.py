@@ -61,9 +61,10 @@ MODEL = """
             {"RANKSCOPE_PURE_PYTHON": "1"},
             marks=pytest.mark.nightly,
         ),
-        (
+        pytest.param(
             "import torch; from rankscope import tracer; tracer.install()",
             {"RANKSCOPE_DISABLE": "1"},
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
             "import torch._dynamo; from rankscope import tracer", {}, marks=pytest.mark.nightly

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rankscope.tracer.spool import DropReason
 from rankscope.tracer.topology import Coords, Layout
 from tests.support.tracer.ranks import run_ranks
 from tests.support.tracer.reading import dropped, process_folders, read_spans
@@ -116,6 +117,7 @@ def test_a_counted_step_of_a_pipeline_has_all_its_receives_and_forwards(spool: P
 @pytest.mark.parametrize("recipe", each_recipe(sorted(RECIPES), QUICK))
 def test_the_derivation_never_fails(spool: Path, recipe: str) -> None:
     for folder in process_folders(spool / recipe).values():
-        assert dropped(folder) == {}
+        # On a busy machine the next segment may be late; an error of the derivation is another one.
+        assert dropped(folder).keys() <= {DropReason.NO_SEGMENT}
         events = folder / "events.jsonl"
         assert not events.exists() or "placement" not in events.read_text()

@@ -20,7 +20,7 @@ def part(name: str, connections: str | None = None) -> Any:  # noqa: ANN401 - JS
     return run_child(name, connections, 200, fake=True)
 
 
-@pytest.mark.parametrize("connections", [None, "1"])
+@pytest.mark.parametrize("connections", [None, pytest.param("1", marks=pytest.mark.nightly)])
 def test_marks_do_not_change_the_overlap_of_the_fake_device(connections: str | None) -> None:
     found = part("overlap", connections)
 

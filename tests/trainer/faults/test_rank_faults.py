@@ -197,6 +197,7 @@ def test_a_misconfiguration_shows_only_in_the_environment_of_its_rank(stalled: J
     assert not [name for name in wrong if "fault" in name]
 
 
+@pytest.mark.nightly
 def test_a_slow_link_lengthens_the_transfer(tmp_path: Path) -> None:
     """256 KiB of activations at 100 MB/s take 2.6 ms, at a fiftieth of it 131 ms."""
     job = run_two_ranks(

@@ -5,24 +5,23 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter
 
 from rankscope.analysis.report.text import format_count
 
-from ..group_test import find_suspects, plan_rounds
+from ..group_test import Group, find_suspects, plan_ring, plan_rounds
 from ..outliers import find_slow
 from ..result import Outcome, Result, error, healthy, not_applicable, warning
+from .adapters import Adapter, only_interface, own_adapters
 from .measure import Collectives, DeviceSpeed, measure_device, measure_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     import torch
-
-    from ..group_test import Group
 
 SECTION = "active tests"
 NUM_PASSES = 3
@@ -52,6 +51,12 @@ ACTIVE_TESTS = (
     ActiveTest(name="host-all-reduce", what="all-reduce of the ranks of a host", unit="GB/s"),
     ActiveTest(name="host-all-to-all", what="all-to-all of the ranks of a host", unit="GB/s"),
     ActiveTest(name="neighbours", what="all-reduce of neighbouring ranks of a host", unit="GB/s"),
+    ActiveTest(
+        name="nic-pairs",
+        what="all-reduce and all-to-all of each network adapter with its counterpart on the next"
+        " host",
+        unit="GB/s",
+    ),
     ActiveTest(name="groups", what="all-reduce and all-to-all of groups of hosts", unit="GB/s"),
 )
 DEVICE_FIELDS = {
@@ -152,14 +157,18 @@ class World:
             self._dist.barrier()
         return self.gather(value, kind)
 
-    def time_groups(self, groups: Sequence[Sequence[int]]) -> dict[str, list[float]]:
+    def time_groups(
+        self, groups: Sequence[Sequence[int]], *, interface: str = ""
+    ) -> dict[str, list[float]]:
         """Return the time of each group by kind of collective, that of its slowest rank.
 
         Args:
             groups: Ranks of each group; no two groups have a rank in common, and each has two.
+            interface: Network interface of this rank; "": the backend chooses.
         """
         own: dict[str, float] = {}
-        handles = [self._dist.new_group([*group], timeout=TIMEOUT) for group in groups]
+        with only_interface(interface):
+            handles = [self._dist.new_group([*group], timeout=TIMEOUT) for group in groups]
         for group, handle in zip(groups, handles, strict=True):
             if self.rank in group:
                 own = {
@@ -167,6 +176,9 @@ class World:
                     "all-to-all": self._collectives.all_to_all(handle, len(group)),
                 }
         timed = self.gather(own, dict[str, float])
+        for group, handle in zip(groups, handles, strict=True):
+            if self.rank in group:
+                self._dist.destroy_process_group(handle)
         return {
             kind: [max(timed[rank][kind] for rank in group) for group in groups]
             for kind in ("all-reduce", "all-to-all")
@@ -206,6 +218,9 @@ def _result(name: str, outcome: Outcome) -> Result:
 Found = tuple[str, str, Outcome]
 """Host, test, outcome."""
 
+Times = dict[str, list[float]]
+"""Time of each group by kind of collective."""
+
 
 def _all_outcomes(world: World) -> Iterator[Found]:
     speeds: list[DeviceSpeed] = world.in_turns(lambda: measure_device(world.device), DeviceSpeed)
@@ -222,7 +237,8 @@ def _all_outcomes(world: World) -> Iterator[Found]:
         "loopback", [(host, "") for host in world.hosts], [loopbacks[rank] for rank in firsts]
     )
     yield from _host_outcomes(world)
-    yield from _group_outcomes(world)
+    yield from _pair_outcomes(world)
+    yield from group_outcomes(world)
 
 
 def _host_outcomes(world: World) -> Iterator[Found]:
@@ -285,17 +301,29 @@ def judge_speeds(
             yield host, name, healthy(f"{spread} over {format_count(len(speeds), 'peer')}")
 
 
-def _group_outcomes(world: World) -> Iterator[Found]:
+class GroupTimer(Protocol):
+    """Hosts whose collectives are timed."""
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        """Names, in the order of their numbers."""
+
+    def ranks_of(self, host: str) -> list[int]:
+        """Return the ranks of a host."""
+
+    def time_groups(self, groups: Sequence[Sequence[int]]) -> Times:
+        """Return the time of each group of ranks by kind of collective."""
+
+
+def group_outcomes(world: GroupTimer) -> Iterator[Found]:
     """Test groups of hosts, and name the slow hosts."""
     rounds = plan_rounds(len(world.hosts))
     if not rounds:
         yield world.hosts[0], "groups", not_applicable("one host")
         return
-    groups = [group for of_round in rounds for group in of_round]
-    passes: list[dict[str, list[float]]] = []
-    found: list[Found] = []
-    for _ in range(NUM_PASSES):
-        times: dict[str, list[float]] = {}
+
+    def measure() -> Times:
+        times: Times = {}
         for of_round in rounds:
             ranks = [
                 [rank for number in group for rank in world.ranks_of(world.hosts[number])]
@@ -303,27 +331,166 @@ def _group_outcomes(world: World) -> Iterator[Found]:
             ]
             for kind, values in world.time_groups(ranks).items():
                 times.setdefault(kind, []).extend(values)
-        passes.append(times)
-        found = [*judge_groups(world.hosts, groups, passes)]
+        return times
+
+    groups = [group for of_round in rounds for group in of_round]
+    members = [(host, "") for host in world.hosts]
+    yield from _repeat(measure, lambda passes: judge_groups("groups", members, groups, passes))
+
+
+def _pair_outcomes(world: World) -> Iterator[Found]:
+    """Test each network adapter with its counterparts on the hosts before and after its own."""
+    if len(world.hosts) == 1:
+        yield world.hosts[0], "nic-pairs", not_applicable("one host")
+        return
+    pairs = AdapterPairs(world)
+    yield from _repeat(pairs.measure, pairs.judge)
+    yield from pairs.left_out()
+
+
+Pair = tuple[int, Group]
+"""Number of an adapter on its host, and the numbers of both hosts."""
+
+
+class AdapterPairs:
+    """Pairs of adapters: those of one number on neighbouring hosts.
+
+    Args:
+        world: The ranks.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._own = world.places[world.rank]
+        of_rank: list[list[Adapter]] = world.gather(
+            own_adapters(world.device.type, self._own.local_rank), list[Adapter]
+        )
+        self._adapters = [
+            [(rank, adapter) for rank in world.ranks_of(host) for adapter in of_rank[rank]]
+            for host in world.hosts
+        ]
+        self._rounds = plan_ring(len(world.hosts))
+        self._num = min(map(len, self._adapters))
+
+    def measure(self) -> dict[Pair, dict[str, float]]:
+        """Return the times of each pair by kind; one adapter of a host works at a time."""
+        measured: dict[Pair, dict[str, float]] = {}
+        for number in range(self._num):
+            rank, adapter = self._adapters[self._world.hosts.index(self._own.host)][number]
+            interface = adapter.interface if rank == self._own.rank else ""
+            for of_round in self._rounds:
+                ranks = [[self._adapters[host][number][0] for host in pair] for pair in of_round]
+                times = self._world.time_groups(ranks, interface=interface)
+                for place, pair in enumerate(of_round):
+                    measured[number, pair] = {kind: of[place] for kind, of in times.items()}
+        return measured
+
+    def judge(self, passes: Sequence[dict[Pair, dict[str, float]]]) -> Iterator[Found]:
+        """Yield the outcome of each adapter, compared with those of its nominal speed."""
+        hosts = self._world.hosts
+        members = [
+            (host, self._adapters[place][number][1].part)
+            for number in range(self._num)
+            for place, host in enumerate(hosts)
+        ]
+        by_kind: dict[frozenset[str], list[Pair]] = {}
+        for number, pair in passes[0]:
+            kinds = frozenset(self._adapters[host][number][1].kind for host in pair)
+            by_kind.setdefault(kinds, []).append((number, pair))
+        for pairs in by_kind.values():
+            groups = [tuple(number * len(hosts) + host for host in pair) for number, pair in pairs]
+            times = [
+                {kind: [measured[pair][kind] for pair in pairs] for kind in measured[pairs[0]]}
+                for measured in passes
+            ]
+            yield from judge_groups("nic-pairs", members, groups, times)
+
+    def left_out(self) -> Iterator[Found]:
+        """Yield the hosts that have more adapters than others."""
+        for host, adapters in zip(self._world.hosts, self._adapters, strict=True):
+            if len(adapters) > self._num:
+                num = format_count(len(adapters), "adapter")
+                text = f"{self._num} of its {num} have a counterpart on each host"
+                yield host, "nic-pairs", warning(text, "name as many on each host")
+
+
+Measured = TypeVar("Measured")
+
+
+def _repeat(
+    measure: Callable[[], Measured], judge: Callable[[Sequence[Measured]], Iterator[Found]]
+) -> list[Found]:
+    """Return the outcomes of the passes, the next of which is made only if something deviates."""
+    passes: list[Measured] = []
+    found: list[Found] = []
+    for _ in range(NUM_PASSES):
+        passes.append(measure())
+        found = [*judge(passes)]
         # All ranks have the same times, so that all go on or none.
         if not any(outcome.is_deviation for *_, outcome in found):
             break
-    yield from found
+    return found
 
 
 def judge_groups(
-    hosts: Sequence[str], groups: Sequence[Group], passes: Sequence[dict[str, list[float]]]
+    test: str,
+    members: Sequence[tuple[str, str]],
+    groups: Sequence[Group],
+    passes: Sequence[Times],
 ) -> Iterator[Found]:
-    """Yield the outcome of each host, from the times of groups of hosts.
+    """Yield the outcome of each member, from the times of groups of members.
 
     A group is slow if it is so in one kind of collective in each pass: chance does not repeat.
 
     Args:
-        hosts: Names of the hosts.
-        groups: Numbers of the hosts in each group.
+        test: Name of the test.
+        members: Host and part of each member: all hosts, or all adapters.
+        groups: Numbers of the members in each group.
         passes: Time of each group by kind of collective, of each pass: any quantity that is larger
             for a slower one, and equal for groups of all sizes.
     """
+    own = sorted({number for group in groups for number in group})
+    noun = "host" if not any(part for _, part in members) else "adapter"
+    shape = f"{format_count(len(groups), 'group')} of {format_count(len(own), noun)}"
+    slow_groups = _slow_groups(groups, passes)
+    if slow_groups is None:
+        yield members[own[0]][0], test, not_applicable(f"{shape}; {FEW_PEERS}")
+        return
+    suspects = find_suspects(groups, slow_groups.keys())
+    deviating = set()
+    for number in suspects.slow:
+        deviating.add(number)
+        reasons = [text for group, text in slow_groups.items() if number in group]
+        text = f"all {format_count(len(reasons), 'group')} with this {noun} are slow: {reasons[0]}"
+        host, part = members[number]
+        remedy = "take the host out of the job; see its checks"
+        yield host, test, error(text, remedy, part=part)
+    for unclear in suspects.unclear:
+        names = _names(members, unclear)
+        for number in unclear:
+            deviating.add(number)
+            text = f"not unique: at least one of {names} is slow"
+            remedy = f"test each {noun} with others"
+            yield members[number][0], test, warning(text, remedy, part=names)
+    for number in suspects.hidden:
+        deviating.add(number)
+        host, part = members[number]
+        text = f"not judged: each group with this {noun} has a slow one"
+        yield host, test, warning(text, f"repeat the test without the slow {noun}s", part=part)
+    for contradictory in suspects.contradictory:
+        names = _names(members, contradictory)
+        text = f"{names} are slow together, and each is fast with others"
+        remedy = "repeat the test; check the switches between them"
+        yield members[contradictory[0]][0], test, warning(text, remedy, part=names)
+        deviating.add(contradictory[0])
+    for number in own:
+        if number not in deviating:
+            host, part = members[number]
+            yield host, test, healthy(f"as fast as its peers in {shape}", part=part)
+
+
+def _slow_groups(groups: Sequence[Group], passes: Sequence[Times]) -> dict[Group, str] | None:
+    """Return the groups that were slow in each pass, with how slow; None if all are too few."""
     slow_groups: dict[Group, str] = {}
     is_judged = False
     for kind, values in passes[-1].items():
@@ -335,36 +502,8 @@ def judge_groups(
         for place in np.flatnonzero(np.all(verdicts, axis=0)).tolist():
             text = f"{kind} {values[place] / least:.2g} times as long as that of the fastest"
             slow_groups.setdefault(groups[place], text)
-    shape = f"{format_count(len(groups), 'group')} of {format_count(len(hosts), 'host')}"
-    if not is_judged:
-        yield hosts[0], "groups", not_applicable(f"{shape}; {FEW_PEERS}")
-        return
-    suspects = find_suspects(groups, slow_groups.keys())
-    deviating = set()
-    for number in suspects.slow:
-        deviating.add(number)
-        reasons = [text for group, text in slow_groups.items() if number in group]
-        text = f"all {format_count(len(reasons), 'group')} with this host are slow: {reasons[0]}"
-        yield hosts[number], "groups", error(text, "take the host out of the job; see its checks")
-    for members in suspects.unclear:
-        names = ", ".join(hosts[number] for number in members)
-        for number in members:
-            deviating.add(number)
-            text = f"not unique: at least one of {names} is slow"
-            yield (
-                hosts[number],
-                "groups",
-                warning(text, "test these hosts in pairs with others", part=names),
-            )
-    for members in suspects.contradictory:
-        names = ", ".join(hosts[number] for number in members)
-        text = f"{names} are slow together, and each is fast with others"
-        yield (
-            hosts[members[0]],
-            "groups",
-            warning(text, "repeat the test; check the switches between them", part=names),
-        )
-        deviating.add(members[0])
-    for number, host in enumerate(hosts):
-        if number not in deviating:
-            yield host, "groups", healthy(f"as fast as its peers in {shape}")
+    return slow_groups if is_judged else None
+
+
+def _names(members: Sequence[tuple[str, str]], numbers: Sequence[int]) -> str:
+    return ", ".join(" ".join(filter(None, members[number])) for number in numbers)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.report.text import format_count
+from rankscope.analysis.report.text import format_count, format_duration
 from rankscope.collector.host.gpu import plain_uuid
+from rankscope.tracer.span import NS_PER_US
 
 from ..host import is_container
 from ..result import Outcome, error, healthy, not_applicable, summarize, warning
-from .nvidia_smi import Gpu, Links, Report, parse_links, parse_report
+from .nvidia_smi import NUMBER, Gpu, Links, Report, parse_links, parse_report, parse_text_report
 from .nvml import read_nvml_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ..host import Host
+    from ..host import Host, ToolOutput
 
 NVIDIA_VENDOR = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")
@@ -31,12 +33,19 @@ FAILURES = {
     "Driver/library version mismatch": "reload the kernel modules, or reboot the host",
     "Unable to determine the device handle": "reboot the host; if it returns, replace the GPU",
     "GPU is lost": "reboot the host; if it returns, replace the GPU",
+    "Failed to initialize NVML: Unknown Error": "restart the container, which has lost its devices"
+    " (a reload of systemd takes them away); else reboot the host",
+    "Failed to initialize NVML: Insufficient Permissions": "give this user /dev/nvidia*",
+    "Failed to initialize NVML: GPU access blocked": "see the operating system's settings",
 }
-"""Messages of `nvidia-smi` about a GPU that is there, and what to do.
+"""Messages of `nvidia-smi` about GPUs that are there, and what to do.
 Source: issue threads that the tests name."""
 
-NO_DRIVER = ("couldn't communicate with the NVIDIA driver", "Failed to initialize NVML")
-"""Messages of `nvidia-smi` without a driver: an error only where there is a GPU."""
+NO_DRIVER = ("communicate with the NVIDIA driver", "Failed to initialize NVML", "libnvidia-ml.so")
+"""Messages of `nvidia-smi` without a driver: an error unless the host has no GPU."""
+
+NO_DEVICE = "No devices were found"
+"""Message of a driver that is loaded, and has taken no GPU."""
 
 THROTTLES = {
     "hw_slowdown": "hardware slowdown",
@@ -48,18 +57,35 @@ THROTTLES = {
 Source: NVML, ``nvmlClocksEventReasons``."""
 
 SOFT_THROTTLE = "sw_thermal_slowdown"
+PAST_THROTTLES = {
+    "hw_therm_slowdown": "by the hardware for heat",
+    "hw_power_brake": "by the power brake",
+}
+"""Times of such reasons since the driver was loaded; a GPU between jobs has no present reason."""
+
+FINE_FABRIC_TEXTS = frozenset({"healthy", "full", "false", "no", "disabled"})
+NVLINK_BOARDS = re.compile(r"SXM|HBM3$|^NVIDIA (?:GB\d+|[HB]20|[HB][123]00)$")
+"""Product names of boards that NVLink connects always, not by a bridge that may be missing."""
 
 
 def read_report(host: Host) -> Report | None:
     """Return the driver's report, by its tool or else its library; None if there is none."""
 
     def read() -> Report | None:
-        output = host.tool("nvidia-smi", "-q", "-x")
+        output = report_output(host)
         if output is None:
             return None if host.is_recorded else read_nvml_report()
-        return parse_report(output.text)
+        return parse_report(output.text) or parse_text_report(output.text)
 
     return host.once("nvidia-smi report", read)
+
+
+def report_output(host: Host) -> ToolOutput | None:
+    """Return the output of `nvidia-smi`; of a recorded host its text form counts too."""
+    output = host.tool("nvidia-smi", "-q", "-x")
+    if output is None and host.is_recorded:
+        output = host.tool("nvidia-smi", "-q") or host.tool("nvidia-smi")
+    return output
 
 
 def bus_gpus(host: Host) -> list[Path]:
@@ -74,7 +100,7 @@ def bus_gpus(host: Host) -> list[Path]:
 
 def check_count(host: Host) -> Iterator[Outcome]:
     """Compare the GPUs that the driver lists with those on the bus and those that the job wants."""
-    output, report = host.tool("nvidia-smi", "-q", "-x"), read_report(host)
+    output, report = report_output(host), read_report(host)
     is_shared = is_container(host)
     on_bus = 0 if is_shared else len(bus_gpus(host))
     if output is not None and output.status is None:
@@ -82,12 +108,11 @@ def check_count(host: Host) -> Iterator[Outcome]:
         return
     text = "" if output is None else output.text
     num = 0 if report is None else len(report.gpus)
-    failure = next((message for message in FAILURES if message in text), None)
-    if failure is not None and not num:
-        yield error(f"nvidia-smi: {_first_line(text, failure)}", FAILURES[failure])
-        return
     wanted = host.expected_gpus or on_bus
-    if num < wanted:
+    failure = next((message for message in FAILURES if message in text), None)
+    if failure is not None:
+        yield error(f"nvidia-smi: {_first_line(text, failure)}", FAILURES[failure])
+    elif num < wanted:
         source = "expected" if host.expected_gpus else "on the PCI bus"
         remedy = "see dmesg for Xid 79; reboot the host; if it returns, replace the GPU"
         if output is None:
@@ -95,13 +120,29 @@ def check_count(host: Host) -> Iterator[Outcome]:
         elif any(message in text for message in NO_DRIVER):
             remedy = "install or load the driver: see dmesg"
         yield error(f"the driver lists {num} of {format_count(wanted, 'GPU')} {source}", remedy)
-        return
-    if report is None or not num:
+    elif not num:
+        yield from _none(host, text, is_shared=is_shared)
+    elif report is not None:
+        found = [*_missing(report), *_lost(report), *_hidden(host, num)]
+        models = Counter(gpu.text("product_name") or "GPU" for gpu in report.gpus)
+        value = ", ".join(f"{number} x {model}" for model, number in models.items())
+        if len(models) > 1:
+            found.append(warning(f"unlike GPUs: {value}", "give a job GPUs of one model"))
+        yield from found or [healthy(value, value=value)]
+
+
+def _none(host: Host, text: str, *, is_shared: bool) -> Iterator[Outcome]:
+    """Yield why there is no GPU: an error if the driver says so of a host that may have some."""
+    failure = next((message for message in (NO_DEVICE, *NO_DRIVER) if message in text), None)
+    is_bus_known = host.path("/sys/bus/pci/devices").exists()
+    if failure is not None and not is_shared and (failure == NO_DEVICE or not is_bus_known):
+        remedy = "install or load the driver, and see dmesg for why it takes no GPU"
+        yield error(f"nvidia-smi: {_first_line(text, failure)[:200]}", remedy)
+    elif text and not is_shared and failure is None:
+        first = next(iter(text.strip().splitlines()), "")
+        yield warning(f"nvidia-smi has no report: {first[:200]}", "run nvidia-smi -q, see dmesg")
+    else:
         yield not_applicable("this container has no NVIDIA GPU" if is_shared else NO_GPU)
-        return
-    found = [*_missing(report), *_lost(report), *_hidden(host, num)]
-    value = f"{num} x {report.gpus[0].text('product_name') or 'GPU'}"
-    yield from found or [healthy(value, value=value)]
 
 
 def _first_line(text: str, message: str) -> str:
@@ -189,6 +230,11 @@ def judge_ecc(gpu: Gpu) -> Iterator[Outcome]:
     now = _ecc_sums(gpu, "ecc_errors/volatile")
     ever = _ecc_sums(gpu, "ecc_errors/aggregate")
     flags = dict(gpu.leaves("ecc_errors"))
+    of_parts = _mig_errors(gpu)
+    if not any(text.isdigit() for text in flags.values()) and of_parts is None:
+        yield not_applicable("the driver reports no numbers of memory errors")
+        return
+    now["uncorrectable"] += of_parts or 0
     if now["uncorrectable"]:
         yield error(
             f"{format_count(now['uncorrectable'], 'uncorrectable memory error')} since the driver"
@@ -229,6 +275,17 @@ def _ecc_sums(gpu: Gpu, path: str) -> dict[str, int]:
     for name, kind in (("single_bit", "correctable"), ("double_bit", "uncorrectable")):
         sums[kind] += int(gpu.number(f"{path}/{name}/total") or 0)
     return sums
+
+
+def _mig_errors(gpu: Gpu) -> int | None:
+    """Return the uncorrectable errors of all MIG devices; None if there is none that reports."""
+    numbers = [
+        int(element.text or "")
+        for device in gpu.element.iter("mig_device")
+        for element in device.iter()
+        if "uncorrectable" in element.tag and (element.text or "").strip().isdigit()
+    ]
+    return sum(numbers) if numbers else None
 
 
 def judge_remaps(gpu: Gpu) -> Iterator[Outcome]:
@@ -282,6 +339,28 @@ def judge_throttle(gpu: Gpu) -> Iterator[Outcome]:
         yield make(
             text,
             "check cooling, power supplies and power cables of the host",
+            part=part,
+            device=device,
+        )
+    for name, text in gpu.leaves("clocks_event_reasons_counters"):
+        cause = PAST_THROTTLES.get(name.removeprefix("clocks_event_reasons_counters_"))
+        micros = NUMBER.match(text)
+        if cause and not active and micros is not None and float(micros[0]) > 0:
+            duration = format_duration(int(float(micros[0])) * NS_PER_US)
+            yield warning(
+                f"slowed down {cause} for {duration} since the driver was loaded",
+                "check cooling, power supplies and power cables of the host",
+                part=part,
+                device=device,
+            )
+    clock, usual_clock = (
+        gpu.number(f"{name}/graphics_clock")
+        for name in ("applications_clocks", "default_applications_clocks")
+    )
+    if clock is not None and usual_clock is not None and clock < usual_clock:
+        yield warning(
+            f"the application clock is {clock:,.0f} MHz, and {usual_clock:,.0f} MHz by default",
+            "nvidia-smi -rac, unless it is low on purpose",
             part=part,
             device=device,
         )
@@ -369,9 +448,12 @@ def judge_persistence(gpu: Gpu) -> Iterator[Outcome]:
 
 def judge_mode(gpu: Gpu) -> Iterator[Outcome]:
     """Yield modes in which a training job cannot use the whole GPU."""
-    if gpu.text("compute_mode") == "Prohibited":
+    mode, mig = gpu.text("compute_mode"), gpu.text("mig_mode/current_mig")
+    if mode is None and mig is None:
+        yield not_applicable("the driver does not report the compute mode")
+    if mode == "Prohibited":
         yield error("the compute mode prohibits all jobs", "nvidia-smi -c 0", part=gpu.part)
-    if gpu.text("mig_mode/current_mig") == "Enabled":
+    if mig == "Enabled":
         yield warning(
             "MIG is on: a job gets a part of the GPU, and NCCL no NVLink",
             "nvidia-smi -mig 0, if the job needs the whole GPU",
@@ -393,10 +475,14 @@ def judge_fabric(gpu: Gpu) -> Iterator[Outcome]:
             part=gpu.part,
             device=plain_uuid(gpu.uuid),
         )
-    bad = [name for name, text in gpu.leaves("fabric/health") if text in {"Degraded", "True"}]
+    bad = [
+        f"{name.replace('_', ' ')}: {text}"
+        for name, text in gpu.leaves("fabric/health")
+        if name != "partition_assigned" and text.lower() not in FINE_FABRIC_TEXTS
+    ]
     if bad:
         yield error(
-            f"the NVSwitch fabric reports {', '.join(bad).replace('_', ' ')}",
+            f"the NVSwitch fabric reports {', '.join(bad)}",
             remedy,
             part=gpu.part,
             device=plain_uuid(gpu.uuid),
@@ -436,7 +522,7 @@ def check_nvlink(host: Host) -> Iterator[Outcome]:
     links = parse_links(*(output.text for output in outputs if output is not None))
     most = max((len(of_gpu.speeds_gb_per_s) for of_gpu in links.values()), default=0)
     if not most:
-        yield not_applicable("no GPU has an active NVLink")
+        yield from _no_links(report, links)
         return
     fastest = max(max(of_gpu.speeds_gb_per_s.values(), default=0.0) for of_gpu in links.values())
     uuids = {gpu.index: plain_uuid(gpu.uuid) for gpu in report.gpus}
@@ -449,11 +535,25 @@ def check_nvlink(host: Host) -> Iterator[Outcome]:
     yield from summarize(outcomes, num=len(links) + 1, healthy_text=text)
 
 
+def _no_links(report: Report, links: dict[int, Links]) -> Iterator[Outcome]:
+    """Yield what a host without any active link lacks: nothing, a bridge, or its fabric."""
+    listed = [index for index, of in links.items() if of.inactive or of.has_no_active]
+    if not listed:
+        yield not_applicable("no GPU has an NVLink")
+        return
+    text = f"all NVLinks of {format_count(len(listed), 'GPU')} are inactive"
+    boards = [gpu.text("product_name") or "" for gpu in report.gpus]
+    if any(NVLINK_BOARDS.search(board) for board in boards):
+        yield error(text, "restart nvidia-fabricmanager, then see its log; reset the GPUs")
+    else:
+        yield warning(text, "mount NVLink bridges, or nothing if there are none")
+
+
 def _judge_links(
     links: Links, part: str, device: str, most: int, fastest: float
 ) -> Iterator[Outcome]:
     num = len(links.speeds_gb_per_s)
-    if num < most or links.inactive:
+    if num < most or links.inactive or links.has_no_active:
         inactive = ", ".join(map(str, links.inactive)) or "unknown"
         yield error(
             f"{num} of {num + len(links.inactive) or most} NVLink links are active (inactive:"
@@ -479,20 +579,3 @@ def _judge_links(
             part=part,
             device=device,
         )
-
-
-def check_dcgm(host: Host) -> Iterator[Outcome]:
-    """Read the verdict of DCGM's health watches."""
-    output = host.tool("dcgmi", "health", "-c")
-    match = output and re.search(r"Overall Health\s*\|?:?\s*(\w+)", output.text)
-    if not match or output is None:
-        yield not_applicable("dcgmi is not installed, or its watches are off (dcgmi health -s a)")
-        return
-    verdict = match[1]
-    lines = [" ".join(line.replace("|", " ").split()) for line in output.text.splitlines()]
-    detail = "; ".join(line for line in lines if re.search(r"GPU \d|Warning|Failure|Error", line))
-    if verdict.lower() == "healthy":
-        yield healthy("DCGM: healthy")
-    else:
-        make = warning if verdict.lower() == "warning" else error
-        yield make(f"DCGM: {verdict}: {detail[:300]}", "see dcgmi health -c and dcgmi diag -r 3")

@@ -33,6 +33,7 @@ KNOWN_VARIABLES = frozenset(
         "DISABLE",
         "EPOCH",
         "FLOPS_PER_TOKEN",
+        "HOST",
         "LEVEL",
         "PEAK_FLOPS",
         "PURE_PYTHON",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rankscope.analysis.report.text import format_count
 
 from ..result import Outcome, error, healthy, not_applicable, summarize, warning
-from .rdma import ACTIVE, is_used_by_nccl, read_ports, training_ports
+from .rdma import ACTIVE, ETHERNET, INFINIBAND, is_used_by_nccl, read_ports, training_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -19,12 +19,19 @@ if TYPE_CHECKING:
     from ..host import Host
 
 LINE = re.compile(
-    r"(?:^|\s)(?P<host>[\w.-]+):\d+:\d+ \[\d+\] (?:\S+ )?NCCL (?P<level>INFO|WARN) "
+    r"(?:^|[\s:>])(?P<host>[\w.-]*):\d+:\d+ \[\d+\] (?:\S+ )?NCCL (?P<level>INFO|WARN) "
     r"(?P<text>.*)$"
 )
-ADAPTERS = re.compile(r"\[(\d+)\]([\w+]+):(\d+)/(?:IB|RoCE|uverbs)")
+"""A line of NCCL. A launcher may put its own prefix before it, and a log be without host names."""
+
+ADAPTERS = re.compile(r"\[(\d+)\]\s?([\w+]+):(\d+)/(?:IB|RoCE|uverbs)")
 INTERFACES = re.compile(r"\[\d+\]([\w.@-]+):")
-CHANNEL = re.compile(r"^Channel \d+(?:/\d+)? : \d+\[\w+\] -> \d+\[\w+\](?: \[\w+\])? via (\S.*)$")
+CHANNEL = re.compile(
+    r"^(?:Channel|Ring) \d+(?:/\d+)? : \d+\[\w+\] -> \d+\[\w+\](?: \[\w+\])? via"
+    r" (\S.*?)(?: comm .*)?$"
+)
+PROVIDER = re.compile(r"Selected [Pp]rovider is ([\w;-]+)")
+NO_GPUDIRECT = re.compile(r"GPU Direct RDMA Disabled for HCA \S+ '?([\w+]+)")
 SETTING = re.compile(r"^(NCCL_\w+) set by environment to (.*?)\.?$")
 NOT_A_NETWORK = re.compile(r"^(lo|docker|virbr|veth|cni|br-)")
 """Interfaces that lead to no other host."""
@@ -44,6 +51,31 @@ links flap for some seconds, and with NCCL's former defaults a job failed before
 
 WATCHDOG_S = 600.0
 """Time after which torch ends a collective of NCCL by default: later retries save no job."""
+
+LINK_REMEDY = "check the link and the peer that it names; see the timeout below"
+WARNINGS = {
+    r"Got completion|status=12": (error, LINK_REMEDY),
+    r"Got async event : port|link down": (error, "check its cable, transceiver and switch port"),
+    r"ibv_(?:reg_mr|create_cq|create_qp)\w* failed.*Cannot allocate memory": (
+        error, "ulimit -l unlimited, or LimitMEMLOCK=infinity of slurmd or the container runtime",
+    ),
+    r"/dev/shm": (  # noqa: S108  # what NCCL names
+       error, "start the container with --shm-size=16g or --ipc=host"),
+    r"ibv_modify_qp": (error, "check NCCL_IB_GID_INDEX, and that the adapters reach each other"),
+    r"Cuda failure|CUDA failure|unhandled cuda": (error, "see dmesg for an Xid of the GPU"),
+    r"No route to host|Connection refused|Connection timed out|[Cc]onnect to \S+ failed": (
+        error, "set NCCL_SOCKET_IFNAME to the network of the hosts; check the firewall",
+    ),
+    r"[Mm]ismatch": (error, "give all hosts the same NCCL, driver and settings"),
+    r"NET/OFI .*(?:Couldn't find|Unable to|failed)": (
+        error, "check EFA: fi_info -p efa, its security group, and FI_PROVIDER",
+    ),
+}  # fmt: skip
+"""Warnings of NCCL that fail or slow a job, with what to do. Source: issues of NVIDIA/nccl and of
+aws/aws-ofi-nccl that the tests name."""
+
+SLOW_PROVIDERS = ("tcp", "sockets", "udp", "shm")
+"""Providers of libfabric that use no RDMA. Source: fabric(7)."""
 
 SLOW_SETTINGS = {
     ("NCCL_P2P_DISABLE", "1"): "GPUs of this host do not use NVLink",
@@ -80,8 +112,20 @@ class NcclLog:
 
     settings: dict[str, str]
     warnings: tuple[str, ...]
+    provider: str
+    """Provider of libfabric, such as ``efa``; "" if it is not used."""
+
+    without_gpudirect: tuple[str, ...]
+    """Adapters for which NCCL says that it does not use GPUDirect RDMA."""
+
     has_nvlink: bool
     num_lines: int
+
+    @property
+    def has_verbs(self) -> bool:
+        """True if it uses InfiniBand or RoCE by itself."""
+        is_used = any("NET/IB" in name for name in self.transports)
+        return bool(self.adapters or is_used or self.network.startswith("IB"))
 
     @property
     def over_network(self) -> Counter[str]:
@@ -100,7 +144,7 @@ def parse_log(text: str, *, host: str = "") -> NcclLog:
     network = ""
     settings = {}
     for line in infos:
-        if "NET/IB : Using" in line:
+        if re.search(r"NET/IB\w* : Using", line):
             adapters |= {
                 int(number): (device, port) for number, device, port in ADAPTERS.findall(line)
             }
@@ -111,7 +155,11 @@ def parse_log(text: str, *, host: str = "") -> NcclLog:
         elif match := SETTING.match(line):
             settings[match[1]] = match[2]
     found = re.search(r"NCCL version (\S+)", text)
+    providers = [match[1] for line in infos if (match := PROVIDER.search(line))]
+    disabled = [match[1] for line in infos if (match := NO_GPUDIRECT.search(line))]
     return NcclLog(
+        provider=providers[0] if providers else "",
+        without_gpudirect=tuple(dict.fromkeys(disabled)),
         version="" if found is None else found[1],
         network=network,
         adapters=adapters,
@@ -175,6 +223,9 @@ def check_transport(host: Host) -> Iterator[Outcome]:
         not over_network and (log.network == "Socket" or not (log.adapters or log.network))
     )
     outcomes = [*(_judge_sockets(host, log) if is_socket else _judge_adapters(host, log))]
+    if log.provider.startswith(SLOW_PROVIDERS):
+        text = f"libfabric uses {log.provider}, and no RDMA"
+        outcomes.append(warning(text, "check EFA: fi_info -p efa, FI_PROVIDER, the security group"))
     if log.has_nvlink and any(name.startswith("SHM") for name in log.transports):
         num = sum(num for name, num in log.transports.items() if name.startswith("SHM"))
         outcomes.append(
@@ -185,6 +236,9 @@ def check_transport(host: Host) -> Iterator[Outcome]:
             )
         )
     outcomes += _judge_warnings(log)
+    if not (outcomes or over_network or log.network or log.adapters or log.interfaces):
+        yield not_applicable("the log does not say which network NCCL used")
+        return
     used = ", ".join(log.interfaces) if is_socket else _names(log, _used(log))
     inside = Counter(
         {name.split("/")[0]: num for name, num in log.transports.items() if "NET/" not in name}
@@ -237,7 +291,11 @@ def _judge_adapters(host: Host, log: NcclLog) -> Iterator[Outcome]:
         yield warning(
             f"{total - direct} of {format_count(total, 'channel')} to other hosts without GPUDirect"
             " RDMA",
-            "modprobe nvidia_peermem; check NCCL_NET_GDR_LEVEL and the adapter's place",
+            _gpudirect_remedy(log),
+        )
+    elif not total and log.without_gpudirect:
+        yield warning(
+            f"GPUDirect RDMA is off for {', '.join(log.without_gpudirect)}", _gpudirect_remedy(log)
         )
     # Ports that NCCL uses as one are joined by a plus.
     used = {
@@ -255,17 +313,22 @@ def _judge_adapters(host: Host, log: NcclLog) -> Iterator[Outcome]:
         )
 
 
+def _gpudirect_remedy(log: NcclLog) -> str:
+    if log.provider:
+        return "set FI_EFA_USE_DEVICE_RDMA=1, on instances that have it"
+    return "modprobe nvidia_peermem; check NCCL_NET_GDR_LEVEL and the adapter's place"
+
+
 def _judge_warnings(log: NcclLog) -> Iterator[Outcome]:
-    failed = [text for text in log.warnings if "Got completion" in text or "status=12" in text]
-    if failed:
-        yield error(
-            f"NCCL: {failed[0][:200]}",
-            "check the link and the peer that it names; see the timeout below",
-        )
-    elif log.warnings:
-        yield warning(
-            f"NCCL warns {len(log.warnings)} times, first: {log.warnings[0][:200]}", "see the log"
-        )
+    """Yield the first warning of each known kind, or the first one of all."""
+    by_kind: dict[str, list[str]] = {}
+    for text in log.warnings:
+        kind = next((pattern for pattern in WARNINGS if re.search(pattern, text)), "")
+        by_kind.setdefault(kind, []).append(text)
+    for kind, texts in by_kind.items():
+        make, remedy = WARNINGS.get(kind, (warning, "see the log"))
+        more = f" (and {len(texts) - 1:,} more of its kind)" if len(texts) > 1 else ""
+        yield make(f"NCCL: {texts[0][:200]}{more}", remedy)
 
 
 def check_timeout(host: Host) -> Iterator[Outcome]:
@@ -274,8 +337,9 @@ def check_timeout(host: Host) -> Iterator[Outcome]:
     The time is ``4.096 us * 2^NCCL_IB_TIMEOUT * NCCL_IB_RETRY_CNT``.
     """
     log = read_log(host)
-    if not training_ports(host) and (log is None or not log.adapters):
-        yield not_applicable("NCCL uses no RDMA port here")
+    verbs = [port for port in training_ports(host) if port.layer in {INFINIBAND, ETHERNET, ""}]
+    if not verbs if log is None else not log.has_verbs:
+        yield not_applicable("NCCL uses no InfiniBand or RoCE port here")
         return
     settings = read_settings(host)
     timeout, retries = (settings.get(f"NCCL_IB_{name}") for name in ("TIMEOUT", "RETRY_CNT"))

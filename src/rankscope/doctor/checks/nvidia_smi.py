@@ -1,4 +1,4 @@
-"""Reader of `nvidia-smi`: its XML report, its NVLink listings, its topology matrix.
+"""Reader of `nvidia-smi`: its report as XML or text, its NVLink listings, its topology matrix.
 
 Source: nvidia-smi(1), and the recorded outputs of the tests.
 """
@@ -13,15 +13,59 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-UNKNOWN_TEXTS = frozenset({"", "N/A", "[N/A]", "[Not Supported]", "Not Supported", "None"})
+UNKNOWN_TEXTS = frozenset(
+    {
+        "", "N/A", "[N/A]", "[Not Supported]", "Not Supported", "None",
+        "Requested functionality has been deprecated",
+    }
+)  # fmt: skip
 REPORT = re.compile(r"<nvidia_smi_log>.*</nvidia_smi_log>", re.DOTALL)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 GPU_LINE = re.compile(r"^\s*GPU (\d+):.*?(?:UUID: ([\w-]+))?\)?\s*$")
 LINK_STATE = re.compile(r"^\s*Link (\d+): (?:(<inactive>)|([\d.]+) GB/s)")
-LINK_ERROR = re.compile(r"^\s*Link (\d+): (.*?Errors?|.*?Recovery): (\d+)\s*$")
+LINK_ERROR = re.compile(
+    r"^\s*Link (\d+): (.*?(?:Errors?|Recovery|discards|recovery failed events)): (\d+)\s*$"
+)
+"""Up to Hopper replay, recovery and CRC errors; since Blackwell those of a port, beside counts of
+corrected errors."""
+
+ALL_INACTIVE = "all links are inactive"
 NIC_COLUMN = re.compile(r"NIC\d+|(?:mlx|bnxt_re|efa|irdma|rocep|ibp|hfi)\w*")
 NIC_LEGEND = re.compile(r"^\s*(NIC\d+): (\S+)\s*$", re.MULTILINE)
+SECTION_LINE = re.compile(r"^( *)(\S[^:]*?) *$")
+VALUE_LINE = re.compile(r"^( *)(\S.*?) *:(?: +(.*?))? *$")
+BUS_LINE = re.compile(r"^GPU [0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:")
+TAGS = {
+    "gpu_uuid": "uuid",
+    "gpu_link_info": "pci_gpu_link_info",
+    "pcie_generation": "pcie_gen",
+    "link_width": "link_widths",
+    "bank_remap_availability_histogram": "row_remapper_histogram",
+    "pci/bus_id": "pci_bus_id",
+    "mig_mode/current": "current_mig",
+    "mig_mode/pending": "pending_mig",
+    "ecc_mode/current": "current_ecc",
+    "pcie_gen/current": "current_link_gen",
+    "pcie_gen/max": "max_link_gen",
+    "link_widths/current": "current_link_width",
+    "link_widths/max": "max_link_width",
+    "retired_pages/pending_page_blacklist": "pending_blacklist",
+    "remapped_rows/pending": "remapped_row_pending",
+    "remapped_rows/remapping_failure_occurred": "remapped_row_failure",
+    "row_remapper_histogram/none": "row_remapper_histogram_none",
+    "clocks/sm": "sm_clock",
+    "max_clocks/sm": "sm_clock",
+    "applications_clocks/graphics": "graphics_clock",
+    "default_applications_clocks/graphics": "graphics_clock",
+    "utilization/gpu": "gpu_util",
+    "clocks_event_reasons_counters/hw_thermal_slowdown":
+        "clocks_event_reasons_counters_hw_therm_slowdown",
+    "clocks_event_reasons_counters/hw_power_braking":
+        "clocks_event_reasons_counters_hw_power_brake",
+}  # fmt: skip
+"""Names of the XML report by those of the text, in small letters, with the section where needed."""
+
 DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS")
 """Distances of two PCI devices, the shortest first: one switch, several switches, the host bridge,
 the socket, across sockets."""
@@ -94,6 +138,50 @@ def parse_report(text: str) -> Report | None:
     )
 
 
+def parse_text_report(text: str) -> Report | None:
+    """Return the report of `nvidia-smi -q` with the names of the XML one; None if it is none."""
+    gpus: list[ET.Element] = []
+    head: dict[str, str] = {}
+    sections: list[tuple[int, ET.Element]] = []
+    for line in text.splitlines():
+        if BUS_LINE.match(line):
+            gpus.append(ET.Element("gpu"))
+            sections = [(-1, gpus[-1])]
+        elif match := VALUE_LINE.match(line):
+            indent, label, value = len(match[1]), match[2], match[3] or ""
+            if not gpus:
+                head[label] = value
+                continue
+            parent = _enter(sections, indent)
+            if (parent.tag, label) == ("processes", "Process ID"):
+                parent, label = ET.SubElement(parent, "process_info"), "pid"
+            ET.SubElement(parent, _tag(parent, label)).text = value
+        elif gpus and (match := SECTION_LINE.match(line)):
+            parent = _enter(sections, len(match[1]))
+            sections.append((len(match[1]), ET.SubElement(parent, _tag(parent, match[2]))))
+    attached = head.get("Attached GPUs", "")
+    if not gpus and not attached:
+        return None
+    return Report(
+        driver=head.get("Driver Version", ""),
+        cuda=head.get("CUDA Version", ""),
+        num_attached=int(attached) if attached.isdigit() else None,
+        gpus=tuple(Gpu(index, element) for index, element in enumerate(gpus)),
+    )
+
+
+def _enter(sections: list[tuple[int, ET.Element]], indent: int) -> ET.Element:
+    """Leave the sections that have ended, and return the one of a line with this indentation."""
+    while sections[-1][0] >= indent:
+        sections.pop()
+    return sections[-1][1]
+
+
+def _tag(parent: ET.Element, label: str) -> str:
+    name = re.sub(r"[^a-z0-9]+", "_", label.lower()).strip("_")
+    return TAGS.get(f"{parent.tag}/{name}", TAGS.get(name, name))
+
+
 @dataclass(slots=True, kw_only=True)
 class Links:
     """NVLink links of one GPU."""
@@ -102,6 +190,9 @@ class Links:
     """Of the active links."""
 
     inactive: list[int] = field(default_factory=list)
+    has_no_active: bool = False
+    """The driver says that all are inactive, and lists none."""
+
     errors: dict[str, int] = field(default_factory=dict)
     """Sum over the links by kind."""
 
@@ -114,6 +205,8 @@ def parse_links(*texts: str) -> dict[int, Links]:
         for line in text.splitlines():
             if match := GPU_LINE.match(line):
                 of_gpu = links.setdefault(int(match[1]), Links())
+            elif ALL_INACTIVE in line:
+                of_gpu.has_no_active = True
             elif match := LINK_ERROR.match(line):
                 of_gpu.errors[match[2]] = of_gpu.errors.get(match[2], 0) + int(match[3])
             elif match := LINK_STATE.match(line):

@@ -15,7 +15,7 @@ from .gpu import NO_GPU, bus_gpus, read_report
 from .nvidia_smi import DISTANCES, parse_topology
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from ..host import Host
@@ -25,7 +25,12 @@ NO_PORT = "this host has no RDMA port"
 PAUSE_S = 1.0
 """Time between two readings of the error counters: a counter that grows in it is an error."""
 
-ACTIVE, INFINIBAND, DISABLED = "ACTIVE", "InfiniBand", "Disabled"
+ACTIVE, INFINIBAND, ETHERNET = "ACTIVE", "InfiniBand", "Ethernet"
+DISABLED, LINK_UP = "Disabled", "LinkUp"
+
+SLOWEST_GB_PER_S = 10.0
+"""Four lanes at the first data rate (SDR), at which links fall back to before they train.
+Source: InfiniBand architecture specification 5.1."""
 
 ERROR_COUNTERS = (
     "symbol_error",
@@ -41,11 +46,28 @@ ERROR_COUNTERS = (
     "hw/packet_seq_err",
     "hw/out_of_sequence",
     "hw/req_transport_retries_exceeded",
+    "hw/rx_icrc_encapsulated",
+    "hw/rnr_nak_retry_err",
+    "hw/max_retry_exceeded",
+    "hw/seq_err_naks_rcvd",
+    "hw/retrans_timeout_events",
+    "hw/unresponsive_remote_events",
+    "hw/rdma_read_wr_err",
+    "hw/rdma_write_wr_err",
 )
 """Files below ``counters`` and, after ``hw/``, below ``hw_counters`` of a port.
-Source: Linux, ``drivers/infiniband/core/sysfs.c``; mlx5's list of hardware counters."""
+Source: Linux, ``drivers/infiniband/core/sysfs.c``; hardware counters of mlx5, bnxt_re and efa."""
 
-EXPECTED_COUNTERS = frozenset({"link_downed", "hw/out_of_sequence", "hw/packet_seq_err"})
+EXPECTED_COUNTERS = frozenset(
+    {
+        "link_downed",
+        "hw/out_of_sequence",
+        "hw/packet_seq_err",
+        "hw/seq_err_naks_rcvd",
+        "hw/retrans_timeout_events",
+        "hw/unresponsive_remote_events",
+    }
+)
 """Counters that grow on healthy hosts too: at a reboot, and with adaptive routing. They are
 compared with those of the host's other ports."""
 
@@ -53,6 +75,11 @@ CA_LINE = re.compile(r"^CA '([^']+)'", re.MULTILINE)
 PORT_LINE = re.compile(r"^\s*Port (\d+):\s*$", re.MULTILINE)
 RATE = re.compile(r"^([\d.]+)(?: Gb/sec)?(?: \((\d+)X)?")
 STATE_NUMBER = re.compile(r"^\d+:\s*")
+IBSTATUS_LINE = re.compile(r"^Infiniband device '([^']+)' port (\d+) status:\s*$", re.MULTILINE)
+RDMA_LINK = re.compile(
+    r"^(?:\d+/\d+: |link )(?P<device>[\w.-]+)/(?P<port>\d+):? .*?state (?P<state>\w+)"
+    r"(?: physical_state (?P<physical>\w+))?(?P<rest>.*)$", re.MULTILINE
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +99,7 @@ class Port:
 
     lanes: int | None
     layer: str
-    """``InfiniBand`` or ``Ethernet``."""
+    """``InfiniBand``, ``Ethernet``, or ``Unspecified`` of an EFA; "" if unknown."""
 
     card: str
     """Equal for all ports of one card; "" if unknown."""
@@ -90,14 +117,14 @@ class Port:
 
 
 def read_ports(host: Host) -> list[Port]:
-    """Return the ports that the kernel lists, or those of `ibstat` if it lists none."""
+    """Return the ports that the kernel lists, or those of a tool if it lists none."""
 
     def read() -> list[Port]:
         ports = [_port(host, path) for path in host.glob(f"{CLASS}/*/ports/*")]
-        if ports:
-            return ports
-        output = host.tool("ibstat")
-        return [] if output is None else parse_ibstat(output.text)
+        for tool, parse in PARSERS.items():
+            output = None if ports else host.tool(*tool)
+            ports = ports if output is None else parse(output.text)
+        return ports
 
     return host.once("rdma ports", read)
 
@@ -112,7 +139,7 @@ def _port(host: Host, path: Path) -> Port:
         physical=STATE_NUMBER.sub("", host.read(path / "phys_state") or ""),
         rate_gb_per_s=None if rate is None else float(rate[1]),
         lanes=None if rate is None or rate[2] is None else int(rate[2]),
-        layer=host.read(path / "link_layer") or INFINIBAND,
+        layer=host.read(path / "link_layer") or "",
         card=host.read(device / "sys_image_guid") or "",
         kind=host.read(device / "hca_type") or host.read(device / "board_id") or "",
         firmware=host.read(device / "fw_ver") or "",
@@ -148,13 +175,77 @@ def parse_ibstat(text: str) -> list[Port]:
                     physical=values.get("Physical state", ""),
                     rate_gb_per_s=None if rate is None else float(rate[1]),
                     lanes=None,
-                    layer=values.get("Link layer", INFINIBAND),
+                    layer=values.get("Link layer", ""),
                     card=values.get("System image GUID", ""),
                     kind=values.get("CA type", ""),
                     firmware=values.get("Firmware version", ""),
                 )
             )
     return ports
+
+
+def parse_ibstatus(text: str) -> list[Port]:
+    """Return the ports in the output of `ibstatus`. Source: ibstatus(8)."""
+    parts = IBSTATUS_LINE.split(text)[1:]
+    ports = []
+    for device, number, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        values = _fields(body)
+        rate = RATE.match(values.get("rate", ""))
+        ports.append(
+            _listed(
+                device,
+                number,
+                state=STATE_NUMBER.sub("", values.get("state", "")),
+                physical=STATE_NUMBER.sub("", values.get("phys state", "")),
+                layer=values.get("link_layer", ""),
+                rate=rate,
+            )
+        )
+    return ports
+
+
+def parse_rdma_link(text: str) -> list[Port]:
+    """Return the ports in the output of `rdma link`. Source: rdma-link(8)."""
+    return [
+        _listed(
+            match["device"],
+            match["port"],
+            state=match["state"],
+            physical=(match["physical"] or "").title().replace("_", ""),
+            layer=INFINIBAND
+            if "sm_lid" in match[0]
+            else ETHERNET
+            if "netdev" in match["rest"]
+            else "",
+        )
+        for match in RDMA_LINK.finditer(text)
+    ]
+
+
+def _listed(
+    device: str,
+    port: str,
+    *,
+    state: str,
+    physical: str,
+    layer: str,
+    rate: re.Match[str] | None = None,
+) -> Port:
+    """Return a port of a tool that shows neither the card nor the firmware."""
+    return Port(
+        device=device, port=port, state=state.upper(), physical=physical, layer=layer,
+        rate_gb_per_s=None if rate is None else float(rate[1]),
+        lanes=None if rate is None or rate[2] is None else int(rate[2]),
+        card="", kind="", firmware="",
+    )  # fmt: skip
+
+
+PARSERS: dict[tuple[str, ...], Callable[[str], list[Port]]] = {
+    ("ibstat",): parse_ibstat,
+    ("ibstatus",): parse_ibstatus,
+    ("rdma", "link"): parse_rdma_link,
+}
+"""Tools that list ports, that with most details first."""
 
 
 def _fields(text: str) -> dict[str, str]:
@@ -198,8 +289,11 @@ def check_state(host: Host) -> Iterator[Outcome]:
         if port.state == ACTIVE:
             continue
         text = f"the port is {port.state or 'unknown'}, its link {port.physical or 'unknown'}"
-        if port.state == "INIT":
-            outcomes.append(error(text, "start the subnet manager, or see its log", part=port.name))
+        if port.state in {"INIT", "ARMED"} or (
+            port.physical == LINK_UP and port.layer == INFINIBAND
+        ):
+            remedy = "start the subnet manager, or see its log; a virtual function needs a GUID"
+            outcomes.append(error(text, remedy, part=port.name))
         elif port.physical == DISABLED or port.card in active_cards:
             remedy = "if it has a cable, enable it; else name the used ports in NCCL_IB_HCA"
             outcomes.append(warning(text, remedy, part=port.name))
@@ -223,13 +317,16 @@ def check_rate(host: Host) -> Iterator[Outcome]:
     remedy = "check its cable and transceiver; reseat them"
     for port in ports:
         rate = port.rate_gb_per_s or 0.0
-        if port.lanes == 1:
-            outcomes.append(
-                error(f"the link runs at {rate:g} Gb/s on one lane", remedy, part=port.name)
-            )
+        if port.layer != ETHERNET and port.lanes == 1:
+            text = f"the link runs at {rate:g} Gb/s on one lane"
+            outcomes.append(error(text, remedy, part=port.name))
+        elif port.layer == INFINIBAND and rate <= SLOWEST_GB_PER_S:
+            text = f"the link runs at {rate:g} Gb/s, the slowest rate of InfiniBand"
+            outcomes.append(error(text, remedy, part=port.name))
         elif rate < best[port.kind]:
             text = f"the link runs at {rate:g} Gb/s, and its like at {best[port.kind]:g} Gb/s"
-            outcomes.append(error(text, remedy, part=port.name))
+            make = error if port.kind else warning  # adapters of unknown model may be unlike
+            outcomes.append(make(text, remedy, part=port.name))
     if outcomes:
         yield from outcomes
         return
@@ -275,7 +372,7 @@ def _counts(counters: dict[str, int]) -> str:
 
 def check_gid(host: Host) -> Iterator[Outcome]:
     """Find RoCE ports without an address of RoCE v2, and a wrong ``NCCL_IB_GID_INDEX``."""
-    ports = [port for port in training_ports(host) if port.layer != INFINIBAND]
+    ports = [port for port in training_ports(host) if port.layer == ETHERNET]
     tables = {
         port.name: types
         for port in ports
@@ -353,8 +450,7 @@ def check_affinity(host: Host) -> Iterator[Outcome]:
     if read_report(host) is None and not bus_gpus(host):
         yield not_applicable(NO_GPU)
         return
-    output = host.tool("nvidia-smi", "topo", "-m")
-    distances = parse_topology("" if output is None else output.text) or _bus_distances(host)
+    distances = read_distances(host)
     if not distances:
         yield not_applicable("neither nvidia-smi topo -m nor the PCI bus shows GPUs and adapters")
         return
@@ -378,6 +474,12 @@ def check_affinity(host: Host) -> Iterator[Outcome]:
         )
     text = f"each of {format_count(len(nearest), 'GPU')} has an RDMA adapter at {best}"
     yield from summarize(outcomes, num=len(nearest) + 1, healthy_text=text)
+
+
+def read_distances(host: Host) -> dict[int, dict[str, str]]:
+    """Return the distance of each RDMA adapter by GPU: GPU -> adapter -> one of `DISTANCES`."""
+    output = host.tool("nvidia-smi", "topo", "-m")
+    return parse_topology("" if output is None else output.text) or _bus_distances(host)
 
 
 def _bus_distances(host: Host) -> dict[int, dict[str, str]]:

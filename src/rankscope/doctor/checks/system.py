@@ -30,6 +30,11 @@ MIN_FREE_RATIO = 0.05
 """Share of a file system below which writes fragment and tools fail. Source: choice, the share that
 ext4 reserves."""
 
+DF_LINE = re.compile(
+    r"^(?P<device>\S+)(?: +[a-z]\w+)? +(?P<size>[\d.]+[KMGTP]?) +(?P<used>[\d.]+[KMGTP]?)"
+    r" +(?P<free>[\d.]+[KMGTP]?) +\d+% (?P<folder>/\S*)$"
+)
+
 NUM_WRITES = 8
 WRITE_BYTES = 4096
 SLOW_WRITE_NS = 100 * NS_PER_MS
@@ -65,25 +70,62 @@ TAINTS = {
 """Bits of the kernel's taint, with whether jobs must stay away. Others, such as a proprietary
 module, are usual. Source: Linux, ``admin-guide/tainted-kernels``."""
 
+MAX_OFFSET_S = 0.1
+"""Offset of a clock from which on logs of several hosts are in a wrong order. Source: choice."""
+
 STA_UNSYNC, TIME_ERROR = 0x0040, 5
 """Source: adjtimex(2)."""
 
 
 def check_disk_space(host: Host) -> Iterator[Outcome]:
     """Check the free space of the file systems of the root, the spool and temporary files."""
-    if host.is_recorded:
-        yield not_applicable("the disks of a recorded host cannot be read")
+    folders = _recorded_space(host) if host.is_recorded else _measured_space(host)
+    if not folders:
+        yield not_applicable("the disks of a recorded host cannot be read, and df was not recorded")
         return
-    folders = {Path("/"), Path(tempfile.gettempdir())} | ({host.spool} if host.spool else set())
     outcomes = []
-    for folder in sorted(folders):
-        usage = shutil.disk_usage(nearest_folder(folder))
-        if usage.total and usage.free / usage.total < MIN_FREE_RATIO:
-            text = f"{format_bytes(usage.free)} of {format_bytes(usage.total)} are free"
-            make = warning if usage.free else error
-            outcomes.append(make(text, "delete what is not needed", part=str(folder)))
+    for folder, (free, total) in sorted(folders.items()):
+        if total and free / total < MIN_FREE_RATIO:
+            text = f"{format_bytes(free)} of {format_bytes(total)} are free"
+            make = warning if free else error
+            outcomes.append(make(text, "delete what is not needed", part=folder))
     text = f"{format_count(len(folders), 'folder')} with free space"
     yield from summarize(outcomes, num=len(folders) + 1, healthy_text=text)
+
+
+def _measured_space(host: Host) -> dict[str, tuple[int, int]]:
+    """Return the free bytes and the size of the file system of each folder."""
+    folders = {Path("/"), Path(tempfile.gettempdir())} | ({host.spool} if host.spool else set())
+    usages = {folder: shutil.disk_usage(nearest_folder(folder)) for folder in folders}
+    return {str(folder): (usage.free, usage.total) for folder, usage in usages.items()}
+
+
+def _recorded_space(host: Host) -> dict[str, tuple[int, int]]:
+    """Return the same of the output of `df`; file systems in memory have no device."""
+    return {
+        folder: (free, total)
+        for folder, (device, free, total) in _read_df(host).items()
+        if device.startswith(("/", "overlay"))
+    }
+
+
+def _read_df(host: Host) -> dict[str, tuple[str, int, int]]:
+    """Return device, free bytes and size by folder, of the output of `df`. Source: df(1)."""
+    output = host.first_tool(("df",), ("df", "-h"), ("df", "-k"), ("df", "-hT"), ("df", "-T"))
+    found = {}
+    for line in ("" if output is None else output.text).splitlines():
+        match = DF_LINE.match(line)
+        if match is not None:
+            size, used, free = (_df_bytes(match[name]) for name in ("size", "used", "free"))
+            # The share that is kept for root is neither used nor free.
+            found[match["folder"]] = match["device"], free, max(size, used + free)
+    return found
+
+
+def _df_bytes(text: str) -> int:
+    """Return the bytes of a size of `df`: 1.2T with a unit, else in KiB."""
+    unit = text[-1] if text[-1].isalpha() else "K"
+    return int(float(text.rstrip("KMGTP")) * 1024 ** (1 + "KMGTP".index(unit)))
 
 
 def check_disk_latency(host: Host) -> Iterator[Outcome]:
@@ -257,36 +299,52 @@ def check_load(host: Host) -> Iterator[Outcome]:
 
 def check_clock(host: Host) -> Iterator[Outcome]:
     """Check that the clock is synchronised: chrony, systemd, or the kernel's own flag."""
-    remedy = "start chronyd or systemd-timesyncd, and check its servers"
-    chrony = host.tool("chronyc", "-n", "tracking")
-    status = re.search(
-        r"^Leap status\s*: (.+)$", "" if chrony is None else chrony.text, re.MULTILINE
-    )
-    if chrony is not None and status is not None:
-        offset = re.search(r"^System time\s*: (.+)$", chrony.text, re.MULTILINE)
-        text = f"chrony: {status[1].strip().lower()}"
-        text += f", {offset[1].strip()}" if offset else ""
-        is_synchronised = not status[1].startswith("Not")
-    else:
-        timedatectl = host.tool("timedatectl", "show", "-p", "NTPSynchronized")
-        answer = re.search(
-            r"NTPSynchronized=(yes|no)", "" if timedatectl is None else timedatectl.text
-        )
-        if answer is not None:
-            text, is_synchronised = f"systemd: NTPSynchronized={answer[1]}", answer[1] == "yes"
-        else:
-            kernel = None if host.is_recorded else kernel_is_synchronised()
-            if kernel is None:
-                yield not_applicable("neither chronyc nor timedatectl nor the kernel answers")
-                return
-            is_synchronised = kernel
-            text = f"the kernel's clock is {'' if kernel else 'not '}synchronised"
+    found = _ask_chrony(host) or _ask_systemd(host)
+    if found is None:
+        kernel = None if host.is_recorded else kernel_is_synchronised()
+        if kernel is None:
+            yield not_applicable("neither chronyc nor timedatectl nor the kernel answers")
+            return
+        found = kernel, f"the kernel's clock is {'' if kernel else 'not '}synchronised"
+    is_synchronised, text = found
     if is_synchronised:
         yield healthy(text)
     elif is_container(host):
         yield not_applicable(f"{text}; the clock is that of the container's host")
     else:
-        yield warning(text, remedy)
+        yield warning(text, "start chronyd or systemd-timesyncd, and check its servers")
+
+
+def _ask_chrony(host: Host) -> tuple[bool, str] | None:
+    """Return whether the clock is synchronised, and how; None if chrony does not say."""
+    output = host.tool("chronyc", "-n", "tracking")
+    if output is None and host.is_recorded:
+        output = host.tool("chronyc", "tracking")
+    fields = dict(
+        re.findall(r"^([A-Z][\w ]*?) *: (.+)$", "" if output is None else output.text, re.MULTILINE)
+    )
+    leap = fields.get("Leap status", "").strip()
+    if not leap:
+        return None
+    offset = fields.get("System time", "").strip()
+    seconds = re.match(r"[\d.]+", offset)
+    is_near = seconds is None or float(seconds[0]) < MAX_OFFSET_S
+    text = ", ".join(filter(None, (f"chrony: {leap.lower()}", offset)))
+    return is_near and not leap.startswith("Not"), text
+
+
+def _ask_systemd(host: Host) -> tuple[bool, str] | None:
+    """Return the same of systemd."""
+    output = host.tool("timedatectl", "show", "-p", "NTPSynchronized")
+    if output is None and host.is_recorded:
+        output = host.first_tool(("timedatectl",), ("timedatectl", "status"))
+    answer = re.search(
+        r"(?:NTPSynchronized=|(?:System clock|NTP) synchronized: )(yes|no)",
+        "" if output is None else output.text,
+    )
+    return None if answer is None else (
+        answer[1] == "yes", f"systemd: {'' if answer[1] == 'yes' else 'not '}synchronised"
+    )  # fmt: skip
 
 
 def kernel_is_synchronised() -> bool | None:
@@ -302,27 +360,38 @@ def kernel_is_synchronised() -> bool | None:
 
 def check_limits(host: Host) -> Iterator[Outcome]:
     """Check the limits of open files, and of locked memory if there are RDMA ports."""
-    limits = {
-        match[1].strip(): match[2]
-        for line in (host.read(f"/proc/{host.process}/limits") or "").splitlines()
-        if (match := re.match(r"^(Max [a-z ]+?)\s{2,}(\S+)", line))
-    }
-    if not limits:
+    files, locked = _read_limits(host)
+    if not files and not locked:
         yield not_applicable("the limits cannot be read")
         return
     outcomes = []
-    files, locked = limits.get("Max open files", ""), limits.get("Max locked memory", "")
     if files.isdigit() and int(files) < MIN_OPEN_FILES:
         text = f"a process may open {int(files):,} files"
         remedy = f"ulimit -n {MIN_OPEN_FILES}, or LimitNOFILE of the service"
         outcomes.append(warning(text, remedy, part="nofile"))
-    if read_ports(host) and locked != UNLIMITED:
+    if read_ports(host) and locked not in {"", UNLIMITED}:
         size = format_bytes(int(locked)) if locked.isdigit() else locked
         text = f"a process may lock {size} of memory, and RDMA locks its buffers"
         remedy = "ulimit -l unlimited, or LimitMEMLOCK=infinity of slurmd or the container runtime"
         outcomes.append(error(text, remedy, part="memlock"))
-    text = f"{files} open files, {locked} locked memory"
+    text = f"{files or 'unknown'} open files, {locked or 'unknown'} locked memory"
     yield from summarize(outcomes, num=len(outcomes) + 1, healthy_text=text)
+
+
+def _read_limits(host: Host) -> tuple[str, str]:
+    """Return the numbers of open files and of locked bytes, or `UNLIMITED`; "" if unknown."""
+    text = host.read(f"/proc/{host.process}/limits")
+    if text is not None:
+        limits = {
+            match[1].strip(): match[2]
+            for line in text.splitlines()
+            if (match := re.match(r"^(Max [a-z ]+?)\s{2,}(\S+)", line))
+        }
+        return limits.get("Max open files", ""), limits.get("Max locked memory", "")
+    output = host.tool("ulimit", "-a") if host.is_recorded else None
+    flags = dict(re.findall(r"-([a-z])\) (\S+)", "" if output is None else output.text))
+    locked = flags.get("l", "")  # KiB
+    return flags.get("n", ""), str(int(locked) << 10) if locked.isdigit() else locked
 
 
 def check_shm(host: Host) -> Iterator[Outcome]:
@@ -360,6 +429,8 @@ def _shm_bytes(host: Host) -> int | None:
     match = re.search(r"[ ,]size=(\d+)([kmg]?)", line)
     if match is not None:
         return int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[match[2]]
+    if SHM in (listed := _read_df(host)):
+        return listed[SHM][2]
     # A tmpfs without a size has half of the memory.
     total = _table(host.read("/proc/meminfo")).get("MemTotal")
     return None if not line or total is None else total << 9

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from . import ethernet, gpu, installation, nccl, rdma, system, versions
+from . import dcgm, ethernet, gpu, installation, kernel_log, nccl, rdma, system, versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -122,8 +122,10 @@ CHECKS: tuple[Check, ...] = (
          warning="MIG is on", error="the compute mode prohibits jobs", causes=frozenset()),
     _gpu("gpu-processes", gpu.check_processes, SMI,
          error="with `--before-job`: a process of an earlier job", causes=frozenset()),
-    _gpu("gpu-dcgm", gpu.check_dcgm, "`dcgmi health -c`", warning="DCGM warns",
+    _gpu("gpu-dcgm", dcgm.check_health, "`dcgmi health -c`", warning="DCGM warns",
          error="DCGM reports a failure"),
+    _gpu("gpu-diagnostic", dcgm.check_diagnostic, "with `--active`: `dcgmi diag -r 1 -j`",
+         warning="a test warns, or DCGM does not run", error="a test fails"),
     _version("driver", versions.check_driver, f"{SMI}, `/proc/driver/nvidia/version`",
              error="library and kernel module differ"),
     _version("cuda", versions.check_cuda, "torch's package",
@@ -152,7 +154,8 @@ CHECKS: tuple[Check, ...] = (
           source="sysfs, `ethtool INTERFACE`", warning="no link, or slower than possible",
           error="half duplex", causes=NETWORK),
     Check(name="ethernet-errors", section=Section.ETHERNET, run=ethernet.check_errors,
-          source="`statistics` in sysfs, twice", warning="errors were counted",
+          source="`statistics` in sysfs and `ethtool -S`, twice", warning="errors, many drops, or"
+          " packets beyond the allowance of a cloud, were counted",
           error="a counter grows within a second", causes=NETWORK),
     Check(name="nccl-transport", section=Section.NCCL, run=nccl.check_transport,
           source="`--nccl-log`", warning="TCP sockets; no GPUDirect RDMA; unused ports; SHM in"
@@ -193,6 +196,10 @@ CHECKS: tuple[Check, ...] = (
     _system("kernel-taint", system.check_taint, "`/proc/sys/kernel/tainted`",
             warning="the kernel has warned", error="machine check, bad page, oops",
             causes=HOST | END),
+    _system("kernel-log", kernel_log.check_kernel_log, "`dmesg`, of the last day",
+            warning="a message about a device, a link, a disk or a file system",
+            error="an Xid of the last hour that asks for a reset",
+            causes=COMPUTE | NETWORK | HOST | END),
     _system("huge-pages", system.check_huge_pages, "`/sys/kernel/mm/transparent_hugepage`",
             causes=frozenset()),
 )  # fmt: skip

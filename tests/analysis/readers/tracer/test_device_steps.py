@@ -10,10 +10,12 @@ from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.breakdown.mfu import compute_mfu
 from rankscope.analysis.readers.tracer.device_steps import measure_steps
 from rankscope.analysis.readers.tracer.reader import read_traced
+from rankscope.analysis.replay.model import COMPUTE_KINDS
+from rankscope.analysis.replay.program import Change
 from rankscope.analysis.replay.what_if import Replayer
 from rankscope.analysis.trace.context import empty_microbatches
 from rankscope.analysis.trace.tables import StepTable
-from rankscope.tracer.span import SpanKind
+from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.topology import Layout
 from tests.support.analysis.cluster import (
     MS,
@@ -21,6 +23,7 @@ from tests.support.analysis.cluster import (
     Action,
     Begin,
     Cluster,
+    Collective,
     Compute,
     End,
     Recv,
@@ -33,10 +36,10 @@ from tests.support.analysis.tables import table_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankscope.analysis.replay.model import Reading
+    from rankscope.analysis.replay.model import Reading, ReplayModel
 
 STAGES = 4
-FORWARD, BACKWARD = 10 * MS, 20 * MS
+FORWARD, BACKWARD, OPTIMIZER = 10 * MS, 20 * MS, 8 * MS
 
 
 def pipeline(num_steps: int, *, slow: dict[int, float] | None = None) -> Source:
@@ -132,6 +135,69 @@ def test_a_finding_is_priced_by_the_time_between_the_ends_of_steps() -> None:
     assert replayer.full_recorded() == pytest.approx(slow.actual_ns.astype(float))
     # The two transfers of the rank are halved too.
     assert replayer.full_with(fixed)[1:] == pytest.approx(healthy.actual_ns[1:], rel=0.02)
+
+
+def updated_pipeline(num_steps: int, *, factor: float) -> Source:
+    """Return two stages, joined before their optimizers; the second one computes slowly.
+
+    It begins each step late by what its optimizer takes longer, while the first computes forward.
+    """
+
+    def script(rank: int, _: int) -> Iterator[Action]:
+        own = factor if rank == 1 else 1.0
+        if rank == 1:
+            yield Recv(0)
+        yield from compute(SpanKind.FORWARD, own * FORWARD)
+        if rank == 0:
+            yield Send(1)
+            yield Recv(1)
+        yield from compute(SpanKind.BACKWARD, own * BACKWARD)
+        if rank == 1:
+            yield Send(0)
+        yield Collective(1 << 40, SpanKind.OTHER)
+        yield from compute(SpanKind.OPTIMIZER, own * OPTIMIZER)
+
+    cluster = Cluster(Layout(pp=2), {1 << 40: (SpanKind.OTHER, (0, 1))})
+    cluster.run(num_steps, script)
+    return source_of(cluster)
+
+
+def compute(kind: SpanKind, duration_ns: float) -> Iterator[Action]:
+    yield Begin(kind, NONE if kind is SpanKind.OPTIMIZER else 0)
+    yield Compute(int(duration_ns))
+    yield End()
+
+
+def test_a_rank_that_no_longer_ends_steps_late_begins_none_late() -> None:
+    healthy_ns = read(updated_pipeline(6, factor=1.0)).actual_ns
+    slow = read(updated_pipeline(6, factor=1.5)).model
+    operations = slow.operations
+    rows = np.flatnonzero((slow.rank == 1) & np.isin(slow.kind, compute_codes(slow)))
+    fix = Change(rows, operations.duration_ns[rows] / 1.5, operations.gap_ns[rows])
+    replayer = Replayer(slow)
+    fixed_ns = operations.duration_ns.copy()
+    fixed_ns[rows] = fix.duration_ns
+
+    assert slow.overlap_ns is not None
+    assert slow.overlap_ns.tolist() == [0, *[OPTIMIZER / 2] * 5]
+    assert replayer.full_with(fixed_ns).tolist() == healthy_ns.tolist()
+    (changed_ns,) = replayer.full_with_each(operations.duration_ns, operations.gap_ns, [fix])
+    assert changed_ns.tolist() == healthy_ns.tolist()
+
+
+def test_a_rank_that_would_end_steps_late_begins_the_next_ones_late() -> None:
+    healthy = read(updated_pipeline(6, factor=1.0)).model
+    slow_ns = read(updated_pipeline(6, factor=1.5)).actual_ns
+    is_slow = (healthy.rank == 1) & np.isin(healthy.kind, compute_codes(healthy))
+    duration_ns = healthy.operations.duration_ns
+
+    times = Replayer(healthy).full_with(np.where(is_slow, duration_ns * 1.5, duration_ns))
+
+    assert times.tolist()[1:] == slow_ns.tolist()[1:]
+
+
+def compute_codes(model: ReplayModel) -> list[int]:
+    return [code for code, kind in enumerate(model.kinds) if kind in COMPUTE_KINDS]
 
 
 def test_the_ideal_delay_of_a_stage_that_begins_after_the_others_is_its_own() -> None:

@@ -65,7 +65,15 @@ def run_hosts(bad: str) -> list[tuple[str, dict[str, str]]]:
 @pytest.mark.multiproc
 @pytest.mark.alone
 @pytest.mark.slow
-@pytest.mark.parametrize("bad", ["", "2", "1,4"], ids=["none", "one", "two"])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param("", marks=pytest.mark.nightly),
+        pytest.param("2", marks=pytest.mark.nightly),
+        "1,4",
+    ],
+    ids=["none", "one", "two"],
+)
 def test_paced_hosts_are_named_by_their_groups(bad: str) -> None:
     found = run_hosts(bad)
 

@@ -195,6 +195,7 @@ def test_a_message_of_the_driver_is_an_error(recorded: RecordedHost, message: st
 
 
 def test_a_tool_without_a_driver_is_no_error_without_a_gpu(recorded: RecordedHost) -> None:
+    recorded.device("pci0000:00/0000:00:01.0", vendor="0x15b3", class_="0x020000")
     recorded.output(
         "nvidia-smi -q -x",
         "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure"

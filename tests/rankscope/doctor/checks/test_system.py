@@ -64,11 +64,13 @@ def test_an_empty_host_has_nothing_healthy(recorded: RecordedHost) -> None:
         ("/sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never", "huge-pages",
          "healthy: transparent huge pages: madvise"),
         ("commands/timedatectl_show_-p_NTPSynchronized", "NTPSynchronized=no\n", "clock-sync",
-         "warning: systemd: NTPSynchronized=no"),
+         "warning: systemd: not synchronised"),
         ("commands/chronyc_-n_tracking", "Leap status    : Not synchronised\n", "clock-sync",
          "warning: chrony: not synchronised"),
         ("commands/chronyc_-n_tracking", SYNCHRONISED, "clock-sync",
-         "healthy: chrony: normal, 7.810536861 seconds slow of NTP time"),
+         "warning: chrony: normal, 7.810536861 seconds slow of NTP time"),
+        ("commands/chronyc_tracking", SYNCHRONISED.replace(": 7.8", ": 0.0"), "clock-sync",
+         "healthy: chrony: normal, 0.010536861 seconds slow of NTP time"),
     ],
 )  # fmt: skip
 def test_one_file_decides(

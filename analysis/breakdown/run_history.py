@@ -1,4 +1,4 @@
-"""The history of a run over its epochs: loss, repeated steps, and goodput."""
+"""The history of a run over its epochs: loss, step times, and repeated steps."""
 
 from __future__ import annotations
 
@@ -52,15 +52,9 @@ class RunHistory:
     """From the end of the step before to its end; from its begin if the one before is not of the
     same epoch. Of the last epoch of each step."""
 
-    goodput_ratio: float | None
-    """Time of steps that were kept, over the time from the first begin to the last end."""
-
 
 def summarize_history(marks: Iterable[StepMark]) -> RunHistory | None:
-    """Return the history of steps in any order; None if none has ended.
-
-    A step that a later epoch repeats is lost, with the restart, and with the time between steps.
-    """
+    """Return the history of steps in any order; None if none has ended."""
     ended = [mark for mark in marks if mark.end_ns > mark.begin_ns]
     if not ended:
         return None
@@ -68,17 +62,12 @@ def summarize_history(marks: Iterable[StepMark]) -> RunHistory | None:
     by_epoch: dict[int, list[StepMark]] = {}
     for mark in ended:
         by_epoch.setdefault(mark.epoch, []).append(mark)
-    whole_ns = max(mark.end_ns for mark in ended) - min(mark.begin_ns for mark in ended)
     seconds_by_step: dict[int, float] = {}
     for step, mark in sorted(kept.items()):
         before = kept.get(step - 1)
         follows = before and before.epoch == mark.epoch and before.end_ns < mark.end_ns
         begin_ns = before.end_ns if before and follows else mark.begin_ns
         seconds_by_step[step] = (mark.end_ns - begin_ns) / NS_PER_S
-    kept_ns, until_ns = 0, 0  # neighbours may overlap across ranks
-    for mark in sorted(kept.values(), key=lambda mark: mark.begin_ns):
-        kept_ns += max(mark.end_ns - max(mark.begin_ns, until_ns), 0)
-        until_ns = max(until_ns, mark.end_ns)
     return RunHistory(
         epochs=tuple(
             EpochHistory(
@@ -93,5 +82,4 @@ def summarize_history(marks: Iterable[StepMark]) -> RunHistory | None:
             step: kept[step].loss or 0.0 for step in sorted(kept) if kept[step].loss is not None
         },
         seconds_by_step=seconds_by_step,
-        goodput_ratio=kept_ns / whole_ns,
     )

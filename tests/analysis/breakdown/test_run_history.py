@@ -1,8 +1,8 @@
-"""Loss, epochs and goodput of a run."""
+"""Loss and epochs of a run."""
 
 from __future__ import annotations
 
-from rankscope.analysis.breakdown.goodput import EpochHistory, StepMark, summarize_history
+from rankscope.analysis.breakdown.run_history import EpochHistory, StepMark, summarize_history
 
 S = 1_000_000_000
 
@@ -25,15 +25,12 @@ def test_steps_that_a_later_epoch_repeats_are_lost() -> None:
     )
     assert found.loss_by_step == {0: 9.0, 1: 8.0, 2: 5.0, 3: 5.0, 4: 5.0}
     assert found.seconds_by_step == dict.fromkeys(range(5), 10.0)
-    # 20 s and 30 s of 90 s
-    assert found.goodput_ratio == 50 / 90
 
 
 def test_steps_that_overlap_count_once_and_open_ones_not() -> None:
     found = summarize_history([mark(0, 0, 0, 11), mark(0, 1, 10, 20), mark(0, 2, 20, 0)])
 
     assert found is not None
-    assert found.goodput_ratio == 1.0
     assert found.seconds_by_step == {0: 11.0, 1: 9.0}
     assert found.loss_by_step == {}
     assert found.epochs[0].steps == (0, 1)
