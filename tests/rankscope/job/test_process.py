@@ -24,7 +24,7 @@ def run(*command: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("script", "status"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137), ("kill -2 $$", 130)]
+    ("script", "status"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137), ("kill -15 $$", 143)]
 )
 def test_the_status_is_that_of_a_shell(script: str, status: int) -> None:
     plain = subprocess.run(["bash", "-c", f"bash -c '{script}'; exit $?"], check=False)
