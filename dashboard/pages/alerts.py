@@ -168,7 +168,7 @@ def _table(found: AlertList, shown: str, run: str | None, base_path: str) -> lis
         facts += f"; {found.num_left_out:,} older ones are not listed"
     about = (
         f"{facts}. Acknowledge: it is not sent again, only its end is. Silence: nothing about its"
-        " run and cause is sent for a time."
+        " cause on the same ranks and hosts is sent for a time."
         if found.may_change
         else f"{facts}. To silence or acknowledge, open the URL that `rankscope serve` printed."
     )
