@@ -78,9 +78,9 @@ def test_silencing_an_alert_leaves_the_same_cause_on_another_rank_and_host(
     empty_store: Store,
 ) -> None:
     # GIVEN two alerts of one run and cause
-    alerting = Alerting(empty_store, page_url=lambda *_: "")
-    other = replace(FOUND, ranks=(9,), hosts=("node-b",))
-    found = replace(report(run="job"), findings=(replace(FOUND, hosts=("node-a",)), other))
+    hosts = {5: "node-a", 9: "node-b"}
+    alerting = Alerting(empty_store, page_url=lambda *_: "", hosts_of=lambda _: hosts)
+    found = replace(report(run="job"), findings=(FOUND, replace(FOUND, ranks=(9,))))
     tracker = FindingTracker("job")
     tracker.update(found, at_ns=1)
     alerting.evaluate(found, [replace(one, closed_ns=None) for one in tracker.findings])
