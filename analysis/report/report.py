@@ -598,8 +598,11 @@ class RunReport:
     def price_while_shown(self, finding: Finding) -> Price | None:
         """Return what fixing a finding saves in a step from the first to the last that shows it.
 
-        That is what its proof shows. None if it is unknown, or no step shows the finding.
+        That is what its proof shows. None if it is unknown, if no step shows the finding, or if it
+        is planned, such as a checkpoint: the steps between two of them belong to its period.
         """
+        if finding.severity is Severity.NONE:
+            return None
         shown = [step for step in self.shown_steps(finding) if step in self.actual_s_by_step]
         saved_s = finding.shown_saved_s
         if finding.steps is None or saved_s is None or not shown:

@@ -306,7 +306,7 @@ def _draw_series(drawing: _Drawing, series: StepSeries, onset: int | None, top: 
     if onset is not None:
         drawing.shapes.append(_line(x, y, (onset - 0.5, 0), (onset - 0.5, high), INK, dash="dot"))
         drawing.annotations.append(
-            _note(f" since step {onset:,}", x=onset - 0.5, y=high, xref=x, yref=y)
+            _note(f" from step {onset:,}", x=onset - 0.5, y=high, xref=x, yref=y)
         )
     return top + BETWEEN_PX / 2 + PLOT_PX + AXIS_PX + BETWEEN_PX
 

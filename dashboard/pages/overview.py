@@ -108,9 +108,12 @@ def show_overview(provider: ReportProvider, view: View, *, base_path: str) -> Co
             report,
             base_path=base_path,
             incidents=provider.incident_numbers(report),
-            beneath=[liveness, _numbers(key_figures(report, base_path=base_path))],
+            beneath=[
+                liveness,
+                _numbers(key_figures(report, base_path=base_path)),
+                annotations_row(provider.annotations(run_id)),
+            ],
         ),
-        annotations=annotations_row(provider.annotations(run_id)),
         figures=_draw(report)[1],
         starved=starved_list(report, base_path=base_path),
         findings=[findings_table(report, base_path=base_path)],
@@ -184,8 +187,7 @@ def _without_report(
     ]
     parts = _Parts(
         verdict=verdict,
-        proofs=[liveness, _numbers(early_figures(found))],
-        annotations=annotations,
+        proofs=[liveness, _numbers(early_figures(found)), annotations],
         figures=figures,
         starved=text,
         findings=text,
@@ -201,9 +203,8 @@ class _Parts:
 
     verdict: list[Component]
     proofs: list[Component]
-    """Also the key figures, beneath the first."""
+    """Also key figures, tags and notes, beneath the first."""
 
-    annotations: Component
     figures: list[Component]
     starved: list[Component]
     findings: list[Component]
@@ -228,7 +229,6 @@ class _Parts:
         return [
             html.Div(self.verdict, id="overview-verdict", **announced()),
             html.Div(self.proofs, id="overview-proof"),
-            self.annotations,
             *self._maps(waits),
             card(
                 html.Div([html.H2("Findings"), *downloads], className="titled"),

@@ -74,7 +74,7 @@ def test_each_value_of_a_group_is_a_point_below_its_label() -> None:
     assert "rank 3: 30 to 31 ms, median 30.5 ms (2 values)" in texts
     assert (first["y"], second["y"]) == ([2e8, None, 3e8, 3e8], [2e8] * 4)
     assert "rank 3: 300 ms" in texts
-    assert " since step 2" in texts
+    assert " from step 2" in texts
 
 
 def test_a_name_from_outside_is_text() -> None:
