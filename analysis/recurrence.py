@@ -122,9 +122,7 @@ def find_placements(
     return tuple(placements)
 
 
-def name_hosts(
-    finding: Finding, placements: tuple[RankPlacements, ...], run: RunInfo
-) -> Finding:
+def name_hosts(finding: Finding, placements: tuple[RankPlacements, ...], run: RunInfo) -> Finding:
     """Return a finding with the hosts of its ranks, also in its evidence.
 
     They are those of the epoch that it ended, or else of its last step.

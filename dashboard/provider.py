@@ -179,7 +179,7 @@ class ReportProvider(Protocol):
         ...
 
     def silence_alert(self, name: str, *, for_s: float) -> str:
-        """Silence an alert's run and cause for a time; return what was done, or why not."""
+        """Silence an alert's cause on its ranks and hosts; return what was done, or why not."""
         ...
 
     def incident(self, run_id: str, number: int) -> IncidentView | None:

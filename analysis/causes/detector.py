@@ -59,6 +59,7 @@ class ProofForm(Enum):
     STATES = "last operation of each rank"
     SETTINGS = "values of a setting on each side"
     MEMORY = "peak of the memory of ranks beside that of others"
+    HOSTS = "hosts of each group"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from ..report.text import format_bytes, format_count, format_percent
 from ..statistics.thresholds import THRESHOLDS
 from ..trace.devices import element_bytes, memory_bytes_per_s, peak_flops_per_s
 from ..trace.tables import traced_groups
-from .detector import Cause, Subject
+from .detector import Cause, ProofForm, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -77,6 +77,7 @@ CAUSE = Cause(
     subject=Subject.JOB,
     sentence="The parallel layout costs time",
     is_alarm=False,
+    proof_form=ProofForm.HOSTS,
 )
 
 

@@ -10,7 +10,7 @@ from ..causes.order import CAUSES
 from .compute import compute_card, length_card, stage_card
 from .devices import device_card
 from .host_time import host_card, recompile_card
-from .records import memory_card, settings_card, states_card
+from .records import hosts_card, memory_card, settings_card, states_card
 from .transfers import transfer_card
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ FROM_RECORD: dict[ProofForm, Callable[[Finding, Record], ProofCard | None]] = {
     ProofForm.STATES: states_card,
     ProofForm.SETTINGS: settings_card,
     ProofForm.MEMORY: memory_card,
+    ProofForm.HOSTS: hosts_card,
 }
 """Cards that need no replay."""
 

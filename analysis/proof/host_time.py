@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.group_stats import sum_cells
-from ..replay.model import Place
+from ..arrays.sorting import find_positions
+from ..breakdown.waterfall import Part
+from ..causes.detector import HostTime
+from ..causes.order import CAUSES
+from ..replay.model import EVALUATION_KIND, Place, has_kind
 from ..report.proof_card import ProofCard, ProofFact, SampleStrip
 from ..report.text import format_count, format_ranks
 from ..statistics.thresholds import THRESHOLDS
@@ -27,14 +31,16 @@ PLACES: dict[Place, str] = {
     Place.FORWARD: "gaps before forwards of a step",
     Place.BACKWARD: "gaps before backwards of a step",
     Place.LAUNCH: "gaps before collectives of a step",
-    Place.OTHER: "gaps before the optimizer and at the end of a step",
+    Place.OTHER: "gaps around the optimizer of a step",
     Place.GC: "garbage collection in a step",
     Place.CHECKPOINT: "checkpoint in a step",
     Place.DATA: "data spans of a step",
-    Place.EVALUATION: "evaluation in a step",
 }
 """Quantity of the gaps in a place. Those in a span of the job's own, or of the compiler, have its
-name."""
+name; those around an evaluation count to it."""
+
+OF_PART = {Place.GC: Part.GC, Place.CHECKPOINT: Part.CHECKPOINT}
+"""Places that only a cause has that is shown in such a part of the step."""
 
 LEAST_EXCESS = 0.5
 """Share of a typical pause from which a rank's step counts as one, where ranks take turns."""
@@ -46,15 +52,16 @@ MAX_IDS = 12
 def host_card(finding: Finding, case: Case) -> ProofCard | None:
     """Return the host time of the named ranks beside that of all others; None without any.
 
-    Of gaps by place and host spans by name, it is what the ranks lose most in. If no rank is named,
-    or most are because they take turns, pauses are compared with all other steps and ranks.
+    Of gaps by place and host spans by name, it is what the ranks lose most in. If few ranks are
+    named, the steps in which they lose it are compared with the other ranks; if none is, or most
+    are because they take turns, pauses are compared with all other steps and ranks.
     """
     steps, ranks = case.reading.steps, case.profile.ranks
     shown = shown_columns(steps, finding.steps)
     is_named = np.isin(ranks, finding.ranks)
     are_few = 0 < is_named.mean() <= THRESHOLDS.majority_share
     worst: tuple[float, str, NDArray[np.float64], NDArray[np.bool_]] | None = None
-    for quantity, total_ns in _quantities(case):
+    for quantity, total_ns in _quantities(finding, case):
         cells = is_named[:, None] & shown if are_few else _pauses(total_ns, shown)
         others = ~is_named[:, None] & shown if are_few else ~cells
         usual_ns = float(np.median(total_ns[others])) if others.any() else 0.0
@@ -65,7 +72,12 @@ def host_card(finding: Finding, case: Case) -> ProofCard | None:
         return None
     _, quantity, total_ns, cells = worst
     if are_few:
+        cells &= _pauses(total_ns, cells)
+    is_losing = cells.any(axis=0)
+    if are_few:
         label = name_ranks(ranks[is_named].tolist())
+        if 0 < is_losing.sum() < shown.sum():
+            label += f", {is_losing.sum()} of {format_count(int(shown.sum()), 'step')}"
         peers = format_count(int((~is_named).sum()), "other rank")
         others = ~is_named[:, None] & shown
         mine_ns, theirs_ns = total_ns[is_named], total_ns[~is_named]
@@ -85,17 +97,21 @@ def host_card(finding: Finding, case: Case) -> ProofCard | None:
     )
     label, peers = (label, peers) if are_few else ("longest rank", "median of the rest")
     series = make_series(
-        quantity, "ns", steps, culprits=(label, mine_ns), usual=(peers, theirs_ns), shown=shown
+        quantity, "ns", steps, culprits=(label, mine_ns), usual=(peers, theirs_ns), shown=is_losing
     )
     return ProofCard(strips=(strip,), series=series)
 
 
-def _quantities(case: Case) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """Yield each kind of host time with its sums, shape (ranks, steps)."""
-    gaps = case.gaps
+def _quantities(finding: Finding, case: Case) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """Yield each kind of host time that a cause can be, with its sums, shape (ranks, steps)."""
+    gaps, shown_in = case.gaps, CAUSES[finding.cause].shown_in
+    parts = shown_in.parts if isinstance(shown_in, HostTime) else ()
     for place, quantity in PLACES.items():
-        if gaps.is_at(place).any():
+        is_of_cause = place not in OF_PART or OF_PART[place] in parts
+        if is_of_cause and gaps.is_at(place).any():
             yield quantity, gaps.total_ns(place)
+    if Part.EVALUATION in parts:
+        yield "evaluation in a step", gaps.total_ns(Place.EVALUATION) + _evaluation_ns(case)
     if gaps.gaps.name is None:
         return
     in_span = gaps.is_at(Place.SPAN, Place.COMPILATION)
@@ -107,8 +123,19 @@ def _quantities(case: Case) -> Iterator[tuple[str, NDArray[np.float64]]]:
         yield f'span "{name}" in a step', total_ns
 
 
+def _evaluation_ns(case: Case) -> NDArray[np.float64]:
+    """Return the time of forwards without gradients. Shape (ranks, steps)."""
+    model, profile = case.reading.model, case.profile
+    operations = model.operations
+    rows = np.flatnonzero(has_kind(model, frozenset({EVALUATION_KIND})))
+    step = np.array(operations.steps)[operations.step[rows]]
+    row = find_positions(model.rank[rows], profile.ranks)
+    column = find_positions(step, profile.steps)
+    return sum_cells(profile.total_ns.shape, row, column, operations.duration_ns[rows])
+
+
 def _pauses(total_ns: NDArray[np.float64], shown: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return the steps of ranks that pause, among the shown steps. Shape (ranks, steps).
+    """Return the steps of ranks that pause, among those shown. Shape (ranks, steps).
 
     Half of all time above the median is lost in steps of ranks that lose at least some time each:
     a pause loses at least half of that.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ..causes.detector import Record
     from ..report.report import Finding
-    from ..trace.context import RankManifest
+    from ..trace.context import RankExit, RankManifest
 
 UNFINISHED = int(SpanFlag.OPEN | SpanFlag.ERROR)
 MAX_TEXT = 120
@@ -39,28 +39,47 @@ def states_card(finding: Finding, record: Record) -> ProofCard | None:
     end_ns = max(at_ns for _, at_ns in last.values())
     alike: dict[tuple[bool, str], list[int]] = defaultdict(list)
     died = {
-        ended.rank: f"{ended.state}: {ended.exception or 'without an exit record'}"
+        ended.rank: ended
         for ended in record.context.exits
         if ended.epoch == record.run.epochs[-1].epoch and ended.state in ("failed", "lost")
     }
     for rank, (text, _) in sorted(last.items()):
-        reason = f"; {died[rank]}" if rank in died else ""
+        ended = died.get(rank)
+        reason = f"; {ended.state}: {ended.exception or 'without an exit record'}" if ended else ""
         alike[rank not in finding.ranks, text + reason].append(rank)
     facts = []
     order = sorted(alike.items(), key=lambda entry: (entry[0][0], -len(entry[1])))
     for (is_other, text), ranks in order:
         silent_ns = end_ns - max(last[rank][1] for rank in ranks)
         more = f"; then silent for {format_duration(silent_ns)}" if silent_ns >= NS_PER_S else ""
+        more += _when_died([died[rank] for rank in ranks if rank in died], died.values())
         facts.append(
             ProofFact(label=format_ranks(ranks), text=text + more, is_culprit=not is_other)
         )
-    return ProofCard(facts=_bounded(facts))
+    return ProofCard(facts=_bounded(facts, "state"))
 
 
-def _bounded(facts: list[ProofFact]) -> tuple[ProofFact, ...]:
+def _when_died(mine: Iterable[RankExit], others: Iterable[RankExit]) -> str:
+    """Return how long after the first of all some ranks ended: ", first", ", 1.2 to 9.8 s later".
+
+    Empty if the time of any is unknown, or not known well enough.
+    """
+    known = [(ended.at_ns, ended.at_error_ns) for ended in others]
+    times_ns = sorted(ended.at_ns for ended in mine if ended.at_ns is not None)
+    first_ns = min((at_ns for at_ns, _ in known if at_ns is not None), default=None)
+    if first_ns is None or not times_ns or any(at_ns is None or error for at_ns, error in known):
+        return ""
+    low_ns, high_ns = times_ns[0] - first_ns, times_ns[-1] - first_ns
+    if high_ns == 0:
+        return ", first of all" if len(known) > 1 else ""
+    low, high = format_duration(low_ns), format_duration(high_ns)
+    return f", {low} later" if low == high else f", {low} to {high} later"
+
+
+def _bounded(facts: list[ProofFact], noun: str) -> tuple[ProofFact, ...]:
     if len(facts) <= MAX_GROUPS:
         return tuple(facts)
-    rest = format_count(len(facts) - MAX_GROUPS + 1, "more state")
+    rest = format_count(len(facts) - MAX_GROUPS + 1, f"more {noun}")
     more = ProofFact(label=rest, text="", is_culprit=False)
     return (*facts[: MAX_GROUPS - 1], more)
 
@@ -120,6 +139,25 @@ def _describe(entry: Mapping[str, Any]) -> str:
     of_kind = f" ({kind})" if kind and kind not in (name, SpanKind.WAIT) else ""
     of_step = f", step {step:,}" if step >= 0 else ""
     return f"{name or kind}{number}{of_kind}{of_step}"
+
+
+def hosts_card(finding: Finding, record: Record) -> ProofCard | None:
+    """Return the hosts of each named tensor-parallel group, and the ranks of the first of them."""
+    infos = record.run.ranks
+    groups: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for rank in finding.ranks:
+        coords = infos[rank].coords
+        groups[coords.dp, coords.pp, coords.cp].append(rank)
+    if not groups:
+        return None
+    hosts = [sorted({infos[rank].host for rank in ranks}) for ranks in groups.values()]
+    crossing = [
+        ProofFact(label=format_ranks(ranks), text=f"on {', '.join(of_group)}", is_culprit=True)
+        for ranks, of_group in zip(groups.values(), hosts, strict=True)
+    ]
+    first = [rank for rank, info in sorted(infos.items()) if info.host == hosts[0][0]]
+    host = ProofFact(label=hosts[0][0], text=f"has {format_ranks(first)}", is_culprit=False)
+    return ProofCard(facts=_bounded([host, *crossing], "group"))
 
 
 def settings_card(finding: Finding, record: Record) -> ProofCard | None:

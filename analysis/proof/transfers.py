@@ -52,7 +52,7 @@ def transfer_card(finding: Finding, case: Case) -> ProofCard | None:
     values = transfers.transfer_ns.astype(np.float64)
     if is_rate:
         values = transfers.num_bytes / np.maximum(values, 1.0) * 1e9
-    label = _name_links([transfers.links[link] for link in slow.tolist()])
+    label = _name_links([transfers.links[link] for link in slow.tolist()], finding.ranks)
     peers = "the same in other steps" if is_all else format_count(len(others), "alike link")
     name = transfers.names[int(transfers.name[rows][0])]
     kind = transfers.links[int(slow[0])].kind
@@ -125,10 +125,13 @@ def _worst_alike(
     return max(lost, key=lost.__getitem__) if lost else None
 
 
-def _name_links(links: list[Link]) -> str:
+def _name_links(links: list[Link], ranks: tuple[int, ...]) -> str:
+    of_rank = f" of rank {ranks[0]}" if len(ranks) == 1 else ""
     if len(links) > 1:
-        return format_count(len(links), "slow link")
+        return f"the {len(links):,} slowest links{of_rank}"
     link = links[0]
     if link.is_pair:
         return f"rank {link.members[0]} to rank {link.members[1]}"
+    if of_rank:
+        return f"{link.kind}{of_rank} ({format_count(len(link.members), 'rank')})"
     return f"{link.kind} {format_link(link.members)}"

@@ -117,7 +117,8 @@ def _finding(report: RunReport, finding: Finding) -> dict[str, Any]:
     document = finding_fields(finding)
     place = finding.proof and asdict(finding.proof)
     card = finding.card and asdict(finding.card)
-    price = report.price(finding)
+    own = report.price_while_shown(finding)
+    price = own or report.price(finding)
     unknown = dict.fromkeys((each.name for each in fields(Proof)), None)
     document["proof"] = (
         {
@@ -128,6 +129,7 @@ def _finding(report: RunReport, finding: Finding) -> dict[str, Any]:
                 "step_s": price.step_s,
                 "fixed_step_s": price.fixed_step_s,
                 "since": price.since,
+                "steps": own and finding.steps,
             },
         }
         if place or card

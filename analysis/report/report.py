@@ -176,9 +176,7 @@ def placements_of(finding: Finding, placements: tuple[RankPlacements, ...]) -> R
     return next(later, placements[-1])
 
 
-def epoch_of(
-    finding: Finding, placements: tuple[RankPlacements, ...], *, newest: int
-) -> int:
+def epoch_of(finding: Finding, placements: tuple[RankPlacements, ...], *, newest: int) -> int:
     """Return the epoch of a finding; ``newest`` if none is known."""
     if finding.epoch is not None:
         return finding.epoch
@@ -611,15 +609,32 @@ class RunReport:
         That is what it will go on to cost: a mean over all steps would grow with each further one.
         None if it is unknown.
         """
-        shown = self.shown_steps(finding)
-        saved_s, actual_s, since = finding.saved_s, self.step_time_s.actual, None
-        if finding.steps and finding.shown_saved_s is not None and shown and self.is_open(finding):
-            saved_s, onset = finding.shown_saved_s, finding.steps[0]
-            actual_s = sum(self.actual_s_by_step.get(step, 0.0) for step in shown) / len(shown)
-            since = onset if onset > min(self.actual_s_by_step, default=onset) else None
+        own = self.price_while_shown(finding)
+        if own is not None and self.is_open(finding):
+            return own
+        saved_s, actual_s = finding.saved_s, self.step_time_s.actual
         if saved_s is None or not actual_s:
             return None
-        return Price(seconds=saved_s, share=saved_s / actual_s, since=since, step_s=actual_s)
+        return Price(seconds=saved_s, share=saved_s / actual_s, since=None, step_s=actual_s)
+
+    def price_while_shown(self, finding: Finding) -> Price | None:
+        """Return what fixing a finding saves in a step from the first to the last that shows it.
+
+        That is what its proof shows. None if it is unknown, if no step shows the finding, or if it
+        is planned, such as a checkpoint: the steps between two of them belong to its period.
+        """
+        if finding.severity is Severity.NONE:
+            return None
+        shown = [step for step in self.shown_steps(finding) if step in self.actual_s_by_step]
+        saved_s = finding.shown_saved_s
+        if finding.steps is None or saved_s is None or not shown:
+            return None
+        step_s = sum(self.actual_s_by_step[step] for step in shown) / len(shown)
+        if not step_s:
+            return None
+        onset = finding.steps[0]
+        since = onset if onset > min(self.actual_s_by_step) else None
+        return Price(seconds=saved_s, share=saved_s / step_s, since=since, step_s=step_s)
 
     def share_held_up(self, waiting: Starved, finding: Finding) -> float:
         """Return the share of a step that a rank waits for what a finding names.

@@ -167,14 +167,15 @@ class StoredAlert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence:
-    """Alerts that are not sent until a time. What is None matches everything."""
+    """Alerts that are not sent until a time. What is None or empty matches everything."""
 
     name: str
     """Random, for commands."""
 
     run_id: str | None = None
     rule: str | None = None
-    rank: int | None = None
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
     until_ns: int
     """Unix time."""
 
@@ -183,13 +184,18 @@ class Silence:
     reason: str = ""
 
     def covers(self, alert: StoredAlert, now_ns: int) -> bool:
-        """Return whether it silences an alert now."""
+        """Return whether it silences an alert now: one that names another rank or host is news."""
         return (
             now_ns < self.until_ns
             and self.run_id in (None, alert.run_id)
             and self.rule in (None, alert.rule, alert.cause)
-            and (self.rank is None or self.rank in alert.ranks)
+            and (not self.ranks or _are_among(alert.ranks, self.ranks))
+            and (not self.hosts or _are_among(alert.hosts, self.hosts))
         )
+
+
+def _are_among(named: tuple[Any, ...], silenced: tuple[Any, ...]) -> bool:
+    return bool(named) and set(named) <= set(silenced)
 
 
 def write_alert(store: Store, alert: StoredAlert) -> None:
@@ -336,7 +342,9 @@ def read_silences(store: Store) -> tuple[Silence, ...]:
     """Return the newest form of each silence, also of those that are over; newest first."""
     silences: dict[str, Silence] = {}
     for _, document in _read_documents(store, [SILENCE_KIND]):
-        silence = Silence(**document)
+        rank = document.pop("rank", None)  # of an older version, whose silences had one at most
+        ranks = document.pop("ranks", [] if rank is None else [rank])
+        silence = Silence(**document | {"ranks": tuple(ranks)})
         silences.setdefault(silence.name, silence)
     return tuple(silences.values())
 

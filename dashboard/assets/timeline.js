@@ -209,13 +209,21 @@
   };
 
   // An address that leaves the step to the page, or names a finding, gets what is shown: opened
-  // later, in a run that goes on, it shows the same.
-  const keepStep = ({ search }) => {
+  // later, in a run that goes on, it shows the same. So does one that leaves run or epoch open: a
+  // newer run, and a job that was started again, have the same step too.
+  const keepStep = ({ search, run, epoch, step }) => {
     const query = new URLSearchParams(window.location.search);
     const isFinding = query.has("show") && query.get("show") !== "whole";
-    if (!search || (query.has("step") && !isFinding)) return;
-    if (isFinding) askFor(search);
-    else replaceSearch(search);
+    if (query.has("step") && !isFinding) {
+      const place = Object.entries({ run, epoch, step });
+      const isOther = place.some(([key, value]) => query.has(key) && query.get(key) !== `${value}`);
+      if (isOther || place.every(([key]) => query.has(key))) return; // of the page before; complete
+      for (const [key, value] of place) query.set(key, value);
+      replaceSearch(`?${query}`);
+    } else if (search) {
+      if (isFinding) askFor(search);
+      else replaceSearch(search);
+    }
   };
   // The request leaves at once, and not after the callbacks of a new address.
   const askFor = (search) => {

@@ -15,7 +15,12 @@ import plotly.graph_objects as go
 from rankscope.analysis.causes.detector import Subject
 from rankscope.analysis.causes.order import CAUSES
 from rankscope.analysis.report.proof_card import ProofCard
-from rankscope.analysis.report.text import format_count, format_percent, format_seconds
+from rankscope.analysis.report.text import (
+    format_count,
+    format_percent,
+    format_seconds,
+    format_steps,
+)
 
 from ..text import cut, escape_for_plotly
 from ..theme import FAST, INK, SLOW, apply_style, rgba
@@ -302,7 +307,7 @@ def _draw_series(drawing: _Drawing, series: StepSeries, onset: int | None, top: 
     if onset is not None:
         drawing.shapes.append(_line(x, y, (onset - 0.5, 0), (onset - 0.5, high), INK, dash="dot"))
         drawing.annotations.append(
-            _note(f" since step {onset:,}", x=onset - 0.5, y=high, xref=x, yref=y)
+            _note(f" from step {onset:,}", x=onset - 0.5, y=high, xref=x, yref=y)
         )
     return top + BETWEEN_PX / 2 + PLOT_PX + AXIS_PX + BETWEEN_PX
 
@@ -337,13 +342,19 @@ def _draw_cloud(drawing: _Drawing, cloud: PointCloud, top: float) -> float:
 def _draw_price(
     drawing: _Drawing, report: RunReport, finding: Finding, column: tuple[float, float], top: float
 ) -> float:
-    """Draw the step as it is, and as the replay has it without the finding, if it has a price."""
-    price = report.price(finding)
+    """Draw the step as it is, and as the replay has it without the finding, if it has a price.
+
+    It is the mean of the steps that the finding shows in: of all, only if those are unknown.
+    """
+    own = report.price_while_shown(finding)
+    price = own or report.price(finding)
     if price is None or price.seconds <= 0:
         return top
-    since = f" since step {price.since:,}" if price.since is not None else ""
+    when = f" since step {price.since:,}" if price.since is not None else ""
+    if own is not None and finding.steps is not None and not report.is_open(finding):
+        when = f" in {format_steps(finding.steps)}"
     rows = (
-        (f"step as recorded{since}: {format_seconds(price.step_s)}", price.step_s, SLOW),
+        (f"step as recorded{when}: {format_seconds(price.step_s)}", price.step_s, SLOW),
         (
             (
                 f"{_without(finding, report)}: {format_seconds(price.fixed_step_s)}"

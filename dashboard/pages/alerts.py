@@ -106,8 +106,7 @@ def show_alerts(provider: ReportProvider, view: View, *, base_path: str) -> Cont
     listed = html.Div(_table(found, shown, view.run, base_path), id="alerts-table", **announced())
     parts = [
         card(*head, listed),
-        html.Div(id="alerts-changed", className="about", **announced()),
-        dcc.Store(id="alerts-change"),
+        *change_parts(),
         html.Div(_silences(found.silences), id="alerts-silences"),
     ]
     return Content(children=[html.Div(parts, className="stack")])
@@ -169,7 +168,7 @@ def _table(found: AlertList, shown: str, run: str | None, base_path: str) -> lis
         facts += f"; {found.num_left_out:,} older ones are not listed"
     about = (
         f"{facts}. Acknowledge: it is not sent again, only its end is. Silence: nothing about its"
-        " run and cause is sent for a time."
+        " cause on the same ranks and hosts is sent for a time."
         if found.may_change
         else f"{facts}. To silence or acknowledge, open the URL that `rankscope serve` printed."
     )
@@ -229,7 +228,7 @@ def _row(alert: ShownAlert, base_path: str, *, may_change: bool) -> list[Cell]:
         ),
         dmc.TableTd(_hosts(alert.hosts), className="of-hosts"),
         dmc.TableTd(_link(alert, base_path), className="steps number"),
-        dmc.TableTd([*state, *(_buttons(alert) if may_change else [])], className="state"),
+        dmc.TableTd([*state, *(alert_buttons(alert) if may_change else [])], className="state"),
         dmc.TableTd(local_time(alert.fired), className="fired"),
     ]
 
@@ -281,8 +280,19 @@ def _link(alert: ShownAlert, base_path: str) -> Component:
     return dcc.Link(text, href=href, className="proof-link")
 
 
-def _buttons(alert: ShownAlert) -> list[Component]:
-    """Return what acknowledges and silences an active alert, by `assets/alerts.js`."""
+def change_parts() -> list[Component]:
+    """Return where a pressed button of `alert_buttons` is stored, and where the answer is shown."""
+    return [
+        html.Div(id="alerts-changed", className="about", **announced()),
+        dcc.Store(id="alerts-change"),
+    ]
+
+
+def alert_buttons(alert: ShownAlert) -> list[Component]:
+    """Return what acknowledges and silences an active alert, by `assets/alerts.js`.
+
+    The page has `change_parts` too.
+    """
     if alert.state is AlertState.RESOLVED:
         return []
 

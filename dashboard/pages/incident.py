@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
@@ -29,7 +29,7 @@ from ..address import INCIDENT, View, write_address
 from ..callback_checks import Number, checked
 from ..exports import INCIDENT_PATH
 from ..text import escape
-from .alerts import DURATIONS, Hours
+from .alerts import alert_buttons, change_parts
 from .components import announced, card, labelled, link_ranks, rank_links, table, with_code
 from .overview_cards import cause_style, escape_sentence, proof_cards
 from .page import Content, Page
@@ -104,13 +104,6 @@ class _Page:
             html.Div(self.verdict(), id="incident-verdict", **announced()),
             html.Div(self.figures(), id="incident-figures", className="incident-figures"),
             html.Div(self.proof(), id="incident-proof"),
-            html.Div(
-                [
-                    html.Div(self.before_onset(), id="incident-before"),
-                    html.Div(self.history(), id="incident-history"),
-                ],
-                className="incident-columns",
-            ),
             html.Div(self.care(), id="incident-care"),
             html.Div(_notes(self.incident.notes), id="incident-notes"),
         ]
@@ -238,14 +231,22 @@ class _Page:
         return value, f"{at}; analysed up to step {incident.checked_step:,}"
 
     def proof(self) -> list[Component]:
-        """Return what proves it, and what to do about it."""
+        """Return what proves it, what to do about it, and what else is stored about it."""
         finding, report = self.shown.finding, self.report
+        columns = html.Div(
+            [
+                html.Div(self.before_onset(), id="incident-before"),
+                html.Div(self.history(), id="incident-history"),
+            ],
+            className="incident-columns",
+        )
         if finding is None or report is None:
             text = "The proof is shown when the run is analysed."
-            return [card(html.H2("Proof"), html.P(text, className="quiet"))]
+            return [card(html.H2("Proof"), html.P(text, className="quiet")), columns]
         if finding.severity not in (Severity.CRITICAL, Severity.WARNING):
             finding = replace(finding, severity=Severity.WARNING)  # else it is not opened
-        return proof_cards(replace(report, findings=(finding,)), base_path=self.base_path)
+        report = replace(report, findings=(finding,))
+        return proof_cards(report, base_path=self.base_path, beneath=[columns])
 
     def before_onset(self) -> list[Component]:
         """Return what changed before the onset."""
@@ -316,10 +317,7 @@ class _Page:
 
     def care(self) -> list[Component]:
         """Return the buttons of its alert and the form for a note; for a reader, why not."""
-        outcome = html.Div(id="incident-done", className="about", **announced())
         alert = self.shown.alert
-        name = dcc.Store(id="incident-alert", data=None if alert is None else alert.name)
-        title = html.H2("Acknowledgement and notes")
         about = "No alert was raised about it."
         if alert is not None:
             about = f"Its alert ({alert.name}) is {alert.state}"
@@ -327,41 +325,18 @@ class _Page:
                 is_that = alert.state is AlertState.ACKNOWLEDGED
                 about += f"{'' if is_that else ', acknowledged'} by {escape(alert.acknowledged_by)}"
             about += "."
+        # Parts of their own: a change of them leaves the form, and what is typed there.
+        head = [
+            html.H2("Acknowledgement and notes"),
+            html.P(about, id="incident-about", className="about"),
+        ]
         if not self.shown.may_change:
             text = "To acknowledge, silence or write, open the URL that `rankscope serve` printed."
-            return [
-                card(
-                    title, html.P(about, className="about"), html.P(with_code(text)), name, outcome
-                )
-            ]
-        is_active = alert is not None and alert.state is not AlertState.RESOLVED
-        buttons: list[Component] = [
-            dmc.Button(
-                "Acknowledge",
-                id="incident-acknowledge",
-                size="sm",
-                variant="light",
-                disabled=alert is None or alert.state is not AlertState.OPEN,
-            ),
-            dmc.Select(
-                id="incident-duration",
-                data=[{"value": hours, "label": text} for hours, text in DURATIONS.items()],
-                value="1",
-                size="sm",
-                w=110,
-                allowDeselect=False,
-                **labelled("length of the silence"),
-            ),
-            dmc.Button(
-                "Silence", id="incident-silence", size="sm", variant="light", disabled=not is_active
-            ),
-        ]
-        hidden: dict[str, Any] = {} if is_active else {"style": {"display": "none"}}
+            return [card(*head, html.P(with_code(text)))]
         return [
             card(
-                title,
-                html.P(about, id="incident-about", className="about"),
-                html.Div(buttons, className="controls", **hidden),
+                *head,
+                html.Div([] if alert is None else alert_buttons(alert), id="incident-buttons"),
                 html.Div(
                     [
                         dmc.Textarea(
@@ -393,8 +368,7 @@ class _Page:
                     ],
                     className="stack incident-form",
                 ),
-                name,
-                outcome,
+                *change_parts(),
             )
         ]
 
@@ -527,38 +501,11 @@ def _list(incidents: Sequence[Incident], run_id: str, base_path: str) -> list[Co
 
 
 def _register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
-    """Acknowledge, silence and note."""
+    """Store a note; the buttons are those of the alerts page."""
     del base_path
 
     @app.callback(
-        Output("incident-done", "children"),
-        Output(AGAIN, "data", allow_duplicate=True),
-        Input("incident-acknowledge", "n_clicks"),
-        State("incident-alert", "data"),
-        prevent_initial_call=True,
-    )
-    @checked
-    def acknowledge(num_clicks: Number | None, name: str | None) -> tuple[str, Number]:
-        if not num_clicks or name is None:
-            raise PreventUpdate
-        return escape(provider.acknowledge_alert(name)), num_clicks
-
-    @app.callback(
-        Output("incident-done", "children", allow_duplicate=True),
-        Output(AGAIN, "data", allow_duplicate=True),
-        Input("incident-silence", "n_clicks"),
-        State("incident-alert", "data"),
-        State("incident-duration", "value"),
-        prevent_initial_call=True,
-    )
-    @checked
-    def silence(num_clicks: Number | None, name: str | None, hours: Hours) -> tuple[str, Number]:
-        if not num_clicks or name is None:
-            raise PreventUpdate
-        return escape(provider.silence_alert(name, for_s=3600.0 * int(hours))), num_clicks
-
-    @app.callback(
-        Output("incident-done", "children", allow_duplicate=True),
+        Output("alerts-changed", "children", allow_duplicate=True),
         Output("incident-text", "value"),
         Output(AGAIN, "data", allow_duplicate=True),
         Input("incident-add", "n_clicks"),

@@ -105,11 +105,15 @@ def show_overview(provider: ReportProvider, view: View, *, base_path: str) -> Co
     parts = _Parts(
         verdict=verdict,
         proofs=proof_cards(
-            report, base_path=base_path, incidents=provider.incident_numbers(report)
+            report,
+            base_path=base_path,
+            incidents=provider.incident_numbers(report),
+            beneath=[
+                liveness,
+                _numbers(key_figures(report, base_path=base_path)),
+                annotations_row(provider.annotations(run_id)),
+            ],
         ),
-        annotations=annotations_row(provider.annotations(run_id)),
-        liveness=liveness,
-        numbers=key_figures(report, base_path=base_path),
         figures=_draw(report)[1],
         starved=starved_list(report, base_path=base_path),
         findings=[findings_table(report, base_path=base_path)],
@@ -183,10 +187,7 @@ def _without_report(
     ]
     parts = _Parts(
         verdict=verdict,
-        proofs=[],
-        annotations=annotations,
-        liveness=liveness,
-        numbers=early_figures(found),
+        proofs=[liveness, _numbers(early_figures(found)), annotations],
         figures=figures,
         starved=text,
         findings=text,
@@ -202,9 +203,8 @@ class _Parts:
 
     verdict: list[Component]
     proofs: list[Component]
-    annotations: Component
-    liveness: Component
-    numbers: list[Component]
+    """Also key figures, tags and notes, beneath the first."""
+
     figures: list[Component]
     starved: list[Component]
     findings: list[Component]
@@ -229,9 +229,6 @@ class _Parts:
         return [
             html.Div(self.verdict, id="overview-verdict", **announced()),
             html.Div(self.proofs, id="overview-proof"),
-            self.annotations,
-            self.liveness,
-            html.Div(self.numbers, id="overview-figures", className="figures"),
             *self._maps(waits),
             card(
                 html.Div([html.H2("Findings"), *downloads], className="titled"),
@@ -310,6 +307,10 @@ def _liveness(provider: ReportProvider, run_id: str) -> RankLiveness | None:
 
 def _state(provider: ReportProvider, run_id: str) -> str:
     return next((run.state for run in provider.runs() if run.run_id == run_id), "")
+
+
+def _numbers(figures: list[Component]) -> Component:
+    return html.Div(figures, id="overview-figures", className="figures")
 
 
 def _downloads(run_id: str | None, base_path: str) -> list[Component]:

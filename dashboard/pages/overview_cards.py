@@ -140,7 +140,11 @@ def verdict_card(
 
 
 def proof_cards(
-    report: RunReport, *, base_path: str, incidents: Sequence[int | None] = ()
+    report: RunReport,
+    *,
+    base_path: str,
+    incidents: Sequence[int | None] = (),
+    beneath: Sequence[Component] = (),
 ) -> list[Component]:
     """Return what proves the top finding and what to do about it, and the same of the others.
 
@@ -151,11 +155,13 @@ def proof_cards(
         report: The diagnosis.
         base_path: Path of the application.
         incidents: Number of the incident of each finding, to which its proof leads; empty: to none.
+        beneath: What follows the first picture, where advice longer than it leaves space.
     """
     number_of = dict(zip(map(id, report.findings), incidents, strict=False))
 
-    def row(finding: Finding) -> Component:
-        return _proof_row(report, finding, base_path, incident=number_of.get(id(finding)))
+    def row(finding: Finding, beneath: Sequence[Component] = ()) -> Component:
+        number = number_of.get(id(finding))
+        return _proof_row(report, finding, base_path, incident=number, beneath=beneath)
 
     top = [finding for finding in report.findings if finding.severity in MATTERS][:1]
     others = [
@@ -182,13 +188,19 @@ def proof_cards(
         )
         for finding in others[:_MAX_PROOFS]
     ]
-    return [*map(row, top), *shown]
+    first = [row(finding, beneath) for finding in top]
+    return [*(first or beneath), *shown]
 
 
 def _proof_row(
-    report: RunReport, finding: Finding, base_path: str, *, incident: int | None
+    report: RunReport,
+    finding: Finding,
+    base_path: str,
+    *,
+    incident: int | None,
+    beneath: Sequence[Component],
 ) -> Component:
-    """Return the picture of a finding, and beside it what to do."""
+    """Return the picture of a finding, beside it what to do, and what follows beneath it."""
     figure = proof_figure(report, finding)
     number = report.findings.index(finding)
     buttons: list[Component] = []
@@ -217,7 +229,11 @@ def _proof_row(
         *host_notes(report, finding, base_path),
         label=f"proof of {finding.cause}",
     )
-    return html.Div([picture, *_advice_card(report, finding)], className="proof-row")
+    # On a phone and for a screen reader, the advice is before what follows.
+    parts = [picture, *_advice_card(report, finding)]
+    if beneath:
+        parts.append(html.Div(list(beneath), className="beneath"))
+    return html.Div(parts, className="proof-row")
 
 
 def _drain_line(report: RunReport) -> list[Component]:

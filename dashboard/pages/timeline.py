@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 
 from rankscope.analysis.causes import slow_link, stage_imbalance
+from rankscope.analysis.causes.detector import ShownIn
+from rankscope.analysis.causes.order import CAUSES
 from rankscope.analysis.drawing.selection import compare_proof, find_alike
 from rankscope.analysis.drawing.timeline import select_ranks
 from rankscope.analysis.report.report import RunReport
@@ -229,7 +231,9 @@ def _show_step(
         is_of_all = framed.cause in (slow_link.CAUSE.name, stage_imbalance.CAUSE.name)
         on_ranks = framed.ranks if is_of_all else (proof.rank,)
         excess = f"{format_duration(proof.excess_ns)} too long"
-        if reading.shown.spans is not None:
+        # Spans of a transfer also have the wait for the last member, which is of another cause.
+        is_transfer = CAUSES[framed.cause].shown_in is ShownIn.TRANSFERS
+        if reading.shown.spans is not None and not is_transfer:
             excess = _compare_proof(reading.shown.spans, framed, proof) or excess
         about = f"; framed: {framed.cause} of {format_ranks(on_ranks)}, {excess}{about}"
     selected = find_selected(reading.shown)

@@ -324,7 +324,7 @@ def test_a_chosen_step_is_shown_whole_and_its_run_stays_in_the_address(
         page.wait_for_url("**step=7**")
         page.wait_for_selector("h1:has-text('Step 7')")
         drawn(page)
-        assert query_of(page) == {"run": RUN, "step": "7", "rank": "5", "order": "dp"}
+        assert query_of(page) == {"run": RUN, "epoch": "0", "step": "7", "rank": "5", "order": "dp"}
 
         # WHEN the browser goes back THEN the part of step 3 is shown again, and chooses nothing
         page.go_back()

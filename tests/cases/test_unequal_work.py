@@ -43,6 +43,11 @@ def test_rank_0_that_evaluates_alone_is_said_without_an_alarm(tmp_path: Path) ->
     # 180 ms in every tenth step, of 119 ms a step; step 0 is start-up.
     assert share(report, found) == pytest.approx(0.15, abs=0.025)
     assert "every 10 steps" in found.evidence
+    assert found.card is not None
+    rank_0, others = found.card.strips[0].groups
+    assert (rank_0.label, rank_0.num) == ("rank 0, 5 of 41 steps", 5)
+    assert rank_0.median == pytest.approx(180e6, rel=0.02)
+    assert others.high == 0
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,14 @@ def silence(  # noqa: PLR0913  # one parameter a flag
     rule: Annotated[
         str | None, typer.Option("--rule", metavar="RULE", help="Of this rule or cause.")
     ] = None,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, help="That name this rank.")] = None,
+    ranks: Annotated[
+        list[int] | None,
+        typer.Option("--rank", metavar="RANK", min=0, help="That name no other rank."),
+    ] = None,
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option("--host", metavar="HOST", help="That name no other host."),
+    ] = None,
     duration: Annotated[
         str, typer.Option("--for", metavar="TIME", help="How long: 30m, 2h, 1d, ...")
     ] = "2h",
@@ -122,7 +129,8 @@ def silence(  # noqa: PLR0913  # one parameter a flag
         name=end or "",
         run_id=run,
         rule=rule,
-        rank=rank,
+        ranks=ranks or [],
+        hosts=hosts or [],
         for_s=parse_duration_s(duration),
         by=user_name(),
         reason=reason,
@@ -190,6 +198,8 @@ def list_alerts(*, as_json: bool, store_url: str | None) -> str:
     """Return the alerts and the silences in force, the newest first, as printable text."""
     from rankscope.collector.read.alerts import read_alerts, read_silences
 
+    from ..server.alert_changes import describe_silence
+
     with open_existing_store(store_url) as store:
         found, silences = read_alerts(store), read_silences(store)
     now_ns = time.time_ns()
@@ -219,13 +229,8 @@ def list_alerts(*, as_json: bool, store_url: str | None) -> str:
         format_table(header, rows, right="kkkklkkl", width=table_width()) if rows else [NO_ALERTS]
     )
     for each in in_force:
-        what = ", ".join(
-            f"{key} {value}"
-            for key, value in (("run", each.run_id), ("rule", each.rule), ("rank", each.rank))
-            if value is not None
-        )
         until = format_time(each.until_ns)
-        lines.append(f"silence {each.name}: {what or 'everything'} until {until} (UTC)")
+        lines.append(f"silence {each.name}: {describe_silence(each)} until {until} (UTC)")
     return "\n".join(lines)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rankscope.analysis.report.text import format_time
+from rankscope.analysis.report.text import MAX_NAMED, format_names, format_ranges, format_time
 
 from ..errors import BadInputError
 from .alerting import Alerting
@@ -15,6 +15,7 @@ from .changes import change_router, change_stored
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
+    from rankscope.collector.read.alerts import Silence
     from rankscope.collector.store.store import Store
 
 PATH = "/v1/alerts"
@@ -35,7 +36,8 @@ class AlertChange(BaseModel):
 
     run_id: Text | None = None
     rule: Text | None = None
-    rank: Annotated[int, Field(ge=0)] | None = None
+    ranks: list[Annotated[int, Field(ge=0)]] = []
+    hosts: list[Text] = []
     for_s: Annotated[float, Field(gt=0, le=MAX_SILENCE_S)] = 3600.0
     by: Text = ""
     reason: Text = ""
@@ -51,7 +53,8 @@ def apply_change(alerting: Alerting, change: AlertChange) -> str:
         silence = alerting.silence(
             run_id=change.run_id,
             rule=change.rule,
-            rank=change.rank,
+            ranks=tuple(change.ranks),
+            hosts=tuple(change.hosts),
             for_s=change.for_s,
             by=change.by,
             reason=change.reason,
@@ -70,6 +73,18 @@ def apply_change(alerting: Alerting, change: AlertChange) -> str:
     if change.what == "resolve":
         return f"resolved: {alert.text}"
     return f"acknowledged by {alert.acknowledged_by or 'someone'}: {alert.text}"
+
+
+def describe_silence(silence: Silence) -> str:
+    """Return which alerts a silence covers: "run job, rule slow-compute, ranks 0-7"."""
+    ranks = format_ranges(sorted(silence.ranks), max_ranges=MAX_NAMED)
+    parts = (
+        ("run", silence.run_id),
+        ("rule", silence.rule),
+        ("rank" if len(silence.ranks) == 1 else "ranks", silence.ranks and ranks),
+        ("host", silence.hosts and format_names(silence.hosts)),
+    )
+    return ", ".join(f"{name} {value}" for name, value in parts if value) or "everything"
 
 
 def change_alerts(store_url: str, change: AlertChange) -> str:

@@ -393,12 +393,13 @@ class Alerting:
             self._alerts[alert.alert_id] = taken
             return taken
 
-    def silence(  # what may be silenced
+    def silence(  # noqa: PLR0913  # what may be silenced
         self,
         *,
         run_id: str | None = None,
         rule: str | None = None,
-        rank: int | None = None,
+        ranks: tuple[int, ...] = (),
+        hosts: tuple[str, ...] = (),
         for_s: float,
         by: str,
         reason: str = "",
@@ -409,7 +410,8 @@ class Alerting:
             name=secrets.token_hex(4),
             run_id=run_id,
             rule=rule,
-            rank=rank,
+            ranks=ranks,
+            hosts=hosts,
             until_ns=now_ns + round(for_s * NS_PER_S),
             at_ns=now_ns,
             by=by,

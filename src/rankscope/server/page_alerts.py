@@ -10,7 +10,7 @@ from rankscope.collector.http.tokens import Role
 from rankscope.dashboard.records.alert_list import AlertList, AlertState, ShownAlert, ShownSilence
 
 from ..errors import BadInputError
-from .alert_changes import AlertChange, apply_change
+from .alert_changes import AlertChange, apply_change, describe_silence
 
 if TYPE_CHECKING:
     from rankscope.collector.http.tokens import Grant
@@ -65,14 +65,22 @@ class PageAlerts:
         return self._change(AlertChange(what="acknowledge", name=name, by="the page"))
 
     def silence_alert(self, name: str, *, for_s: float) -> str:
-        """Silence an alert's run and cause for a time; return what was done, or why not."""
+        """Silence an alert's cause on its ranks and hosts; return what was done, or why not."""
         alerts = () if self._alerting is None else self._alerting.alerts
         alert = next((alert for alert in alerts if alert.name == name), None)
         if alert is None:
             return f"no alert {name!r}"
         run_id, cause = alert.group
         return self._change(
-            AlertChange(what="silence", run_id=run_id, rule=cause, for_s=for_s, by="the page")
+            AlertChange(
+                what="silence",
+                run_id=run_id,
+                rule=cause,
+                ranks=list(alert.ranks),
+                hosts=list(alert.hosts),
+                for_s=for_s,
+                by="the page",
+            )
         )
 
     def _change(self, change: AlertChange) -> str:
@@ -143,11 +151,9 @@ def _state(alerting: Alerting, alert: StoredAlert) -> AlertState:
 
 
 def _silence(silence: Silence) -> ShownSilence:
-    parts = (("run", silence.run_id), ("rule", silence.rule), ("rank", silence.rank))
-    covers = ", ".join(f"{key} {value}" for key, value in parts if value is not None)
     return ShownSilence(
         name=silence.name,
-        covers=covers or "everything",
+        covers=describe_silence(silence),
         until=format_time(silence.until_ns),
         by=silence.by,
         reason=silence.reason,

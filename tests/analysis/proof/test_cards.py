@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -266,7 +267,8 @@ def test_a_crash_shows_the_reason_of_each_rank() -> None:
     _, card = finding_of(report, "crash")
 
     assert card.facts[0].label == "rank 9"
-    assert card.facts[0].text.endswith("failed: torch.OutOfMemoryError")
+    assert card.facts[0].text.endswith("failed: torch.OutOfMemoryError, first of all")
+    assert all(fact.text.endswith("s later") for fact in card.facts[1:])
 
 
 def test_a_setting_that_differs_shows_both_values() -> None:
@@ -313,4 +315,16 @@ def test_a_card_of_many_values_keeps_a_bounded_part_with_both_ends() -> None:
 
 
 def test_each_alarm_declares_its_picture() -> None:
-    assert [name for name, cause in CAUSES.items() if cause.proof_form is None] == ["layout"]
+    assert [name for name, cause in CAUSES.items() if cause.proof_form is None] == []
+
+
+def test_tensor_parallel_groups_across_hosts_are_listed_with_them() -> None:
+    scenario = replace(preset_scenario("healthy", num_steps=3), dp=4, pp=1, tp=4)
+    report = analyze_run(SimulatedSource(replace(scenario, rank_order="dp-first")), "simulated")
+    _, card = finding_of(report, "layout")
+
+    host, first, *_ = card.facts
+
+    assert (host.label, host.text, host.is_culprit) == ("sim-00000", "has ranks 0 to 3", False)
+    assert first.label == "ranks 0, 4, 8 and 12"
+    assert first.text == "on sim-00000, sim-00001, sim-00002, sim-00003"

@@ -74,7 +74,7 @@ def test_each_value_of_a_group_is_a_point_below_its_label() -> None:
     assert "rank 3: 30 to 31 ms, median 30.5 ms (2 values)" in texts
     assert (first["y"], second["y"]) == ([2e8, None, 3e8, 3e8], [2e8] * 4)
     assert "rank 3: 300 ms" in texts
-    assert " since step 2" in texts
+    assert " from step 2" in texts
 
 
 def test_a_name_from_outside_is_text() -> None:
@@ -94,6 +94,25 @@ def test_the_step_with_and_without_the_finding_are_bars() -> None:
 
     assert recorded["x1"] == price.step_s
     assert fixed["x1"] == price.step_s - price.seconds
+
+
+def test_the_bars_of_an_ended_finding_are_the_mean_of_its_own_steps() -> None:
+    report = make_report()
+    seconds = {step: 0.5 if 10 <= step <= 13 else 0.4 for step in report.steps}
+    ended = replace(
+        report.findings[0], steps=(10, 13), saved_s=0.4 / 30, shown_saved_s=0.1, card=CARD
+    )
+    report = replace(report, actual_s_by_step=seconds, findings=(ended,))
+
+    figure = proof_figure(report, ended)
+
+    assert figure is not None
+    layout = figure.to_plotly_json()["layout"]
+    bars = [shape["x1"] for shape in layout["shapes"] if shape["type"] == "rect"]
+    assert bars == pytest.approx([0.5, 0.4])
+    texts = [note["text"] for note in layout["annotations"]]
+    assert "step as recorded in steps 10 to 13: 500 ms" in texts
+    assert "with rank 5 as its peers: 400 ms (20 % less)" in texts
 
 
 def test_the_file_has_all_that_the_page_has_and_no_script() -> None:

@@ -1,4 +1,4 @@
-"""Pages of a run with a slow link: they show the same numbers, of one source."""
+"""Pages of a run with a slow link, and of others: the same numbers on each, of one source."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.causes.detector import ShownIn
 from rankscope.analysis.causes.order import CAUSES
 from rankscope.analysis.report.network import TRANSFER_CAUSES
-from rankscope.analysis.report.text import format_duration, format_percent
+from rankscope.analysis.report.text import format_duration, format_percent, format_seconds
 from rankscope.analysis.verdict import verdict_sentence
 from rankscope.dashboard.address import GRAPH, LINKS, MFU, View
 from rankscope.dashboard.exports import report_page
+from rankscope.dashboard.figures.proof_card import proof_figure
 from rankscope.dashboard.pages.links import show_links
 from rankscope.dashboard.pages.mfu import show_mfu
 from rankscope.dashboard.pages.wait_graph import show_graph
@@ -121,6 +122,22 @@ def test_a_stage_is_one_culprit_of_the_graph_as_it_is_of_the_verdict() -> None:
 
     assert "16 ranks are held up by it" in verdict_sentence(report)
     assert "16 ranks wait for ranks 16 to 31" in graph
+
+
+def test_a_planned_pause_has_one_price() -> None:
+    report = analysed("checkpoint:every=5,ms=900")
+    (pause,) = (one for one in report.findings if one.cause == "checkpoint")
+    price = report.price(pause)
+    assert price is not None
+    assert price.since is None  # it is planned: nothing began
+    share = format_percent(price.share)
+
+    figure = proof_figure(report, pause)
+
+    assert f"checkpoint ({share} of the step time)" in verdict_sentence(report)
+    assert f"it costs {format_seconds(price.seconds)} per step" in pause.evidence
+    assert figure is not None
+    assert f"({share} less)" in str(figure.to_plotly_json()["layout"]["annotations"])
 
 
 def test_a_misconfiguration_without_a_price_holds_up_no_rank() -> None:

@@ -526,7 +526,7 @@ def test_a_silenced_alert_is_sent_when_the_silence_ends(
         return Alerting(empty_store, receivers=[webhook], page_url=page_url, unix_ns=clock)
 
     alerting = start()
-    alerting.silence(run_id="job", rank=5, for_s=600, by="me")
+    alerting.silence(run_id="job", ranks=(5,), for_s=600, by="me")
     alerting.evaluate(steady(), tracked().findings)
     alerting = start()  # a silence survives a restart
     alerting.turn()

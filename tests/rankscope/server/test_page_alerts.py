@@ -1,14 +1,20 @@
-"""The alerts page's data: what a later finding adds to an alert."""
+"""The alerts page's data: what a later finding adds to an alert, and what a silence covers."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from flask import Flask
 
 from rankscope.analysis.report.report import Finding, Severity
 from rankscope.analysis.report.tracked_findings import FindingTracker
+from rankscope.collector.http.gate import GRANT_KEY
+from rankscope.collector.http.tokens import FULL_GRANT
+from rankscope.collector.read.alerts import read_silences
+from rankscope.dashboard.records.alert_list import AlertState
 from rankscope.server.alerting import Alerting
 from rankscope.server.page_alerts import PageAlerts
 from tests.support.dashboard.builders import report
@@ -66,3 +72,43 @@ def test_a_drop_names_the_finding_of_its_steps_that_came_after_it(
     assert rise.cause == cause
     assert rise.ranks == ((5,) if cause else ())
     assert rise.action.startswith("Restart without" if cause else "open the step")
+
+
+def test_silencing_an_alert_leaves_the_same_cause_on_another_rank_and_host(
+    empty_store: Store,
+) -> None:
+    # GIVEN two alerts of one run and cause
+    hosts = {5: "node-a", 9: "node-b"}
+    alerting = Alerting(empty_store, page_url=lambda *_: "", hosts_of=lambda _: hosts)
+    found = replace(report(run="job"), findings=(FOUND, replace(FOUND, ranks=(9,))))
+    tracker = FindingTracker("job")
+    tracker.update(found, at_ns=1)
+    alerting.evaluate(found, [replace(one, closed_ns=None) for one in tracker.findings])
+    page = PageAlerts(alerting)
+    name = next(alert.name for alert in page.alerts().alerts if alert.ranks == (5,))
+
+    # WHEN one of them is silenced
+    with Flask(__name__).test_request_context(
+        environ_overrides={"asgi.scope": {GRANT_KEY: FULL_GRANT}}
+    ):
+        page.silence_alert(name, for_s=3600.0)
+
+    # THEN the other is open, and the page says what is silenced
+    listed = page.alerts()
+    state = {alert.ranks: alert.state for alert in listed.alerts}
+    assert state[5,] is AlertState.SILENCED
+    assert state[9,] is AlertState.OPEN
+    (silence,) = listed.silences
+    assert silence.covers == "run job, rule slow-compute, rank 5, host node-a"
+
+
+def test_a_silence_of_an_older_version_keeps_its_rank(empty_store: Store) -> None:
+    alerting = Alerting(empty_store, page_url=lambda *_: "")
+    made = alerting.silence(for_s=600, by="me")
+    old = json.dumps({"name": "old", "rank": 5, "until_ns": made.until_ns, "at_ns": made.at_ns})
+    (row,) = empty_store.rows("SELECT * FROM events WHERE kind = 'alert-silence'")
+    empty_store.insert_rows("events", [row | {"data": old, "process": "rankscope-silence-old"}])
+
+    ranks = {silence.name: silence.ranks for silence in read_silences(empty_store)}
+
+    assert ranks == {"old": (5,), made.name: ()}
