@@ -33,10 +33,10 @@ app = typer.Typer(
 
 def print_version(is_wanted: bool) -> None:  # noqa: FBT001 - typer passes the flag's value
     """Print the version and exit."""
-    from importlib.metadata import version
+    from ..extras import installed_version
 
     if is_wanted:
-        typer.echo(f"rankscope {version('rankscope')}")
+        typer.echo(f"rankscope {installed_version()}")
         raise typer.Exit
 
 

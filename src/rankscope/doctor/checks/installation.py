@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rankscope.analysis.report.text import format_bytes, format_count
 
 from ...errors import find_exit_code, format_error
+from ...extras import installed_version
 from ..places import MOUNTS, NETWORK_FILE_SYSTEMS, file_system, nearest_folder
 from ..result import Outcome, error, healthy, not_applicable, warning
 
@@ -55,21 +56,29 @@ KNOWN_VARIABLES = frozenset(
 
 
 def check_packages(_host: Host) -> Iterator[Outcome]:
-    """Find packages of the server's part that are not installed."""
+    """Find missing packages that every command needs, and name the extras that are complete."""
+    missing = {extra: _missing_packages(extra) for extra in ("agent", "server", "embedded")}
+    if missing["agent"]:
+        text = f"not installed: {', '.join(missing['agent'])}"
+        yield error(text, "pip install 'rankscope[agent]'")
+        return
+    complete = ", ".join(extra for extra, packages in missing.items() if not packages)
+    own, python = installed_version(), ".".join(map(str, sys.version_info[:3]))
+    yield healthy(f"rankscope {own} ({complete}), Python {python}", value=own)
+
+
+def _missing_packages(extra: str) -> list[str]:
+    """Return the packages of an extra that are not installed."""
     missing = []
     for requirement in requires("rankscope") or ():
         package, _, condition = requirement.partition(";")
         name = re.split(r"[^\w.-]", package, maxsplit=1)[0]
-        if re.search(r"""extra == ['"]server['"]""", condition):
+        if re.search(rf"""extra == ['"]{extra}['"]""", condition):
             try:
                 version(name)
             except PackageNotFoundError:
                 missing.append(name)
-    if missing:
-        yield error(f"not installed: {', '.join(missing)}", "pip install 'rankscope[server]'")
-        return
-    own, python = version("rankscope"), ".".join(map(str, sys.version_info[:3]))
-    yield healthy(f"rankscope {own}, Python {python}, all packages", value=own)
+    return missing
 
 
 def check_extensions(_host: Host) -> Iterator[Outcome]:
