@@ -1,13 +1,10 @@
 """Expiry: the rows that are no longer kept, and their removal.
 
-A run is live while it is running, or if rows or heartbeats of it came in the last `SILENCE_NS`. A
-running run, or a run without a description, that is silent for that long by this process's own
-clock is lost: its end is the time of its last row or heartbeat.
-
-Nothing of a live run expires, except heartbeats: their table itself keeps the last hour and the
-newest of each rank. After a run's end its spans expire first, except those of the steps around
-findings; these expire later; in the end the whole run expires, like a deleted one. Imported traces
-stay until they are deleted.
+Spans expire by days of their own time, of live runs as of ended ones (`span_days`). A run expires
+as a whole, like a deleted one, a year after its end. A run is live while it is running, or if rows
+or heartbeats of it came in the last `SILENCE_NS`. A running run, or a run without a description,
+that is silent for that long by this process's own clock is lost: its end is the time of its last
+row or heartbeat. Imported traces stay until they are deleted.
 """
 
 from __future__ import annotations

@@ -71,10 +71,15 @@ def _form(text: str) -> re.Pattern[str]:
 
 
 CREATE = _form(
-    r"CREATE TABLE IF NOT EXISTS @name (?P<columns>\(.*\))\s+"
+    r"CREATE TABLE IF NOT EXISTS @name (?P<columns>\(.*\)|AS \w+)\s+"
     r"ENGINE = (?P<engine>\w*MergeTree)(?:\((?P<arguments>[^()]*)\))?\s+"
     r"(?P<rest>(?:PARTITION BY .*)?ORDER BY (?P<order>\([^()]*\)|\w+).*)"
 )
+VIEW = _form(
+    r"CREATE MATERIALIZED VIEW IF NOT EXISTS @name TO (?P<target>\w+)\s+"
+    r"AS (?P<columns>SELECT .*)\s+FROM (?P<source>\w+)\s+(?P<rest>WHERE .*)"
+)
+EXCHANGE = _form(r"EXCHANGE TABLES @name AND (?P<other>\w+)")
 ALTER = _form(r"ALTER TABLE @table\s+(?P<rest>.+)")
 DELETE = _form(r"DELETE FROM @table\s+(?P<rest>.+)")
 WHOLE = _form(r"(?P<verb>OPTIMIZE TABLE|TRUNCATE TABLE) @table(?P<rest>.*)")
@@ -164,6 +169,8 @@ class ClusterStatements:
             return (Statement(sql=sql, parameters=parameters),)
         for form, rewritten in (
             (CREATE, self._create),
+            (VIEW, self._view),
+            (EXCHANGE, self._exchange),
             (ALTER, self._alter),
             (DELETE, self._delete),
             (WHOLE, self._whole),
@@ -200,6 +207,23 @@ class ClusterStatements:
             )
         )  # fmt: skip
         return (local, over)
+
+    def _view(self, match: re.Match[str]) -> tuple[str, ...]:
+        """Each server adds up the rows that are inserted into its own tables."""
+        return (
+            " ".join(
+                (
+                    "CREATE MATERIALIZED VIEW IF NOT EXISTS", self._local(match["table"]),
+                    self._on_cluster, "TO", self._local(match["target"]), "AS", match["columns"],
+                    "FROM", self._local(match["source"]), "AS", match["source"], match["rest"],
+                )
+            ),
+        )  # fmt: skip
+
+    def _exchange(self, match: re.Match[str]) -> tuple[str, ...]:
+        """The tables over all shards find the exchanged ones by their names."""
+        tables = f"{self._local(match['table'])} AND {self._local(match['other'])}"
+        return (f"EXCHANGE TABLES {tables} {self._on_cluster}",)
 
     def _alter(self, match: re.Match[str]) -> tuple[str, ...]:
         kinds = {" ".join(part.split()[:2]).upper() for part in _top_level(match["rest"])}
