@@ -129,8 +129,9 @@ GROUP BY host, boot_id ORDER BY host, boot_id
 
 SELECT_EXPIRED = """
 SELECT epoch, last_step, kept_first, kept_last FROM expired FINAL
-WHERE run_id = {run_id:String} ORDER BY epoch
+WHERE run_id = {run_id:String} AND last_step != 2147483647 ORDER BY epoch
 """
+"""Without imported traces: all of their spans are kept."""
 
 SELECT_WARNINGS = """
 SELECT DISTINCT kind, text FROM events
