@@ -35,7 +35,7 @@ SELECT run_id, epoch, rank, process, segment, lines[1].1 AS first_row, lines[-1]
     arraySum(line -> line.8, lines),
     lines[1].9 AS state, arrayMax(line -> line.10, lines), lines[1].11 AS revision, {day:Int32}
 FROM (
-    SELECT run_id, epoch, rank, segment, any(ledger.process) AS process,
+    SELECT run_id, epoch, rank, segment, any(of_day.process) AS process,
         arraySort(groupArray((
             first_row, end_row, sha256, num_spans, num_steps, num_microbatches, num_torn, num_bad,
             toString(state), at_ns, revision
@@ -45,7 +45,7 @@ FROM (
                 OR cuts[place - 1].9 != cut.9 OR cuts[place - 1].11 != cut.11,
             cuts, arrayEnumerate(cuts)
         ) AS parts
-    FROM (SELECT * FROM ledger FINAL WHERE day = {day:Int32} AND run_id = {run_id:String})
+    FROM (SELECT * FROM ledger FINAL WHERE day = {day:Int32} AND run_id = {run_id:String}) AS of_day
     GROUP BY run_id, epoch, rank, segment
 ) ARRAY JOIN parts AS lines
 SETTINGS optimize_aggregation_in_order = 1
@@ -56,8 +56,10 @@ In the order of the table, because the cuts of a day do not fit in memory."""
 SELECT_RUNS = "SELECT DISTINCT run_id FROM ledger WHERE day = {day:Int32} ORDER BY run_id"
 
 MOVE_DAY = """
-INSERT INTO ledger SELECT * REPLACE(toInt32(-1) AS day) FROM ledger WHERE day = {day:Int32}
+INSERT INTO ledger SELECT * REPLACE(toInt32(-1) AS day) FROM ledger AS ledger
+WHERE ledger.day = {day:Int32}
 """
+"""The table's name before the column: without it, the condition would be on the new value."""
 
 
 class LedgerMerges:

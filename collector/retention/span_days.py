@@ -77,7 +77,7 @@ SELECT spans.run_id, spans.epoch, step, count(), min(start_ns), max(start_ns),
     maxIf(start_ns + duration_ns, kind != 'gc'),
     toInt64(intervalLengthSumIf(start_ns, start_ns + duration_ns, {IS_SAVE})),
     minIf(start_ns, {IS_SAVE}), 0
-FROM spans INNER JOIN (
+FROM spans AS spans INNER JOIN (
     SELECT arrayJoin({{due:Array(Tuple(String, Int32, Int32, Int32))}}) AS steps,
         steps.1 AS run_id, steps.2 AS epoch, steps.3 AS after, steps.4 AS last
 ) AS due ON spans.run_id = due.run_id AND spans.epoch = due.epoch

@@ -80,6 +80,7 @@ VIEW = _form(
     r"AS (?P<columns>SELECT .*)\s+FROM (?P<source>\w+)\s+(?P<rest>WHERE .*)"
 )
 EXCHANGE = _form(r"EXCHANGE TABLES @name AND (?P<other>\w+)")
+FROM_TABLE = _form(r"(?P<begin>REPLACE PARTITION \d+ FROM )@name")
 ALTER = _form(r"ALTER TABLE @table\s+(?P<rest>.+)")
 DELETE = _form(r"DELETE FROM @table\s+(?P<rest>.+)")
 WHOLE = _form(r"(?P<verb>OPTIMIZE TABLE|TRUNCATE TABLE) @table(?P<rest>.*)")
@@ -231,11 +232,14 @@ class ClusterStatements:
             raise ClusterStatementError(match[0], "columns and other changes in one ALTER")
         if kinds & BOTH_TABLES and match["bound"]:
             raise ClusterStatementError(match[0], "columns of a table whose name is bound")
+        rest = FROM_TABLE.sub(
+            lambda source: f"{source['begin']}{self._local(source['table'])}", match["rest"]
+        )
         names = [self._local(match["table"])]
         if kinds & BOTH_TABLES:  # last, so that no query uses a column before the local one has it
             names.append(_quoted(self._database, match["table"]))
         return tuple(
-            " ".join(("ALTER TABLE", name, self._on_cluster, match["rest"])) for name in names
+            " ".join(("ALTER TABLE", name, self._on_cluster, rest)) for name in names
         )
 
     def _delete(self, match: re.Match[str]) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
 
 INSERT INTO spans_by_day SELECT spans.* REPLACE(
     toInt32(if(spans.day BETWEEN first_day - 1 AND last_day + 1, spans.day, last_day)) AS day
-) FROM spans LEFT JOIN (
+) FROM spans AS spans LEFT JOIN (
     SELECT run_id, intDiv(min(at_ns), 86400000000000) AS first_day,
         intDiv(max(at_ns), 86400000000000) AS last_day
     FROM ledger GROUP BY run_id
@@ -73,7 +73,7 @@ SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
 ALTER TABLE kept_spans
     MODIFY COMMENT 'Spans that stay when their day is dropped: those of steps around findings, and imported traces; read it with FINAL';
 
-INSERT INTO kept_spans SELECT spans.* FROM spans INNER JOIN (
+INSERT INTO kept_spans SELECT spans.* FROM spans AS spans INNER JOIN (
     SELECT run_id, epoch, last_step FROM expired FINAL
 ) AS past ON spans.run_id = past.run_id AND spans.epoch = past.epoch
 WHERE spans.step >= 0 AND spans.step <= past.last_step;
@@ -191,7 +191,7 @@ INSERT INTO run_totals
     (run_id, epoch, num_spans, num_records, num_cuts, num_repeated, first_rank, wrote_ns)
 SELECT run_id, epoch, sum(ledger.num_spans), sum(ledger.num_spans + num_steps + num_microbatches),
     count(), countIf(state = 'repeated'), min(rank), max(at_ns)
-FROM ledger FINAL WHERE state != 'sent' GROUP BY run_id, epoch;
+FROM ledger AS ledger FINAL WHERE state != 'sent' GROUP BY run_id, epoch;
 
 INSERT INTO run_totals (run_id, epoch, steps)
 SELECT run_id, epoch, groupBitmapState(toUInt32(step)) FROM steps WHERE step >= 0
@@ -204,7 +204,7 @@ WHERE kind IN ('kernel', 'log') GROUP BY run_id, epoch;
 INSERT INTO segment_totals
 SELECT run_id, epoch, rank, segment, sum(ledger.end_row - first_row), max(ledger.end_row),
     sum(num_spans), sum(num_steps), sum(num_microbatches), sum(num_torn), sum(num_bad)
-FROM ledger FINAL WHERE state != 'sent' AND end_row > first_row
+FROM ledger AS ledger FINAL WHERE state != 'sent' AND end_row > first_row
 GROUP BY run_id, epoch, rank, segment;
 
 CREATE MATERIALIZED VIEW IF NOT EXISTS ledger_to_runs TO run_totals
