@@ -61,6 +61,10 @@ WHERE ledger.day = {day:Int32}
 """
 """The table's name before the column: without it, the condition would be on the new value."""
 
+REPLACE_DAY = "ALTER TABLE ledger REPLACE PARTITION {day:Int32} FROM merged_ledger"
+
+DROP_DAY = "ALTER TABLE ledger DROP PARTITION {day:Int32}"
+
 
 class LedgerMerges:
     """Merges the days of the ledger that are over.
@@ -91,7 +95,7 @@ class LedgerMerges:
         store.command("TRUNCATE TABLE merged_ledger")
         for row in store.rows(SELECT_RUNS, {"day": day}):
             store.command(MERGE_DAY, {"day": day, "run_id": row["run_id"]})
-        store.command(f"ALTER TABLE ledger REPLACE PARTITION {day} FROM merged_ledger")
+        store.command(REPLACE_DAY, {"day": day})
         store.command(MOVE_DAY, {"day": day})
-        store.command(f"ALTER TABLE ledger DROP PARTITION {day}")
+        store.command(DROP_DAY, {"day": day})
         store.command("TRUNCATE TABLE merged_ledger")

@@ -105,10 +105,17 @@ WHERE (run_id, epoch) IN {epochs:Array(Tuple(String, Int32))}
         {kept:Array(Tuple(String, Int32, Int32, Int32))})
 """
 
-FINER = " AND depth > 0"
-"""Of pictures: those of a part of a step expire with its spans."""
+DROP_DAY = "ALTER TABLE {table:Identifier} DROP PARTITION {day:Int32}"
+
+COUNT_OLD = "SELECT count() AS n FROM {table:Identifier}" + OLD_STEPS  # noqa: S608  # constants
+COUNT_FINER = COUNT_OLD + " AND depth > 0"
+"""Pictures of a part of a step, which expire with its spans."""
 
 NO_WAITING = " SETTINGS lightweight_deletes_sync = 0"
+HIDE_OLD = "DELETE FROM {table:Identifier}" + OLD_STEPS + NO_WAITING  # noqa: S608  # constants
+HIDE_FINER = (
+    "DELETE FROM {table:Identifier}" + OLD_STEPS + " AND depth > 0" + NO_WAITING  # noqa: S608
+)
 
 Epoch = tuple[str, int]
 """Run and epoch."""
@@ -196,7 +203,7 @@ class SpanDays:
 
     def _drop(self, table: str, day: int) -> None:
         wait_for_removals(self._store, (MICROBATCHES, PICTURES))
-        self._store.command(f"ALTER TABLE {table} DROP PARTITION {day}")
+        self._store.command(DROP_DAY, {"table": table, "day": day})
 
     def _expired(self) -> dict[Epoch, tuple[int, tuple[tuple[int, int], ...]]]:
         return {
@@ -244,7 +251,7 @@ class SpanDays:
         if rows:
             self._store.insert_rows("expired", rows)
             self._hide(MICROBATCHES, rows)
-            self._hide(PICTURES, rows, also=FINER)
+            self._hide(PICTURES, rows, finer=True)
 
     def _findings(self, run_ids: list[str]) -> dict[Epoch, list[tuple[int, int]]]:
         """Return first and last step of the findings by run and epoch; epoch -1: any."""
@@ -253,9 +260,8 @@ class SpanDays:
             near.setdefault(_key(row), []).append((row["first_step"], row["last_step"]))
         return near
 
-    def _hide(self, table: str, expired: Sequence[Row], *, also: str = "") -> None:
-        """Remove the rows of expired steps, except kept ones."""
-        where = OLD_STEPS + also
+    def _hide(self, table: str, expired: Sequence[Row], *, finer: bool = False) -> None:
+        """Remove the rows of expired steps, except kept ones; of pictures, the finer ones."""
         bound = {
             "table": table,
             "epochs": [_key(row) for row in expired],
@@ -266,10 +272,9 @@ class SpanDays:
                 for first, last in zip(row["kept_first"], row["kept_last"], strict=True)
             ],
         }
-        count = f"SELECT count() AS n FROM {{table:Identifier}} {where}"  # noqa: S608  # constants
+        count, hide = (COUNT_FINER, HIDE_FINER) if finer else (COUNT_OLD, HIDE_OLD)
         if self._store.rows(count, bound)[0]["n"]:
-            delete = f"DELETE FROM {{table:Identifier}} {where}"  # noqa: S608  # constants
-            self._store.command(delete + NO_WAITING, bound)
+            self._store.command(hide, bound)
 
 
 def _key(row: Mapping[str, object]) -> Epoch:

@@ -80,7 +80,7 @@ VIEW = _form(
     r"AS (?P<columns>SELECT .*)\s+FROM (?P<source>\w+)\s+(?P<rest>WHERE .*)"
 )
 EXCHANGE = _form(r"EXCHANGE TABLES @name AND (?P<other>\w+)")
-FROM_TABLE = _form(r"(?P<begin>REPLACE PARTITION \d+ FROM )@name")
+FROM_TABLE = _form(r"(?P<begin>REPLACE PARTITION \S+ FROM )@name")
 ALTER = _form(r"ALTER TABLE @table\s+(?P<rest>.+)")
 DELETE = _form(r"DELETE FROM @table\s+(?P<rest>.+)")
 WHOLE = _form(r"(?P<verb>OPTIMIZE TABLE|TRUNCATE TABLE) @table(?P<rest>.*)")
