@@ -4,8 +4,8 @@
 
 Makes runs with ranks, steps, rollups, findings and lines of the ledger in STORE, an empty folder,
 unless they are there. Then it runs what the pages and loops of a server run each time, and prints
-wall time and CPU time of this process, which the embedded engine is part of, for each: the median of
-five calls. Lines of the ledger are written without their hashes, which nothing can compress and
+wall time and CPU time of this process, which the embedded engine is part of: the median of five
+calls. Lines of the ledger are written without their hashes, which nothing can compress and
 which no statement on a list reads.
 """
 
@@ -57,7 +57,7 @@ TARGET_S = 0.3
 RUN = "concat('run-', leftPad(toString(intDiv(number, {per_run:UInt64})), 6, '0'))"
 
 FILL = {
-    "runs": f"SELECT {RUN} AS run_id, 0 AS epoch, {{now:Int64}} - number * 1000000000 AS created_ns,"
+    "runs": f"SELECT {RUN} AS run_id, 0 AS epoch, {{now:Int64}} - number AS created_ns,"
     " created_ns AS started_ns, 'ended' AS state, 'rankscope' AS source_format, 8 AS world_size,"
     " 'model' AS model, created_ns AS ended_ns",
     "ranks": f"SELECT {RUN} AS run_id, number % {NUM_RANKS} AS rank,"
@@ -90,9 +90,11 @@ INSERT INTO ledger (run_id, rank, process, segment, first_row, end_row, num_span
     revision)
 SELECT {RUN} AS run_id, intDiv(line, 100) % {NUM_RANKS} AS rank, toString(rank) AS process,
     intDiv(line, 100) AS segment, line % 100 * 50 AS first_row, first_row + 50 AS end_row,
-    50 AS num_spans, 'stored' AS state, {{now:Int64}} - (line % 100) * 1000000000 AS at_ns, 2 AS revision
+    50 AS num_spans, 'stored' AS state, {{now:Int64}} - (line % 100) * 1000000000 AS at_ns,
+    2 AS revision
 FROM (
-    SELECT number, number % {{per_run:UInt64}} AS line FROM numbers({{first:UInt64}}, {{num:UInt64}})
+    SELECT number, number % {{per_run:UInt64}} AS line
+    FROM numbers({{first:UInt64}}, {{num:UInt64}})
 )
 """
 
@@ -101,11 +103,11 @@ def fill(store: Store, *, num_runs: int, num_lines: int) -> None:
     """Make the rows that the store lacks."""
     now_ns = time.time_ns()
     for table, select in FILL.items():
-        if not store.rows(f"SELECT count() AS n FROM {table}")[0]["n"]:  # noqa: S608
+        if not store.rows(f"SELECT count() AS n FROM {table}")[0]["n"]:
             per_run = PER_RUN[table]
             names = ", ".join(part.strip() for part in _names(select))
             store.command(
-                f"INSERT INTO {table} ({names}) {select} FROM numbers({num_runs * per_run})",  # noqa: S608
+                f"INSERT INTO {table} ({names}) {select} FROM numbers({num_runs * per_run})",
                 {"per_run": per_run, "now": now_ns},
             )
     done = int(store.rows("SELECT sum(num_cuts) AS n FROM run_totals")[0]["n"])
@@ -122,10 +124,7 @@ def fill(store: Store, *, num_runs: int, num_lines: int) -> None:
 
 def _names(select: str) -> list[str]:
     """Return the aliases of the columns of one of `FILL`."""
-    names = []
-    for part in select.removeprefix("SELECT ").split(" AS ")[1:]:
-        names.append(part.split(",")[0].strip())
-    return names
+    return [part.split(",")[0].strip() for part in select.split(" AS ")[1:]]
 
 
 def statements(store: Store, run_id: str) -> dict[str, Callable[[], object]]:
@@ -191,7 +190,9 @@ def main() -> None:
     }  # fmt: skip
     for name, times in found.items():
         mark = "" if times["wall_s"] <= TARGET_S else "  above the target"
-        print(f"{name:55} {times['wall_s'] * 1e3:8.0f} ms, CPU {times['cpu_s'] * 1e3:8.0f} ms{mark}")
+        print(
+            f"{name:55} {times['wall_s'] * 1e3:8.0f} ms, CPU {times['cpu_s'] * 1e3:8.0f} ms{mark}"
+        )
     print(f"load {os.getloadavg()[0]:.1f}")
     if options.json is not None:
         options.json.write_text(json.dumps(result, indent=1) + "\n")

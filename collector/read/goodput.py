@@ -77,7 +77,7 @@ FROM (
 GROUP BY epoch, step ORDER BY epoch, step
 """
 """The union over the ranks. Saves in other threads are uploads beside the training. A step whose
-spans are kept when they expire is in both; what lies outside any step is in one of them."""
+spans are kept when they expire is in both; spans outside any step are in one of them."""
 
 SELECT_ENDS = """
 SELECT epoch, step, min(begin_ns) AS begin_ns, max(last_begin_ns) AS last_begin_ns,

@@ -134,9 +134,7 @@ def read_incarnations(store: Store, run_id: str) -> tuple[Incarnation, ...]:
 def read_checkpoints(store: Store, run_id: str, *, epoch: int, first: int, last: int) -> list[Row]:
     """Return the steps with checkpoints: ``step, num_ranks, longest_ns``."""
     bound = {"run_id": run_id, "epoch": epoch, "first": first, "last": last}
-    return read_from_spans(
-        store, run_id, lambda sql: store.rows(sql, bound), SELECT_CHECKPOINTS
-    )
+    return read_from_spans(store, run_id, lambda sql: store.rows(sql, bound), SELECT_CHECKPOINTS)
 
 
 def read_events_between(

@@ -148,9 +148,7 @@ def read_open_steps(
         return ()
     last = read_newest_closed(store, run_id) if state == RUNNING else None
     return tuple(
-        OpenStep(**row)
-        for row in open_steps
-        if last is None or (row["epoch"], row["step"]) <= last
+        OpenStep(**row) for row in open_steps if last is None or (row["epoch"], row["step"]) <= last
     )
 
 

@@ -50,8 +50,8 @@ FROM (
 ) ARRAY JOIN parts AS lines
 SETTINGS optimize_aggregation_in_order = 1
 """
-"""Neighbouring cuts of one state. Cuts that are only ``sent`` stay alone, to be sent again unchanged.
-In the order of the table, because the cuts of a day do not fit in memory."""
+"""Neighbouring cuts of one state. Cuts that are only ``sent`` stay alone, to be sent again as they
+are. In the order of the table, because the cuts of a day do not fit in memory."""
 
 SELECT_RUNS = "SELECT DISTINCT run_id FROM ledger WHERE day = {day:Int32} ORDER BY run_id"
 

@@ -136,9 +136,7 @@ class Expired:
     """Runs removed whole."""
 
 
-def due_runs(
-    ends: Iterable[RunEnd], policy: RetentionPolicy, *, now_ns: int
-) -> tuple[str, ...]:
+def due_runs(ends: Iterable[RunEnd], policy: RetentionPolicy, *, now_ns: int) -> tuple[str, ...]:
     """Return the runs that expire now as a whole; never a live or an imported one."""
     if policy.runs_ns is None:
         return ()
@@ -253,6 +251,4 @@ def _kept_windows(store: Store, before_ns: int) -> list[tuple[int, int]]:
     for row in store.rows(SELECT_KEPT_STEPS):
         kept = read_step_bounds(store, row["run_id"], first=row["first"], last=row["last"])
         bounds += [] if kept is None else [kept]
-    return merge_ranges(
-        (begin - SAMPLE_MARGIN_NS, end + SAMPLE_MARGIN_NS) for begin, end in bounds
-    )
+    return merge_ranges((begin - SAMPLE_MARGIN_NS, end + SAMPLE_MARGIN_NS) for begin, end in bounds)

@@ -165,9 +165,7 @@ class SpanDays:
         removed: Counter[str] = Counter()
         for day in self._days(SPANS, first_day):
             epochs = store.rows(SELECT_EPOCHS, {"table": SPANS, "day": day})
-            imported = {
-                row["run_id"] for row in store.rows(SELECT_IMPORTED, {"own": OWN_FORMAT})
-            }
+            imported = {row["run_id"] for row in store.rows(SELECT_IMPORTED, {"own": OWN_FORMAT})}
             for some in _portions(epochs):
                 self._keep(some, day, imported, now_ns)
             removed.update({row["run_id"]: row["num_spans"] for row in epochs})
@@ -213,9 +211,7 @@ class SpanDays:
             for row in self._store.rows(SELECT_EXPIRED)
         }  # fmt: skip
 
-    def _keep(
-        self, epochs: Sequence[Row], day: int, imported: set[str], now_ns: int
-    ) -> None:
+    def _keep(self, epochs: Sequence[Row], day: int, imported: set[str], now_ns: int) -> None:
         """Copy what outlives a day, and note that the rest of it has expired."""
         before = self._expired()
         findings = self._findings(sorted({row["run_id"] for row in epochs}))
@@ -239,9 +235,7 @@ class SpanDays:
             for first, last in new:
                 self._store.command(KEEP_STEPS, {**bound, "first": first, "last": last})
             due.append((*key, after, row["last_step"]))
-            rows.append(
-                _expired_row(key, row["last_step"], merge_ranges([*kept, *new]), now_ns)
-            )
+            rows.append(_expired_row(key, row["last_step"], merge_ranges([*kept, *new]), now_ns))
         own = [_key(row) for row in epochs if row["run_id"] not in imported]
         if own:
             self._store.command(NOTE_OUTSIDE, {"day": day, "epochs": own})
@@ -281,9 +275,7 @@ def _key(row: Mapping[str, object]) -> Epoch:
     return str(row["run_id"]), int(str(row["epoch"]))
 
 
-def _expired_row(
-    key: Epoch, last_step: int, kept: Sequence[tuple[int, int]], now_ns: int
-) -> Row:
+def _expired_row(key: Epoch, last_step: int, kept: Sequence[tuple[int, int]], now_ns: int) -> Row:
     return {
         "run_id": key[0],
         "epoch": key[1],

@@ -238,9 +238,7 @@ class ClusterStatements:
         names = [self._local(match["table"])]
         if kinds & BOTH_TABLES:  # last, so that no query uses a column before the local one has it
             names.append(_quoted(self._database, match["table"]))
-        return tuple(
-            " ".join(("ALTER TABLE", name, self._on_cluster, rest)) for name in names
-        )
+        return tuple(" ".join(("ALTER TABLE", name, self._on_cluster, rest)) for name in names)
 
     def _delete(self, match: re.Match[str]) -> tuple[str, ...]:
         # One server reports its progress later; on a cluster the statement itself must wait.

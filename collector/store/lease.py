@@ -71,7 +71,7 @@ class Lease:
 
     @property
     def is_held(self) -> bool:
-        """Whether this process does the work now."""
+        """True if this process does the work now."""
         return not self._is_shared or self._monotonic_s() < self._until_s
 
     def renew(self) -> None:

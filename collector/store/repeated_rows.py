@@ -33,8 +33,10 @@ SELECT
 FROM_SPANS = re.compile(r"\bFROM spans\b(?: FINAL)?(?: AS spans)?")
 
 ALL_SPANS = """FROM (
-    SELECT * FROM spans{final} WHERE run_id = {{run_id:String}}
-        AND (step > transform(epoch, {epochs}, {lasts}, toInt32(-2)) OR step < 0 AND epoch NOT IN {moved})
+    SELECT * FROM spans{final} WHERE run_id = {{run_id:String}} AND (
+        step > transform(epoch, {epochs}, {lasts}, toInt32(-2))
+        OR step < 0 AND NOT has({moved}, epoch)
+    )
     UNION ALL
     SELECT * FROM kept_spans FINAL WHERE run_id = {{run_id:String}}
         AND arrayExists(kept -> kept.1 = epoch AND step >= kept.2 AND step <= kept.3, {kept})
@@ -46,7 +48,7 @@ OUTSIDE_STEPS = -1
 
 @dataclass(frozen=True, slots=True)
 class StoredSpans:
-    """Where the spans of a run are, and whether some may be stored twice."""
+    """Tables of the spans of a run, and whether some may be stored twice."""
 
     has_repeated: bool
     expired: tuple[EpochSteps, ...]
@@ -59,9 +61,7 @@ class StoredSpans:
         """
         if not self.expired:
             return statement
-        kept = [
-            (epoch, first, last) for epoch, _, ranges in self.expired for first, last in ranges
-        ]
+        kept = [(epoch, first, last) for epoch, _, ranges in self.expired for first, last in ranges]
         moved = [epoch for epoch, first, _ in kept if first == OUTSIDE_STEPS]
         epochs = [epoch for epoch, _, _ in self.expired]
         lasts = [last for _, last, _ in self.expired]
@@ -72,9 +72,7 @@ class StoredSpans:
             "kept": f"{kept}::Array(Tuple(Int32, Int32, Int32))",
         }
         return FROM_SPANS.sub(
-            lambda found: ALL_SPANS.format(
-                final=" FINAL" if " FINAL" in found[0] else "", **texts
-            ),
+            lambda found: ALL_SPANS.format(final=" FINAL" if " FINAL" in found[0] else "", **texts),
             statement,
         )
 

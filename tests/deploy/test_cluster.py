@@ -121,8 +121,10 @@ def test_columns_change_in_local_tables_first(added: str) -> None:
         ),
         (
             "CREATE MATERIALIZED VIEW IF NOT EXISTS v TO u AS SELECT a FROM t WHERE a > 1",
-            "CREATE MATERIALIZED VIEW IF NOT EXISTS `db`.`v_local` ON CLUSTER `c1` TO"
-            " `db`.`u_local` AS SELECT a FROM `db`.`t_local` AS t WHERE a > 1",
+            (
+                "CREATE MATERIALIZED VIEW IF NOT EXISTS `db`.`v_local` ON CLUSTER `c1` TO"
+                " `db`.`u_local` AS SELECT a FROM `db`.`t_local` AS t WHERE a > 1"
+            ),
         ),
         ("OPTIMIZE TABLE t FINAL", "OPTIMIZE TABLE `db`.`t_local` ON CLUSTER `c1` FINAL"),
         ("TRUNCATE TABLE t", "TRUNCATE TABLE `db`.`t_local` ON CLUSTER `c1`"),

@@ -194,9 +194,11 @@ def test_a_live_run_loses_one_day_after_the_other(store: Store, run_id: str) -> 
         for step in range(30) for half in range(2)
     ]  # fmt: skip
     store.insert_rows("spans", rows)
-    store.insert_rows("runs", [{"run_id": run_id, "state": "running", "source_format": "rankscope"}])
+    store.insert_rows(
+        "runs", [{"run_id": run_id, "state": "running", "source_format": "rankscope"}]
+    )
     add_finding(store, run_id, 9, 9)
-    midnight = [row["step"] for row in rows if row["start_ns"] >= (first_day + 1) * DAY_NS][0]
+    midnight = next(row["step"] for row in rows if row["start_ns"] >= (first_day + 1) * DAY_NS)
     assert rows[2 * midnight]["start_ns"] < (first_day + 1) * DAY_NS  # step 9 is in both days
     now_ns = (first_day + 3) * DAY_NS - NOW_NS
     kept = [step for step in range(1, 30) for _ in range(2)]
@@ -271,7 +273,9 @@ def test_saves_of_expired_steps_stay_known(store: Store, run_id: str) -> None:
             {**save, "step": -1, "row": 7, "duration_ns": 5},
         ],
     )
-    store.insert_rows("runs", [{"run_id": run_id, "state": "running", "source_format": "rankscope"}])
+    store.insert_rows(
+        "runs", [{"run_id": run_id, "state": "running", "source_format": "rankscope"}]
+    )
     before = read_saves(store, run_id)
     assert [(row["step"], row["saving_ns"]) for row in before] == [(-1, 5), (3, 30)]
 

@@ -30,7 +30,12 @@ def fill(store: Store) -> None:
     old = {"run_id": "imported", "state": "ended", "source_format": "kineto", "world_size": 1}
     store.insert_rows("runs", [own, old])
     spans = [
-        {"run_id": "own", "step": step, "row": step, "start_ns": TODAY * DAY_NS + step * DAY_NS // 4}
+        {
+            "run_id": "own",
+            "step": step,
+            "row": step,
+            "start_ns": TODAY * DAY_NS + step * DAY_NS // 4,
+        }
         for step in (1, 2, 5, 6, 7)
     ]
     imported = [{"run_id": "imported", "step": step, "row": step} for step in range(3)]
