@@ -29,7 +29,8 @@ UPKEEP = "upkeep"
 CLAIM = """
 INSERT INTO leases (name, holder, since_ns)
 WITH toUnixTimestamp64Nano(now64(9)) AS now_ns, at_ns > now_ns - {ttl_ns:Int64} AS is_live
-SELECT {name:String}, {holder:String}, if(countIf(is_live) > 0, minIf(since_ns, is_live), now_ns)
+SELECT {name:String}, {holder:String},
+    if(countIf(is_live) > 0, argMaxIf(since_ns, at_ns, is_live), now_ns)
 FROM leases WHERE name = {name:String} AND holder = {holder:String}
 """
 """A process that was silent for too long claims the work anew, behind the others."""
