@@ -53,6 +53,8 @@ DELETE_LEFTOVERS = (
     "DELETE FROM spans WHERE run_id = {run_id:String}",
     "DELETE FROM steps WHERE run_id = {run_id:String}",
     "DELETE FROM ranks WHERE run_id = {run_id:String}",
+    "DELETE FROM run_totals WHERE run_id = {run_id:String}",
+    "DELETE FROM segment_totals WHERE run_id = {run_id:String}",
     "DELETE FROM ledger WHERE run_id = {run_id:String}",
 )
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from rankscope.tracer.span import STEPS_COUNTED
 
+from ..store.repeated_rows import read_from_spans
+
 if TYPE_CHECKING:
     from ..identity import Row
     from ..store.store import Store
@@ -60,20 +62,40 @@ GROUP BY epoch, step
 """The ranks of one data-parallel and context-parallel position have the same tokens."""
 
 SELECT_SAVES = """
-SELECT epoch, step, toInt64(intervalLengthSum(start_ns, start_ns + duration_ns)) AS saving_ns,
-    min(start_ns) AS begin_ns
-FROM spans
-WHERE run_id = {run_id:String} AND kind = 'checkpoint' AND track = 'main'
+SELECT epoch, step, if(step < 0, sum(saving_ns), max(saving_ns)) AS saving_ns,
+    min(begin_ns) AS begin_ns
+FROM (
+    SELECT epoch, step, toInt64(intervalLengthSum(start_ns, start_ns + duration_ns)) AS saving_ns,
+        min(start_ns) AS begin_ns
+    FROM spans
+    WHERE run_id = {run_id:String} AND kind = 'checkpoint' AND track = 'main'
+    GROUP BY epoch, step
+    UNION ALL
+    SELECT epoch, step, saving_ns, saving_begin_ns AS begin_ns FROM step_spans FINAL
+    WHERE run_id = {run_id:String} AND saving_begin_ns != 0
+)
 GROUP BY epoch, step ORDER BY epoch, step
 """
-"""The union over the ranks. Saves in other threads are uploads beside the training."""
+"""The union over the ranks. Saves in other threads are uploads beside the training. A step whose
+spans are kept when they expire is in both; spans outside any step are in one of them."""
 
 SELECT_ENDS = """
-SELECT epoch, step, min(start_ns) AS begin_ns, max(start_ns) AS last_begin_ns,
-    maxIf(start_ns + duration_ns, kind != 'gc') AS last_end_ns
-FROM spans
-WHERE run_id = {run_id:String} AND step >= 0
-    AND ((epoch, step) IN {newest:Array(Tuple(Int32, Int32))} OR epoch IN {unended:Array(Int32)})
+SELECT epoch, step, min(begin_ns) AS begin_ns, max(last_begin_ns) AS last_begin_ns,
+    max(last_end_ns) AS last_end_ns
+FROM (
+    SELECT epoch, step, min(start_ns) AS begin_ns, max(start_ns) AS last_begin_ns,
+        maxIf(start_ns + duration_ns, kind != 'gc') AS last_end_ns
+    FROM spans
+    WHERE run_id = {run_id:String} AND step >= 0 AND (
+        (epoch, step) IN {newest:Array(Tuple(Int32, Int32))} OR epoch IN {unended:Array(Int32)}
+    )
+    GROUP BY epoch, step
+    UNION ALL
+    SELECT epoch, step, begin_ns, last_begin_ns, last_end_ns FROM step_spans FINAL
+    WHERE run_id = {run_id:String} AND step >= 0 AND (
+        (epoch, step) IN {newest:Array(Tuple(Int32, Int32))} OR epoch IN {unended:Array(Int32)}
+    )
+)
 GROUP BY epoch, step ORDER BY epoch, step
 """
 
@@ -112,10 +134,14 @@ def read_run_times(store: Store, run_id: str) -> RunTimes:
     return RunTimes(
         epochs=epochs,
         steps=steps,
-        saves=store.rows(SELECT_SAVES, bound),
-        ends=store.rows(SELECT_ENDS, {**bound, "newest": pairs, "unended": unended}),
+        saves=_span_rows(store, SELECT_SAVES, bound),
+        ends=_span_rows(store, SELECT_ENDS, {**bound, "newest": pairs, "unended": unended}),
         counted=frozenset(
             row["epoch"] for row in store.rows(SELECT_COUNTED, {**bound, "kind": STEPS_COUNTED})
         ),
         tokens=store.rows(SELECT_TOKENS, bound) if has_total else [],
     )
+
+
+def _span_rows(store: Store, statement: str, bound: Row) -> list[Row]:
+    return read_from_spans(store, bound["run_id"], lambda sql: store.rows(sql, bound), statement)

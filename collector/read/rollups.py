@@ -62,10 +62,6 @@ SELECT epoch, step FROM spans WHERE run_id = {run_id:String} AND step >= 0
 ORDER BY run_id DESC, epoch DESC, step DESC LIMIT 1
 """
 
-SELECT_EXPIRED = """
-SELECT epoch, last_step, kept_first, kept_last FROM expired FINAL WHERE run_id = {run_id:String}
-"""
-
 SELECT_WHOLE = """
 SELECT run_id, num_spans FROM closed_steps FINAL WHERE step = {whole:Int32}
 """
@@ -151,12 +147,8 @@ def read_open_steps(
     if not open_steps:
         return ()
     last = read_newest_closed(store, run_id) if state == RUNNING else None
-    expired = {row["epoch"]: row for row in store.rows(SELECT_EXPIRED, {"run_id": run_id})}
     return tuple(
-        OpenStep(**row)
-        for row in open_steps
-        if (last is None or (row["epoch"], row["step"]) <= last)
-        and not _has_expired(expired.get(row["epoch"]), row["step"])
+        OpenStep(**row) for row in open_steps if last is None or (row["epoch"], row["step"]) <= last
     )
 
 
@@ -238,10 +230,3 @@ def mark_run_rolled_up(store: Store, run_id: str, *, num_spans: int, at_ns: int)
 
 def _closed_row(step: ClosedStep) -> Row:
     return {**asdict(step), "revision": step.revision}
-
-
-def _has_expired(row: Row | None, step: int) -> bool:
-    if row is None or step > row["last_step"]:
-        return False
-    kept = zip(row["kept_first"], row["kept_last"], strict=True)
-    return not any(first <= step <= last for first, last in kept)

@@ -10,6 +10,7 @@ from rankscope.tracer.span import NONE
 
 from ..bounds import COORD_AXES, MAX_WORLD_SIZE, keep_valid
 from ..spool.descriptions import IMPORT_NOTE, INVALID, RUNNING
+from ..store.repeated_rows import read_stored_spans
 from .heartbeats import mark_lost_runs
 
 if TYPE_CHECKING:
@@ -36,25 +37,22 @@ FROM (
     FROM runs FINAL WHERE run_id NOT IN (SELECT run_id FROM deletions) GROUP BY run_id
 ) AS known
 LEFT JOIN (
-    SELECT
-        run_id,
-        sumIf(ledger.num_spans, state != 'sent') AS num_spans,
-        sumIf(ledger.num_spans + num_steps + num_microbatches, state != 'sent') AS num_records,
-        max(at_ns) AS wrote_ns
-    FROM ledger FINAL GROUP BY run_id
+    SELECT run_id, sum(num_spans) AS num_spans, sum(num_records) AS num_records,
+        sum(num_lines) AS num_lines, max(wrote_ns) AS wrote_ns, sum(num_steps) AS num_steps
+    FROM (
+        SELECT run_id, epoch, sum(run_totals.num_spans) AS num_spans,
+            sum(run_totals.num_records) AS num_records, sum(run_totals.num_lines) AS num_lines,
+            max(run_totals.wrote_ns) AS wrote_ns, groupBitmapMerge(steps) AS num_steps
+        FROM run_totals GROUP BY run_id, epoch
+    ) GROUP BY run_id
 ) AS counted USING run_id
-LEFT JOIN (
-    SELECT run_id, uniqExact(epoch, step) AS num_steps FROM steps WHERE step >= 0 GROUP BY run_id
-) AS stepped USING run_id
-LEFT JOIN (
-    SELECT run_id, uniqExact(epoch, rank, at_ns, line) AS num_lines FROM events
-    WHERE kind IN ('kernel', 'log') GROUP BY run_id
-) AS logged USING run_id
 ORDER BY created_ns DESC, run_id
 """
 """Cuts that are only ``sent`` are not counted: their spans may appear later without any other
 change, and a reader that has processed all counted spans looks again only if the count grows. Lines
-of logs count as rows: they may come after the end of the process that they explain."""
+of logs count as rows: they may come after the end of the process that they explain. If two
+collectors stored the same cut at the same moment, it counts twice here, unlike in the account of
+its run."""
 
 SELECT_RUN_NAMES = """
 SELECT run_id FROM runs WHERE run_id NOT IN (SELECT run_id FROM deletions)
@@ -95,14 +93,20 @@ SELECT * FROM groups FINAL WHERE run_id = {run_id:String} ORDER BY epoch, group_
 """
 
 SELECT_ACCOUNT = """
+SELECT epoch, rank, sum(num_spans) AS num_spans, sum(num_steps) AS num_steps,
+    sum(num_microbatches) AS num_microbatches, sum(num_torn) AS num_torn, sum(num_bad) AS num_bad
+FROM segment_totals WHERE run_id = {run_id:String}
+GROUP BY epoch, rank ORDER BY epoch, rank
+"""
+
+SELECT_EXACT_ACCOUNT = """
 SELECT
     epoch, rank,
     sum(num_spans) AS num_spans,
     sum(num_steps) AS num_steps,
     sum(num_microbatches) AS num_microbatches,
     sum(num_torn) AS num_torn,
-    sum(num_bad) AS num_bad,
-    countIf(state != 'stored') AS num_doubtful
+    sum(num_bad) AS num_bad
 FROM ledger FINAL WHERE run_id = {run_id:String} AND state != 'sent'
 GROUP BY epoch, rank ORDER BY epoch, rank
 """
@@ -125,8 +129,9 @@ GROUP BY host, boot_id ORDER BY host, boot_id
 
 SELECT_EXPIRED = """
 SELECT epoch, last_step, kept_first, kept_last FROM expired FINAL
-WHERE run_id = {run_id:String} ORDER BY epoch
+WHERE run_id = {run_id:String} AND last_step != 2147483647 ORDER BY epoch
 """
+"""Without imported traces: all of their spans are kept."""
 
 SELECT_WARNINGS = """
 SELECT DISTINCT kind, text FROM events
@@ -172,9 +177,11 @@ FROM (
         ) AS held_end
     FROM ledger FINAL
     WHERE run_id = {run_id:String} AND end_row > first_row AND (epoch, rank, segment) IN (
-        SELECT epoch, rank, segment FROM ledger FINAL WHERE run_id = {run_id:String}
-        GROUP BY epoch, rank, segment
-        HAVING sum(end_row - first_row) != maxIf(end_row, end_row > first_row)
+        SELECT epoch, rank, segment FROM (
+            SELECT epoch, rank, segment, sum(segment_totals.num_rows) AS num_rows,
+                max(segment_totals.end_row) AS end_row
+            FROM segment_totals WHERE run_id = {run_id:String} GROUP BY epoch, rank, segment
+        ) WHERE num_rows != end_row
     )
 ) AS held
 WHERE begin > held_end AND at_ns < {before_ns:Int64}
@@ -323,7 +330,7 @@ def read_run(store: Store, run_id: str, *, unix_ns: Callable[[], int] = time.tim
     epochs = _read_valid(store, "runs", SELECT_EPOCHS, bound, invalid)
     if not epochs:
         return RunRows(epochs=[], ranks=[], groups=[], account=[], bad=[], pace=[], clocks=[])
-    account = store.rows(SELECT_ACCOUNT, bound)
+    account = _read_account(store, run_id)
     has_bad = any(row["num_bad"] for row in account)
     has_pace = any(row["paced"] for row in epochs)
     ranks = _read_valid(store, "ranks", SELECT_RANKS, bound, invalid)
@@ -341,6 +348,16 @@ def read_run(store: Store, run_id: str, *, unix_ns: Callable[[], int] = time.tim
         invalid=invalid[:MAX_INVALID],
         notes=texts[IMPORT_NOTE],
     )
+
+
+def _read_account(store: Store, run_id: str) -> list[Row]:
+    """Return the stored rows of each (epoch, rank).
+
+    Two collectors may have stored one cut at the same moment. Then it is ``repeated``, and its
+    lines in the ledger say how many rows are there.
+    """
+    has_repeated = read_stored_spans(store, run_id).has_repeated
+    return store.rows(SELECT_EXACT_ACCOUNT if has_repeated else SELECT_ACCOUNT, {"run_id": run_id})
 
 
 def _read_valid(

@@ -12,7 +12,7 @@ import numpy as np
 from rankscope.tracer.span import COMM_KINDS, NONE, SPAN_COLUMNS, SpanKind
 
 from ..arrow_columns import to_numpy
-from ..store.repeated_rows import read_deduplicated
+from ..store.repeated_rows import read_deduplicated, read_from_spans
 from .steps import step_range
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def read_spans(
     return read_deduplicated(
         store,
         run_id,
-        lambda sql: _read_spans(store, sql, bound),
+        lambda sql: _read_spans(store, run_id, sql, bound),
         plain=SELECT_SPANS.replace(SELECT_COLUMNS, select),
         final=SELECT_SPANS_FINAL.replace(SELECT_COLUMNS, select),
     )
@@ -205,7 +205,8 @@ def read_spans_final(store: Store, run_id: str, *, first: int, last: int) -> pa.
 
     While a cut is stored again, the store has its rows twice until the ledger says so.
     """
-    return store.arrow(SELECT_SPANS_FINAL, step_range(run_id, first, last) | EVERYWHERE)
+    bound = step_range(run_id, first, last) | EVERYWHERE
+    return read_from_spans(store, run_id, lambda sql: store.arrow(sql, bound), SELECT_SPANS_FINAL)
 
 
 def read_filtered_spans(
@@ -225,12 +226,13 @@ def read_filtered_spans(
     bound |= {"ranks": [*ranks], "kinds": [*kinds]}
     if first is not None and first < 0:
         bound["first"] = NONE
-    return store.arrow(SELECT_CHOSEN, bound)
+    return read_from_spans(store, run_id, lambda sql: store.arrow(sql, bound), SELECT_CHOSEN)
 
 
 def read_outline(store: Store, run_id: str, *, epoch: int, step: int) -> StepOutline:
     """Return the ranks of a step with their numbers of spans, each span counted once."""
-    outline = store.arrow(SELECT_OUTLINE, {"run_id": run_id, "epoch": epoch, "step": step})
+    bound = {"run_id": run_id, "epoch": epoch, "step": step}
+    outline = read_from_spans(store, run_id, lambda sql: store.arrow(sql, bound), SELECT_OUTLINE)
     begin, end = to_numpy(outline["begin_ns"]), to_numpy(outline["end_ns"])
     return StepOutline(
         ranks=to_numpy(outline["rank"]),
@@ -247,7 +249,11 @@ def read_selected_spans(store: Store, selection: SpanSelection) -> pa.Table:
 
 def count_selected_spans(store: Store, selection: SpanSelection) -> int:
     """Return the number of selected spans; duplicates count twice."""
-    return int(store.rows(COUNT_SELECTED_SPANS, selection.bound())[0]["num_spans"])
+    bound = selection.bound()
+    (row,) = read_from_spans(
+        store, selection.run_id, lambda sql: store.rows(sql, bound), COUNT_SELECTED_SPANS
+    )
+    return int(row["num_spans"])
 
 
 def read_arrivals(store: Store, selection: SpanSelection, spans: pa.Table) -> pa.Table:
@@ -315,9 +321,9 @@ def group_blocks(
     return groups
 
 
-def _read_spans(store: Store, sql: str, bound: dict[str, Any]) -> pa.Table:
+def _read_spans(store: Store, run_id: str, sql: str, bound: dict[str, Any]) -> pa.Table:
     """Read spans by as few statements as `MAX_STATEMENT_SPANS` allows."""
-    rows = store.rows(COUNT_BY_STEP, bound)
+    rows = read_from_spans(store, run_id, lambda count: store.rows(count, bound), COUNT_BY_STEP)
     num_rows = sum(row["num_spans"] for row in rows)
     parts = [bound | EVERYWHERE]
     if num_rows > MAX_STATEMENT_SPANS:
@@ -329,7 +335,7 @@ def _read_spans(store: Store, sql: str, bound: dict[str, Any]) -> pa.Table:
                 list(of_epoch),
                 bound | EVERYWHERE | {"first_epoch": epoch, "last_epoch": epoch},
             )
-            for part in _split_large_step(store, part)
+            for part in _split_large_step(store, run_id, part)
         ]
     return store.stream_arrow(sql, *parts, num_rows=num_rows)
 
@@ -343,8 +349,9 @@ def _split(column: str, rows: list[Row], bound: dict[str, Any]) -> list[dict[str
     return [bound | {first: values[begin], last: values[end - 1]} for begin, end in groups]
 
 
-def _split_large_step(store: Store, bound: dict[str, Any]) -> list[dict[str, Any]]:
+def _split_large_step(store: Store, run_id: str, bound: dict[str, Any]) -> list[dict[str, Any]]:
     """Split a statement of a single step by ranks, if that has too many spans."""
     if bound["first"] != bound["last"]:
         return [bound]
-    return _split("rank", store.rows(COUNT_BY_RANK, bound), bound)
+    rows = read_from_spans(store, run_id, lambda sql: store.rows(sql, bound), COUNT_BY_RANK)
+    return _split("rank", rows, bound)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..store.repeated_rows import read_from_spans
+
 if TYPE_CHECKING:
     from ..identity import Row
     from ..store.store import Store
@@ -78,11 +80,15 @@ def read_startup_rows(
     epoch = newest[0]["epoch"] if newest else 0
     before_ns = newest[0]["first_ns"] if newest and newest[0]["num_steps"] else END_OF_TIME
     bound = {"run_id": run_id, "epoch": epoch, "before_ns": before_ns}
-    parts = store.rows(SELECT_PARTS, {**bound, "most": max_parts})
+    parts = _rows(store, SELECT_PARTS, {**bound, "most": max_parts})
     if not parts:
         return None
-    totals = store.rows(SELECT_TOTALS, {**bound, "most": max_ranks})
+    totals = _rows(store, SELECT_TOTALS, {**bound, "most": max_ranks})
     ranks = [row["rank"] for row in totals]
-    spans = store.rows(SELECT_LONGEST, {**bound, "ranks": ranks, "most": MAX_SPANS})
+    spans = _rows(store, SELECT_LONGEST, {**bound, "ranks": ranks, "most": MAX_SPANS})
     hosts = store.rows(SELECT_HOSTS, {"run_id": run_id, "epoch": epoch, "ranks": ranks})
     return epoch, parts, totals, spans, {row["rank"]: row["host"] for row in hosts}
+
+
+def _rows(store: Store, statement: str, bound: Row) -> list[Row]:
+    return read_from_spans(store, bound["run_id"], lambda sql: store.rows(sql, bound), statement)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..store.repeated_rows import read_deduplicated
+from ..store.repeated_rows import read_deduplicated, read_from_spans
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -145,7 +145,8 @@ def read_last_steps(store: Store, run_id: str, epoch: int) -> dict[int, int]:
 
     A rank that is more than 8 steps behind the others is left out.
     """
-    rows = store.rows(SELECT_LAST_STEPS, {"run_id": run_id, "epoch": epoch})
+    bound = {"run_id": run_id, "epoch": epoch}
+    rows = read_from_spans(store, run_id, lambda sql: store.rows(sql, bound), SELECT_LAST_STEPS)
     return {row["rank"]: row["newest"] for row in rows}
 
 

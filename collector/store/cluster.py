@@ -71,10 +71,16 @@ def _form(text: str) -> re.Pattern[str]:
 
 
 CREATE = _form(
-    r"CREATE TABLE IF NOT EXISTS @name (?P<columns>\(.*\))\s+"
+    r"CREATE TABLE IF NOT EXISTS @name (?P<columns>\(.*\)|AS \w+)\s+"
     r"ENGINE = (?P<engine>\w*MergeTree)(?:\((?P<arguments>[^()]*)\))?\s+"
     r"(?P<rest>(?:PARTITION BY .*)?ORDER BY (?P<order>\([^()]*\)|\w+).*)"
 )
+VIEW = _form(
+    r"CREATE MATERIALIZED VIEW IF NOT EXISTS @name TO (?P<target>\w+)\s+"
+    r"AS (?P<columns>SELECT .*)\s+FROM (?P<source>\w+)\s+(?P<rest>WHERE .*)"
+)
+EXCHANGE = _form(r"EXCHANGE TABLES @name AND (?P<other>\w+)")
+FROM_TABLE = _form(r"(?P<begin>REPLACE PARTITION \S+ FROM )@name")
 ALTER = _form(r"ALTER TABLE @table\s+(?P<rest>.+)")
 DELETE = _form(r"DELETE FROM @table\s+(?P<rest>.+)")
 WHOLE = _form(r"(?P<verb>OPTIMIZE TABLE|TRUNCATE TABLE) @table(?P<rest>.*)")
@@ -164,6 +170,8 @@ class ClusterStatements:
             return (Statement(sql=sql, parameters=parameters),)
         for form, rewritten in (
             (CREATE, self._create),
+            (VIEW, self._view),
+            (EXCHANGE, self._exchange),
             (ALTER, self._alter),
             (DELETE, self._delete),
             (WHOLE, self._whole),
@@ -201,18 +209,36 @@ class ClusterStatements:
         )  # fmt: skip
         return (local, over)
 
+    def _view(self, match: re.Match[str]) -> tuple[str, ...]:
+        """Each server adds up the rows that are inserted into its own tables."""
+        return (
+            " ".join(
+                (
+                    "CREATE MATERIALIZED VIEW IF NOT EXISTS", self._local(match["table"]),
+                    self._on_cluster, "TO", self._local(match["target"]), "AS", match["columns"],
+                    "FROM", self._local(match["source"]), "AS", match["source"], match["rest"],
+                )
+            ),
+        )  # fmt: skip
+
+    def _exchange(self, match: re.Match[str]) -> tuple[str, ...]:
+        """The tables over all shards find the exchanged ones by their names."""
+        tables = f"{self._local(match['table'])} AND {self._local(match['other'])}"
+        return (f"EXCHANGE TABLES {tables} {self._on_cluster}",)
+
     def _alter(self, match: re.Match[str]) -> tuple[str, ...]:
         kinds = {" ".join(part.split()[:2]).upper() for part in _top_level(match["rest"])}
         if kinds & BOTH_TABLES and kinds - BOTH_TABLES:
             raise ClusterStatementError(match[0], "columns and other changes in one ALTER")
         if kinds & BOTH_TABLES and match["bound"]:
             raise ClusterStatementError(match[0], "columns of a table whose name is bound")
+        rest = FROM_TABLE.sub(
+            lambda source: f"{source['begin']}{self._local(source['table'])}", match["rest"]
+        )
         names = [self._local(match["table"])]
         if kinds & BOTH_TABLES:  # last, so that no query uses a column before the local one has it
             names.append(_quoted(self._database, match["table"]))
-        return tuple(
-            " ".join(("ALTER TABLE", name, self._on_cluster, match["rest"])) for name in names
-        )
+        return tuple(" ".join(("ALTER TABLE", name, self._on_cluster, rest)) for name in names)
 
     def _delete(self, match: re.Match[str]) -> tuple[str, ...]:
         # One server reports its progress later; on a cluster the statement itself must wait.

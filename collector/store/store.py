@@ -71,6 +71,7 @@ counts an entry as 72 bytes but uses 184, and makes one per part for each value 
 
 SETTINGS: dict[str, str | int] = {
     "async_insert": 0,  # on by default since 26.2: it acknowledges before rows are stored
+    "max_partitions_per_insert_block": 0,  # of a migration: a partition is a day
     "optimize_on_insert": 0,  # left to the background merges: inserts take a third less time
     "output_format_arrow_low_cardinality_as_dictionary": 1,
     "output_format_arrow_string_as_string": 1,

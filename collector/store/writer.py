@@ -43,6 +43,8 @@ GROUP BY run_id, epoch, segment, row
 SIGNS = frozenset({"stalled", "lost", "exit", FLIGHT_RECORDER})
 """Kinds of events that say of a process that it does not go on."""
 
+DAY_NS = 86_400_000_000_000
+
 MANY_SLICES = 64
 """More slices than this are copied together: the engine makes a block of each, and two thousand
 blocks of a hundred rows took several times as long as one."""
@@ -147,6 +149,7 @@ class StoreWriter:
                 whole = self._names.limit(whole)
                 repeated = (part.key for part in parts_of(plans, CutState.REPEATED))
                 whole = with_first_times(self._store, whole, repeated)
+                whole = with_day(whole, today=self._unix_ns() // DAY_NS)
             if table == "steps":
                 whole = with_unknown_loss(whole)
             self._store.insert_arrow(table, whole)
@@ -193,6 +196,23 @@ def with_first_times(store: Store, spans: pa.Table, repeated: Iterable[CutKey]) 
     ]
     place = spans.schema.get_field_index("start_ns")
     return spans.set_column(place, "start_ns", numbers(np.array(start_ns, dtype=np.int64)))
+
+
+def with_day(spans: pa.Table, *, today: int) -> pa.Table:
+    """Return the spans with their day, with which they expire.
+
+    It is that of their begin, which is the table's default; of a trace that is imported long after,
+    or of a host whose clock is wrong, it is the day of their arrival.
+
+    Args:
+        spans: Spans to insert.
+        today: Day of their arrival, since 1970.
+    """
+    day = to_numpy(spans["start_ns"]) // DAY_NS
+    is_near = np.abs(day - today) <= 1
+    if is_near.all():
+        return spans
+    return spans.append_column("day", numbers(np.where(is_near, day, today), np.int32))
 
 
 def with_unknown_loss(steps: pa.Table) -> pa.Table:

@@ -53,7 +53,8 @@ SELECT
 DELETE_LEFTOVERS = "DELETE FROM {table:Identifier} WHERE run_id = {run_id:String}"
 
 RUN_TABLES = (
-    "spans", "steps", "microbatches", "samples", "events", "ranks", "groups", "manifests", "ledger"
+    "spans", "steps", "microbatches", "samples", "events", "ranks", "groups", "manifests",
+    "run_totals", "segment_totals", "ledger",
 )  # fmt: skip
 """Tables that get rows before ``runs``. The ledger is last: its rows are the sign of leftovers."""
 

@@ -111,6 +111,21 @@ def test_columns_change_in_local_tables_first(added: str) -> None:
             "ALTER TABLE t MODIFY TTL d + INTERVAL 1 DAY",
             "ALTER TABLE `db`.`t_local` ON CLUSTER `c1` MODIFY TTL d + INTERVAL 1 DAY",
         ),
+        (
+            "ALTER TABLE t REPLACE PARTITION 5 FROM u",
+            "ALTER TABLE `db`.`t_local` ON CLUSTER `c1` REPLACE PARTITION 5 FROM `db`.`u_local`",
+        ),
+        (
+            "EXCHANGE TABLES t AND u",
+            "EXCHANGE TABLES `db`.`t_local` AND `db`.`u_local` ON CLUSTER `c1`",
+        ),
+        (
+            "CREATE MATERIALIZED VIEW IF NOT EXISTS v TO u AS SELECT a FROM t WHERE a > 1",
+            (
+                "CREATE MATERIALIZED VIEW IF NOT EXISTS `db`.`v_local` ON CLUSTER `c1` TO"
+                " `db`.`u_local` AS SELECT a FROM `db`.`t_local` AS t WHERE a > 1"
+            ),
+        ),
         ("OPTIMIZE TABLE t FINAL", "OPTIMIZE TABLE `db`.`t_local` ON CLUSTER `c1` FINAL"),
         ("TRUNCATE TABLE t", "TRUNCATE TABLE `db`.`t_local` ON CLUSTER `c1`"),
     ],

@@ -13,7 +13,7 @@ from rankscope.collector.read.runs import list_runs
 from rankscope.collector.read.spans import read_spans
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.migrations import known_migrations
-from rankscope.collector.store.repeated_rows import has_repeated_cuts
+from rankscope.collector.store.repeated_rows import read_stored_spans
 from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter
 from tests.deploy.servers import database_of_its_own
@@ -59,7 +59,7 @@ def test_a_run_is_written_to_a_server_and_read_back(server_store: Store, tmp_pat
     assert server_store.schema_version() == known_migrations()[-1].version
     assert [row["run_id"] for row in list_runs(server_store)] == ["job"]
     assert read_spans(server_store, "job")["name"].to_pylist() == ["forward"]
-    assert not has_repeated_cuts(server_store, "job")
+    assert not read_stored_spans(server_store, "job").has_repeated
 
 
 def test_a_server_merges_as_configured(server_store: Store) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from rankscope.collector.store.location import read_server_file
-from rankscope.collector.store.repeated_rows import has_repeated_cuts
+from rankscope.collector.store.repeated_rows import read_stored_spans
 from rankscope.collector.store.store import open_store
 from tests.faults.checker import Oracle, check, content_hash, key_of
 from tests.integration.programs import COMMAND, environment
@@ -222,7 +222,7 @@ class WholePath:
             if name != "store":
                 self.end(name)
         with open_store(self.store_url) as store:
-            final = " FINAL" if has_repeated_cuts(store, RUN) else ""
+            final = " FINAL" if read_stored_spans(store, RUN).has_repeated else ""
             rows = store.rows(SELECT_ROWS.format(final=final))
         return check(self.folder / "oracle", [seen_row(row) for row in rows])
 

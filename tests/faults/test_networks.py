@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from rankscope.collector.agent.link import DEADLINES, Deadlines
-from rankscope.collector.store.repeated_rows import has_repeated_cuts
+from rankscope.collector.store.repeated_rows import read_stored_spans
 from rankscope.collector.store.store import open_store
 from tests.faults.checker import Oracle, check
 from tests.faults.cycles import SELECT_ROWS, seen_row
@@ -166,7 +166,7 @@ def test_a_frozen_collector_stores_repeated_requests_once(
         rig.close()
 
     with open_store(f"chdb://{store_path}") as store:
-        final = " FINAL" if has_repeated_cuts(store, "run") else ""
+        final = " FINAL" if read_stored_spans(store, "run").has_repeated else ""
         rows = store.rows(SELECT_ROWS.format(final=final))
     verdict = check(tmp_path / "oracle", [seen_row(row) for row in rows])
     assert verdict.is_clean, verdict

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.spool.folder import used_bytes
-from rankscope.collector.store.repeated_rows import has_repeated_cuts
+from rankscope.collector.store.repeated_rows import read_stored_spans
 from rankscope.collector.store.store import open_store
 from tests.faults.checker import check, content_hash, key_of
 from tests.faults.cycles import NUM_RANKS, RUN
@@ -106,7 +106,7 @@ def seen(path: ServerPath) -> list[tuple[Key, str]]:
     If the store is killed before the ledger has a cut, its rows are stored twice.
     """
     with open_store(path.store_url) as store:
-        final = " FINAL" if has_repeated_cuts(store, RUN) else ""
+        final = " FINAL" if read_stored_spans(store, RUN).has_repeated else ""
         rows = store.rows(SELECT_SPANS.format(final=final))
     return [
         (key_of(row["rank"], row["name"]), content_hash(row["name"], row["kind"])) for row in rows

@@ -199,6 +199,6 @@ def _serve(store: Store, endpoint: Endpoint) -> None:
                 failures=RunFailures(store),
                 log=log,
                 analysis=AnalysisParts(before=StoreSource(store).runs()),
-                loops=[open_upkeep(store, deletions, RetentionPolicy())],
+                loops=open_upkeep(store, deletions, RetentionPolicy()),
             )
         )

@@ -59,9 +59,9 @@ SELECT host, newest_ns, num_ranks, clock_error_ns, count() OVER () AS num_hosts 
 ORDER BY newest_ns, host LIMIT {most:UInt32} SETTINGS join_use_nulls = 1
 """
 
-SELECT_LEDGER = """
-SELECT state, count() AS num_cuts, max(at_ns) AS newest_ns FROM ledger FINAL
-GROUP BY state ORDER BY state
+SELECT_STORED = """
+SELECT sum(num_cuts) AS num_cuts, sum(num_repeated) AS num_repeated, max(wrote_ns) AS newest_ns
+FROM run_totals
 """
 
 SELECT_BAD = """
@@ -118,17 +118,17 @@ class HealthReader:
         try:
             found = (
                 self._store.rows(SELECT_HOSTS, {"since_ns": now_ns - HOUR_NS, "most": MAX_HOSTS}),
-                self._store.rows(SELECT_LEDGER),
+                self._store.rows(SELECT_STORED),
                 self._store.rows(SELECT_BAD),
                 host_check_parts(self._store, now_ns),
             )
         except StoreError as error:
             problem = f"The store does not answer: {error}. See the server's log."
             return Health(problems=(problem,), sections=(_loops(values)[0],))
-        hosts, ledger, bad_rows, host_checks = found
+        hosts, (stored,), bad_rows, host_checks = found
         parts = [
             _loops(values),
-            self._intake(values, ledger, now_ns),
+            self._intake(values, stored, now_ns),
             self._disk(),
             _hosts(hosts, now_ns),
             *host_checks,
@@ -141,7 +141,7 @@ class HealthReader:
             sections=tuple(section for section, _ in parts if section.rows),
         )
 
-    def _intake(self, values: Values, ledger: list[Row], now_ns: int) -> Part:
+    def _intake(self, values: Values, stored: Row, now_ns: int) -> Part:
         spans = sum(values.get("ingest_spans_total", {}).values())
         spans += values.get("spool_rows_total", {}).get("spans", 0.0)
         rate = UNKNOWN
@@ -149,8 +149,8 @@ class HealthReader:
             seconds = (now_ns - self._spans[0]) / NS_PER_S
             rate = f"{(spans - self._spans[1]) / seconds:,.0f} spans/s"
         self._spans = (now_ns, spans)
-        newest = max((row["newest_ns"] for row in ledger), default=None)
-        cuts = ", ".join(f"{row['num_cuts']:,} {row['state']}" for row in ledger)
+        newest = stored["newest_ns"] or None
+        cuts = f"{stored['num_cuts']:,} stored, {stored['num_repeated']:,} of them perhaps twice"
         requests = sum(values.get("ingest_requests_total", {}).values())
         refused = sum(values.get("refused_requests_total", {}).values())
         rows = (
@@ -159,7 +159,7 @@ class HealthReader:
             ("spans received since the start", f"{spans:,.0f}"),
             ("requests of agents", f"{requests:,.0f}"),
             ("refused requests and connections", f"{refused:,.0f}"),
-            ("cuts in the ledger", cuts or "none"),
+            ("cuts in the ledger", cuts),
             ("analyses and drawings under way", f"{self._read_queue():,}"),
         )
         about = "Data on their way to the store. A cut is a piece of a spool that is stored once."

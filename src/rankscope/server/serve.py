@@ -270,7 +270,7 @@ def serve_store(options: ServeOptions) -> None:
                 events = sampling.events
                 loops += [*sampling.loops, host_rows_loop(sampling, tail, sink)]
             loops.append(tail_loop(tail, ControlRequests(store), host_events=events, sink=sink))
-        loops += [open_upkeep(store, deletions, options.keep, failures), memory_loop(store)]
+        loops += [*open_upkeep(store, deletions, options.keep, failures), memory_loop(store)]
         has_ingest = options.only is not Part.DASHBOARD
         analysis = AnalysisParts(
             before=before,

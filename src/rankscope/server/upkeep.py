@@ -8,7 +8,10 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from rankscope.collector.errors import StoreQueryError
-from rankscope.collector.retention.retention import DAY_NS, HOUR_NS, Retention, RetentionPolicy
+from rankscope.collector.retention.ledger_merges import LedgerMerges
+from rankscope.collector.retention.retention import HOUR_NS, Retention, RetentionPolicy
+from rankscope.collector.retention.span_days import DAY_NS
+from rankscope.collector.store.lease import PAUSE_S, Lease
 
 from ..errors import BadInputError
 from ..terminal import lines as terminal
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from .run_failures import RunFailures
 
 UPKEEP_PAUSE_S = 5.0
+MERGE_PAUSE_S = 600.0
 EXPIRY_PAUSE_NS = HOUR_NS
 FIRST_EXPIRY_NS = 60_000_000_000
 """Delay after the start, because rows that wait in the spool may make a run live again."""
@@ -133,6 +137,7 @@ class Upkeep:
     """Upkeep of a store.
 
     Args:
+        lease: Says whether this process does it; others on the same store stand by.
         say: Logs a line.
         monotonic_ns: Clock for the pauses between expiries.
     """
@@ -143,9 +148,11 @@ class Upkeep:
         retention: Retention,
         rollups: Rollups,
         *,
+        lease: Lease,
         say: Callable[[str], None] = terminal.say,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        self._lease = lease
         self._deletions = deletions
         self._retention = retention
         self._rollups = rollups
@@ -160,6 +167,8 @@ class Upkeep:
             StoreError: A part failed, the first of them; the next call tries it again.
         """
         errors = []
+        if not self._lease.is_held:
+            return
         for part in (self._sweep, self._expire, self._rollups.turn):
             try:
                 part()
@@ -189,11 +198,25 @@ def open_upkeep(
     deletions: Deletions,
     keep: RetentionPolicy,
     failures: RunFailures | None = None,
-) -> Loop:
-    """Return the loop for the upkeep of a store."""
+) -> tuple[Loop, ...]:
+    """Return the loops for the upkeep of a store, which one process of a shared store does."""
+    lease = Lease(store)
     rollups = Rollups(store, failures=failures)
-    upkeep = Upkeep(deletions, Retention(store, deletions, policy=keep), rollups)
-    return Loop("upkeep", upkeep.turn, pause_s=UPKEEP_PAUSE_S)
+    retention = Retention(store, deletions, policy=keep)
+    upkeep = Upkeep(deletions, retention, rollups, lease=lease)
+    ledger = LedgerMerges(store)
+
+    def merge_ledger() -> None:
+        if lease.is_held:
+            ledger.turn()
+
+    loops = (
+        Loop("upkeep", upkeep.turn, pause_s=UPKEEP_PAUSE_S),
+        Loop("ledger-merges", merge_ledger, pause_s=MERGE_PAUSE_S),
+    )
+    if store.path is not None:
+        return loops
+    return (Loop("upkeep-lease", lease.renew, pause_s=PAUSE_S), *loops)
 
 
 def part_check_loop(checks: PartChecks) -> Loop:

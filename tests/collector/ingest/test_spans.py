@@ -11,7 +11,7 @@ from rankscope.collector.http.tokens import Role
 from rankscope.collector.ingest.router import ARROW_TYPE
 from rankscope.collector.read.runs import read_events, read_run
 from rankscope.collector.store.name_quota import MAX_NAMES
-from rankscope.collector.store.repeated_rows import has_repeated_cuts
+from rankscope.collector.store.repeated_rows import read_stored_spans
 from rankscope.collector.wire.codec import encode_cuts
 from tests.support.collector.cut_builder import SEGMENT, span_cut
 from tests.support.collector.serving import OWN, serving, tokens_for
@@ -51,7 +51,7 @@ def test_acknowledged_cuts_can_be_read(collector: Collector, store: Store, run_i
         ],
     }
     assert shown(store, run_id) == ["s0", "s1", "s2", "s3", "s4"]
-    assert not has_repeated_cuts(store, run_id)
+    assert not read_stored_spans(store, run_id).has_repeated
 
 
 def test_a_repeated_body_changes_nothing(collector: Collector, store: Store, run_id: str) -> None:
@@ -100,7 +100,7 @@ def test_concurrent_requests_share_inserts(store: Store, run_id: str) -> None:
         assert served.service.commit.num_inserts["spans"] < 40
 
     assert len(shown(store, run_id)) == 400
-    assert not has_repeated_cuts(store, run_id)
+    assert not read_stored_spans(store, run_id).has_repeated
 
 
 # --- owners of runs

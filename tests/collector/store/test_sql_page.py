@@ -31,10 +31,12 @@ RUN = {"run": "slow", "other": "before"}
 SLOW_RANK = 1
 
 SELECT_TABLES = """
-SELECT name, comment FROM system.tables WHERE database = currentDatabase() ORDER BY name
+SELECT name, comment FROM system.tables
+WHERE database = currentDatabase() AND engine != 'MaterializedView' ORDER BY name
 """
 SELECT_COLUMNS = """
-SELECT table, name, type, comment FROM system.columns WHERE database = currentDatabase()
+SELECT table, name, type, comment FROM system.columns
+WHERE database = currentDatabase() AND table NOT LIKE '%\\_to\\_%'
 ORDER BY table, position
 """
 

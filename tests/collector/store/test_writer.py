@@ -7,7 +7,7 @@ import pytest
 from rankscope.collector.read.steps import read_steps
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.ledger import Ledger, Range, missing_ranges
-from rankscope.collector.store.repeated_rows import has_repeated_cuts
+from rankscope.collector.store.repeated_rows import read_stored_spans
 from rankscope.collector.store.writer import StoreWriter
 from tests.support.collector.cut_builder import SEGMENT, span_cut
 from tests.support.collector.spool_builder import SpoolBuilder
@@ -37,7 +37,7 @@ def test_a_cut_sent_a_thousand_times_is_stored_once(store: Store, run_id: str) -
 
     assert in_engine(store, run_id) == 10
     assert shown(store, run_id) == names(0, 10)
-    assert not has_repeated_cuts(store, run_id)
+    assert not read_stored_spans(store, run_id).has_repeated
 
 
 def test_a_duplicate_is_found_after_a_restart(store: Store, run_id: str) -> None:
@@ -88,7 +88,7 @@ def test_only_the_missing_rows_of_a_cut_are_stored(store: Store, run_id: str) ->
     assert in_engine(store, run_id) == 35
     assert shown(store, run_id) == names(5, 40)
     assert counted(store, run_id) == 35
-    assert not has_repeated_cuts(store, run_id)
+    assert not read_stored_spans(store, run_id).has_repeated
 
 
 def test_cuts_out_of_order_are_stored_and_resume_stops_at_the_first_gap(

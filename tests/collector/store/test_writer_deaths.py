@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rankscope.collector.arrow_columns import to_numpy
 from rankscope.collector.read.rollups import read_open_steps
 from rankscope.collector.read.spans import read_spans
-from rankscope.collector.store.repeated_rows import has_repeated_cuts
+from rankscope.collector.store.repeated_rows import read_stored_spans
 from rankscope.collector.store.writer import StoreWriter
 from tests.support.collector.cut_builder import span_cut
 from tests.support.collector.interrupted_store import (
@@ -89,7 +89,7 @@ def test_a_cut_stored_by_two_collectors_at_once_shows_once(
         assert shown(store, name) == names(0, 5), at
         assert counted(store, name) == 5, at
         if in_engine(store, name) > 5:
-            assert has_repeated_cuts(store, name)
+            assert read_stored_spans(store, name).has_repeated
     assert at >= 6  # read ledger, write sent, write attempt, read attempts, insert, write stored
 
 
@@ -109,7 +109,7 @@ def test_a_cut_repeated_during_a_read_shows_once(store: Store, run_id: str, at: 
     between = Interrupted(store, again, at=at)
     rows = read_spans(cast("Store", between), run_id)
 
-    assert has_repeated_cuts(store, run_id)  # the copies may have been merged by now
+    assert read_stored_spans(store, run_id).has_repeated  # the copies may have been merged by now
     assert sorted(str(name) for name in rows["name"].to_pylist()) == names(0, 5)
 
 

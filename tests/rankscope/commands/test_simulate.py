@@ -76,7 +76,6 @@ def test_a_stored_run_is_described_like_a_traced_one(store: Store) -> None:
     )  # fmt: skip
     assert len(rows.groups) == len(simulation.groups)
     assert rows.account[0]["num_spans"] == sum(one.spans.num_rows for one in simulation.tables())
-    assert rows.account[0]["num_doubtful"] == 0
     assert [rank for rank in range(16) if hashes[rank] != hashes[0]] == [9]
 
 

@@ -9,7 +9,9 @@ import pytest
 
 from rankscope.analysis.analyze import analyze_run
 from rankscope.collector.retention.deletion import Deletions
-from rankscope.collector.retention.retention import DAY_NS, HOUR_NS, Retention, RetentionPolicy
+from rankscope.collector.retention.retention import HOUR_NS, Retention, RetentionPolicy
+from rankscope.collector.retention.span_days import DAY_NS
+from rankscope.collector.store.lease import Lease
 from rankscope.collector.store.store import open_store
 from rankscope.errors import BadInputError
 from rankscope.server.http_server import read_part_checks
@@ -56,6 +58,7 @@ def test_late_rows_of_a_deleted_run_are_removed(tmp_path: Path) -> None:
             deletions,
             Retention(store, deletions),
             Rollups(store, monotonic_ns=lambda: 0),
+            lease=Lease(store),
             say=lines.append,
         )
 
@@ -70,11 +73,12 @@ def test_late_rows_of_a_deleted_run_are_removed(tmp_path: Path) -> None:
 def test_rows_expire_a_minute_after_the_start_and_then_every_hour(tmp_path: Path) -> None:
     with open_store(f"chdb://{tmp_path}") as store:
         deletions, clock, lines = Deletions(store), Clock(), list[str]()
-        retention = Retention(store, deletions, unix_ns=lambda: NOW_NS + 49 * HOUR_NS)
+        retention = Retention(store, deletions, unix_ns=lambda: NOW_NS + 3 * DAY_NS)
         upkeep = Upkeep(
             deletions,
             retention,
             Rollups(store, monotonic_ns=lambda: 0),
+            lease=Lease(store),
             say=lines.append,
             monotonic_ns=clock,
         )

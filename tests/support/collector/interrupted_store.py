@@ -47,6 +47,9 @@ class Interrupted:
         )
         return found
 
+    def command(self, sql: str, parameters: Mapping[str, Any] | None = None) -> None:
+        self._do(lambda: self._store.command(sql, parameters))
+
     def insert_rows(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
         self._do(lambda: self._store.insert_rows(table, rows))
 
