@@ -1,4 +1,4 @@
-"""What an assistant may ask of a store, each question with an answer of bounded length."""
+"""Answers to the questions that an assistant may ask of a store, each of bounded length."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def build_server(store_url: str) -> MCPServer:
 
     @tool()
     def hosts() -> str:
-        """Tell what is known against hosts over all runs: errors of checks, repeated findings."""
+        """List what is known against hosts over all runs: errors of checks, repeated findings."""
         return answer(lambda answers: answers.hosts())
 
     @tool()

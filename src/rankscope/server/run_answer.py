@@ -1,4 +1,4 @@
-"""What is known of a run: its report, and what other tables of the store add to it."""
+"""The report of a run, with all that other tables of the store add to it."""
 
 from __future__ import annotations
 
