@@ -23,6 +23,7 @@ from rankscope.collector.read.host_checks import (
 from rankscope.tracer.span import NS_PER_S
 
 from .active.trials import SECTION as ACTIVE_SECTION
+from .checks.kernel_log import EARLIER
 from .checks.table import CHECKS
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def _confirms(check: StoredCheck, cause: str, devices: set[str]) -> bool:
     """Return whether a deviation explains a cause, on one of these devices if it is of a device."""
     if check.section == ACTIVE_SECTION:
         return check.name in ACTIVE_CAUSES.get(cause, ())
-    if cause not in CAUSES.get(check.name, ()):
+    if cause not in CAUSES.get(check.name, ()) or check.part == EARLIER:
         return False
     return not check.device or not devices or plain_uuid(check.device) in devices
 

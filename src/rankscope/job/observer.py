@@ -170,7 +170,7 @@ def _start_sampling(spool: Path) -> HostSampling:
 
 
 class HostSide:
-    """Samples and examinations of this host, beside the records of the job.
+    """Samples and examinations of this host, and requests to its ranks, beside their records.
 
     Args:
         sampling: Samples, heartbeats, logs and examinations of this host.
@@ -190,7 +190,9 @@ class HostSide:
         tail: SpoolTail,
     ) -> None:
         from rankscope.collector.host.host_events import HostEventRows
+        from rankscope.collector.read.control import ControlRequests
         from rankscope.collector.read.host_checks import ExaminationRequests
+        from rankscope.collector.spool.control import ControlWriter
 
         self._sampling = sampling
         self._as_job = as_job
@@ -200,12 +202,20 @@ class HostSide:
         self._host = socket.gethostname()
         self._events = HostEventRows(self._host, unix_ns=time.time_ns)
         self._requests = ExaminationRequests(store)
+        self._control_requests = ControlRequests(store)
+        self._control = ControlWriter(say=lambda _: None)
 
     def store(self) -> None:
         """Store what was read so far, with the runs that it belongs to."""
         self._events.note_running(self._tail.running)
         self._events.send(self._sampling.events.take(), self._writer.upsert)
         self._sampling.store(self._writer.upsert, placed=self._tail.placed_heartbeats)
+
+    def pass_requests(self) -> None:
+        """Give the ranks what the pages, or a command elsewhere, have requested of them."""
+        running = self._tail.running
+        for run_id in {files.run_id for files in running}:
+            self._control.write(running, self._control_requests.of_run(run_id))
 
     def examine_if_named(self) -> None:
         """Have the host examined soon, if an open finding names it."""
@@ -253,6 +263,7 @@ def _follow(
             try:
                 problems += tail.poll().problems
                 host.store()
+                host.pass_requests()
                 _send(Message.STATUS, diagnosis.status(tail.runs))
                 host.examine_if_named()
             except (StoreError, AnalysisError) as error:  # tried again, and at the end

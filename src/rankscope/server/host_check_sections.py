@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rankscope.collector.read.host_checks import Offender, StoredCheck
+    from rankscope.collector.read.hosts import HostChange
     from rankscope.collector.store.store import Store
 
 Part = tuple[HealthSection, tuple[str, ...]]
@@ -55,6 +56,12 @@ def host_check_parts(store: Store, now_ns: int) -> tuple[Part, ...]:
     )
 
 
+def _end(mark: HostChange) -> str:
+    if mark.until_ns is not None:
+        return f"{format_time(mark.until_ns)} UTC"
+    return "included" if mark.mark is HostMark.EXCLUDED else EMPTY
+
+
 def _marks(store: Store, now_ns: int) -> Part:
     """Return the hosts that are excluded, golden or spare; an excluded one in use is a problem."""
     marks = marks_in_force(read_host_changes(store), now_ns)
@@ -71,7 +78,7 @@ def _marks(store: Store, now_ns: int) -> Part:
             mark.reason or EMPTY,
             mark.set_by or EMPTY,
             f"{_age(now_ns, mark.at_ns)} ago",
-            "included" if mark.until_ns is None else f"{format_time(mark.until_ns)} UTC",
+            _end(mark),
             ", ".join(runs_of.get(mark.host, [])) or EMPTY,
         )
         for mark in ordered
@@ -113,10 +120,10 @@ def _deviations(checks: Sequence[StoredCheck], now_ns: int) -> Part:
     )
     num_healthy = len(by_host) - len(bad)
     more = f" {MAX_ROWS} of {len(rows):,} are listed." if len(rows) > MAX_ROWS else ""
-    about = (
-        "Warnings and errors of the newest rankscope doctor of each host within a week. Nothing is"
-        f" wrong on {format_count(num_healthy, 'other host')}.{more}"
-    )
+    about = "Warnings and errors of the newest rankscope doctor of each host within a week."
+    if num_healthy:
+        about += f" Nothing is wrong on {format_count(num_healthy, 'other host')}."
+    about += more
     if by_host and not rows:
         rows = ((format_count(num_healthy, "host"), "healthy", "", "", ""),)
     problem = f"The checks of {format_count(len(broken), 'host')} report errors,"

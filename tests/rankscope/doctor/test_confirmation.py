@@ -85,6 +85,16 @@ def test_another_gpu_of_the_host_does_not_confirm(store: Store) -> None:
     )
 
 
+def test_an_old_message_of_the_kernel_does_not_confirm(store: Store) -> None:
+    xid = replace(
+        BRAKE, section="system", name="kernel-log", part="earlier", device="", state="warning",
+        reason="Xid 79, 9 h ago",
+    )  # fmt: skip
+
+    assert text_of(store, SLOW, xid).startswith("gpu07: not confirmed by host checks")
+    assert text_of(store, SLOW, replace(xid, part="")).startswith("confirmed: gpu07, kernel-log")
+
+
 def test_a_cause_is_confirmed_by_its_own_checks_only(store: Store) -> None:
     stall = replace(SLOW, cause="host-stall")
 

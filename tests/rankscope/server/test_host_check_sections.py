@@ -70,7 +70,7 @@ def test_health_lists_excluded_hosts_and_who_still_uses_them(tmp_path: Path) -> 
     excluded, free = marks.rows
     assert excluded[:4] == ("gpu07", "excluded", "power brake", "ann")
     assert excluded[-1] == "job"
-    assert (free[0], free[1], free[5]) == ("gpu12", "spare", "included")
+    assert (free[0], free[1], free[5]) == ("gpu12", "spare", "-")
     assert marks.bad == {"gpu07"}
     assert len(problems) == 1
     assert "gpu07" in problems[0]

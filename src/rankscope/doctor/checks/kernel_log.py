@@ -22,6 +22,9 @@ RECENT_S = 3600.0
 Source: choice; what stays bad is an error of other checks too."""
 
 MAX_AGE_S = 86_400.0
+EARLIER = "earlier"
+"""Part of an older message: it confirms no finding of now."""
+
 MAX_OUTCOMES = 12
 
 OF_JOBS = frozenset({MessageKind.FAULT, MessageKind.OOM_KILLER})
@@ -78,9 +81,10 @@ def _judge(messages: list[_Message], now_s: float | None) -> Iterator[Outcome]:
             continue
         when = "" if age_s is None else f", {format_age(int(age_s) * NS_PER_S)} ago"
         times = f", {len(alike):,} times" if len(alike) > 1 else ""
-        is_serious = newest.message.is_serious and (age_s or 0.0) <= RECENT_S
-        make = error if is_serious else warning
-        yield make(f"{text}{times}{when}", newest.message.remedy)
+        is_recent = (age_s or 0.0) <= RECENT_S
+        make = error if newest.message.is_serious and is_recent else warning
+        part = "" if is_recent else EARLIER
+        yield make(f"{text}{times}{when}", newest.message.remedy, part=part)
 
 
 def _uptime_s(host: Host, times: list[float]) -> float | None:
