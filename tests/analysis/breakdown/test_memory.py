@@ -66,11 +66,12 @@ def run_of(*, pp: int = 2, shape: Mapping[str, object] = GPT, **known: Any) -> R
     )
 
 
-def steps_with(peaks: list[int], **known: object) -> StepTable:
+def steps_with(peaks: list[int], **known: int) -> StepTable:
     """Return one step of each rank with its peak in GiB."""
     num = len(peaks)
-    columns = {"rank": np.arange(num), "peak_memory_bytes": np.array(peaks) * GIB, **known}
-    return table_of(StepTable, **columns)  # type: ignore[arg-type]
+    return table_of(
+        StepTable, rank=np.arange(num), peak_memory_bytes=np.array(peaks) * GIB, **known
+    )
 
 
 def microbatches(num: int) -> MicrobatchTable:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from rankscope.tracer.job.model_memory import read_device_memory, state_bytes
 
 
-def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def stepped(model: nn.Module, optimizer: Any) -> Any:  # noqa: ANN401
     model(torch.ones(1, 4, dtype=next(model.parameters()).dtype)).sum().backward()
     optimizer.step()
     return optimizer
@@ -40,7 +42,7 @@ def test_copies_that_only_the_optimizer_has_are_its_own() -> None:
     model = nn.Linear(4, 6, bias=False).bfloat16()
     copy = model.weight.detach().float().requires_grad_()
     copy.grad = torch.ones_like(copy)
-    optimizer = torch.optim.Adam([copy])
+    optimizer: Any = torch.optim.Adam([copy])
     optimizer.step()
 
     # a copy and two moments of 24 weights in float32, and one number of steps
@@ -48,8 +50,8 @@ def test_copies_that_only_the_optimizer_has_are_its_own() -> None:
 
 
 def test_gradients_that_megatron_accumulates_count_in_their_own_type() -> None:
-    model = nn.Linear(4, 6, bias=False).bfloat16()
-    model.weight.main_grad = torch.zeros(6, 4)  # type: ignore[assignment]
+    model: Any = nn.Linear(4, 6, bias=False).bfloat16()
+    model.weight.main_grad = torch.zeros(6, 4)
 
     assert state_bytes(model, []) == {
         "parameter_bytes": 48,
