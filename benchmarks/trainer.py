@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 PIPELINE = "--pp 4 --layers 8 --microbatches 8"
 SMALL = "--layers 4 --microbatches 4"
 CUBE = f"{SMALL} --pp 2 --dp 2 --tp 2"
-PACE_MS = 80
+PACE_MS = 120
 RUN = "switch"
 
 
