@@ -298,6 +298,8 @@ def _divide_sends(stage: Stage, tp: DeviceMesh) -> None:
     if stage.head is None:
         scatter = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(0))
         parallelize_module(stage, tp, scatter, src_data_rank=None)
+        # A split backward detaches the output in place, which a part of a tensor does not allow.
+        stage.register_forward_hook(lambda _stage, _inputs, output: output.clone())
 
 
 def _divide_sequences(block: Block, config: TrainerConfig, sequence: DeviceMesh) -> None:

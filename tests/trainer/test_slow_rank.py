@@ -51,6 +51,7 @@ def diagnose(folder: Path, *flags: str) -> dict[str, Any]:
         "--pp 2 --dp 2 --schedule zero-bubble",
         "--pp 2 --dp 2 --schedule zbv",
         "--pp 2 --dp 2 --schedule dualpipev",
+        "--pp 2 --tp 2 --scatter-gather",
         "--dp ddp:2 --tp 2 --sp --layers 2",
         "--dp 2 --cp 2 --layers 2",
         "--dp 4 --ep 2 --layers 2",
