@@ -1,6 +1,6 @@
 """Loss curves of AdamW and LAMB at a small batch and at four times its size.
 
-    nice -n 15 python -m benchmarks.optimizers [--steps 200] [--out FILE.md]
+    nice -n 15 python -m benchmarks.optimizers [--steps 160] [--out FILE.md]
 
 Each run trains the toy model of `rankscope.trainer` in one process, on the same number of tokens,
 with each of a few learning rates; the one with the lowest loss at the end counts. The loss is that
@@ -10,24 +10,25 @@ of random tokens of which each has four possible successors: from ln 128 = 4.85 
 from __future__ import annotations
 
 import argparse
-import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-STEP = re.compile(r"step \d+ loss (\S+)")
+import torch.distributed as dist
+
+from rankscope.trainer.config import ModelConfig, OptimizerKind, TrainerConfig
+from rankscope.trainer.loop import build_rank
+from rankscope.trainer.loop import train as train_rank
+from rankscope.trainer.parallel import build_meshes, join_job, pick_device
+
 BATCH = 8
 """Sequences of a step."""
 
 NUM_POINTS = 8
 """Parts of a run of which the mean loss is reported."""
 
-RATES = {
-    "adamw": (1e-3, 3e-3, 1e-2, 3e-2),
-    "lamb": (1e-2, 3e-2, 1e-1, 3e-1),
-}
+RATES = {("adamw", 1): (1e-2, 3e-3), ("adamw", 4): (1e-2, 3e-2), ("lamb", 4): (1e-1, 3e-1)}
+"""Learning rates by optimizer and times the small batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +45,18 @@ class Curve:
 
 def train(optimizer: str, factor: int, rate: float, *, num_steps: int) -> Curve:
     """Train once; with a larger batch for fewer steps."""
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "rankscope.trainer", "--optimizer", optimizer),
-            *("--lr", str(rate), "--steps", str(num_steps // factor)),
-            *("--microbatches", "1", "--microbatch-size", str(BATCH * factor)),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
+    config = TrainerConfig(
+        world_size=1,
+        model=ModelConfig(num_layers=2),
+        num_steps=num_steps // factor,
+        num_microbatches=1,
+        microbatch_size=BATCH * factor,
+        optimizer=OptimizerKind(optimizer),
+        learning_rate=rate,
     )
-    losses = [float(loss) for loss in STEP.findall(done.stdout)]
+    device = pick_device()
+    state = build_rank(config, rank=0, meshes=build_meshes(config, device), device=device)
+    losses = [report.loss for report in train_rank(state)]
     size = len(losses) // NUM_POINTS
     return Curve(
         optimizer,
@@ -87,16 +89,17 @@ def describe(curves: list[Curve], *, num_steps: int) -> str:
 def main() -> None:
     """Train and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--steps", type=int, default=480, help="of the small batch")
+    parser.add_argument("--steps", type=int, default=160, help="of the small batch")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    join_job(pick_device())
     curves = []
-    for optimizer, rates in RATES.items():
-        for factor in (1, 4):
-            for rate in rates:
-                curve = train(optimizer, factor, rate, num_steps=options.steps)
-                print(f"{optimizer} x {factor}, rate {rate:g}: {curve.losses[-1]:.3f}", flush=True)
-                curves.append(curve)
+    for (optimizer, factor), rates in RATES.items():
+        for rate in rates:
+            curve = train(optimizer, factor, rate, num_steps=options.steps)
+            print(f"{optimizer} x {factor}, rate {rate:g}: {curve.losses[-1]:.3f}", flush=True)
+            curves.append(curve)
+    dist.destroy_process_group()
     table = describe(curves, num_steps=options.steps)
     print(table)
     if options.out is not None:
@@ -104,7 +107,8 @@ def main() -> None:
             "# AdamW and LAMB at four times the batch\n\n"
             "Written by `python -m benchmarks.optimizers`. Mean loss, in nats, of each eighth of a"
             " run; all runs have the same number of tokens. Of each optimizer and batch, the"
-            f" learning rate of {RATES} that ends lowest.\n\n{table}\n"
+            " learning rate that ends lowest, of"
+            f" {', '.join(f'{name} {rates}' for (name, _), rates in RATES.items())}.\n\n{table}\n"
         )
 
 

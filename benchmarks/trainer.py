@@ -48,7 +48,7 @@ WEIGHTS = f"--dp 2 --layers 4 --hidden 256 --ffn 512 --microbatches 2 --pace-ms 
 ROWS = f"--hidden 512 --ffn 128 --seq 128 --microbatch-size 4 {NETWORK}"
 PRODUCTS = f"--tp 2 --layers 2 --microbatches 2 --pace-ms 400 {ROWS}"
 SENDS = f"--pp 2 --layers 4 --microbatches 4 --pace-ms 200 {ROWS}"
-PACE_MS = 80
+PACE_MS = 120
 RUN = "switch"
 
 
