@@ -98,7 +98,8 @@ SWITCHES = (
 SPANS = """
 SELECT step, rank, kind, count() AS spans, min(start_ns) AS first_ns,
     max(start_ns + duration_ns) AS last_ns, sum(duration_ns) AS total_ns,
-    sum(num_bytes) AS bytes
+    sum(num_bytes) AS bytes,
+    countIf(kind != 'wait' AND (group_id != 0 OR src_rank >= 0)) AS transfers
 FROM spans FINAL WHERE step >= 1 GROUP BY step, rank, kind
 """
 
@@ -198,9 +199,7 @@ def run_switch(switch: Switch, *, num_steps: int, folder: Path) -> Measured:
         exposed_ratio=parts["exposed_transfer"],
         waiting_ratio=parts["waiting"],
         bubble_ratio=sum(parts[name] or 0.0 for name in parts if name.startswith("bubble")),
-        transfers_per_step=sum(
-            row["spans"] for row in rows if row["kind"].endswith(("comm", "send", "recv"))
-        )
+        transfers_per_step=sum(row["transfers"] for row in rows)
         / (num_steps_seen * switch.num_ranks),
         sent_kb=sum(row["bytes"] for row in rows if row["kind"] == "pp-send")
         / (num_steps_seen * switch.num_ranks * 1e3),
