@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, HashStore, Store, TCPStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,8 +42,6 @@ GROUP_SIZE = 8
 NUM_BARRIERS = 5
 TIMEOUT = timedelta(seconds=120)
 PHASES = ("connect", "barrier", "group of all", "groups of 8", "own groups of 8")
-
-Store = dist.Store
 
 
 class Phase(NamedTuple):
@@ -54,7 +53,7 @@ class Phase(NamedTuple):
 
 def tcp_store(rank: int, size: int, place: str, *, use_libuv: bool) -> Store:
     """Return the client of a `TCPStore`, whose server is in rank 0."""
-    return dist.TCPStore(
+    return TCPStore(
         "127.0.0.1", int(place), size, is_master=rank == 0, timeout=TIMEOUT, use_libuv=use_libuv
     )
 
@@ -62,7 +61,7 @@ def tcp_store(rank: int, size: int, place: str, *, use_libuv: bool) -> Store:
 STORES: dict[str, Callable[[int, int, str], Store]] = {
     "TCPStore, libuv": lambda rank, size, place: tcp_store(rank, size, place, use_libuv=True),
     "TCPStore, threads": lambda rank, size, place: tcp_store(rank, size, place, use_libuv=False),
-    "FileStore": lambda rank, size, place: dist.FileStore(place, size),
+    "FileStore": lambda rank, size, place: FileStore(place, size),
 }
 """Stores that several processes share, by name: from rank, size and place."""
 
@@ -144,7 +143,7 @@ def measure(name: str, size: int, place: str) -> list[float]:
 
 def measure_hash_store(size: int) -> list[float]:
     """Return the seconds of the barriers of threads through a `HashStore`, the only phase."""
-    store = dist.HashStore()
+    store = HashStore()
 
     def run(rank: int) -> None:
         for number in range(NUM_BARRIERS):

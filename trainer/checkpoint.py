@@ -108,7 +108,7 @@ class Checkpoints:
             newest = find_newest(self._folder, most=most)
             if newest is not None:
                 position = int(read_tensors(self._path(newest), names=[POSITION])[POSITION])
-        newest, position = broadcast_plain([newest, position], src=0, group=self._group)
+        newest, position = broadcast_plain((newest, position), src=0, group=self._group)
         if newest is None:
             return 0
         self._state.loader.position = position
@@ -223,7 +223,10 @@ def weight_of(name: str) -> str:
 
 
 def broadcast_plain(value: T, *, src: int, group: dist.ProcessGroup | None) -> T:
-    """Return the value of rank ``src``, which must be plain JSON, on all ranks of a group."""
+    """Return the value of rank ``src``, which must be plain JSON, on all ranks of a group.
+
+    A tuple becomes a list.
+    """
     sent = torch.tensor(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     size = torch.tensor(len(sent))
     dist.broadcast(size, src=src, group=group)

@@ -183,7 +183,8 @@ class LinkProfile:
                 excess[rows],
                 has_few_peers=self.has_few_alike[rows],
                 min_steps=1 if often else THRESHOLDS.min_lasting_steps,
-                may_recur=True,
+                # With one traced member, a transfer has the waits for the others in it.
+                may_recur=all(len(self.links[row].members) > 1 for row in rows.tolist()),
             )
             candidates += [replace(phase, row=int(rows[phase.row])) for phase in phases]
         return tuple(
