@@ -3,6 +3,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 AUDIT := .venv-audit
+FLOORS := .venv-floors
+NEWEST := .venv-newest
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard tracer/native/*.[ch] analysis/replay/*.c)
@@ -27,7 +29,7 @@ SHARED_RUN := -m "not alone and not nightly" $(PROCESSES) --durations=10
 ALONE := $(shell grep -rlF --include='test_*.py' 'pytest.mark.alone' tests)
 FAST_RUN := -m "not nightly and not slow and not multiproc and not browser and not alone" $(PROCESSES)
 
-.PHONY: help demo test test-fast nightly lint types check-imports pytest format diagnosis faults edges fuzz outage other-torch lock audit browser servers clean
+.PHONY: help demo test test-fast nightly lint types check-imports pytest format diagnosis faults edges fuzz outage other-torch floors newest lock audit browser servers clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -39,7 +41,7 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || { echo "this Python has no venv module: install it (on Debian and Ubuntu the package python3-venv) and run again" >&2; exit 2; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@echo "Installing rankscope and its pinned dependencies into $(VENV) (once; torch is large, so a few minutes)"
-	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --constraint constraints.txt --editable ".[server,trainer,notebook,dev]" | grep -E --line-buffered '^(Collecting|Downloading|Installing collected|Successfully)' | cut -c1-100; exit $${PIPESTATUS[0]}
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --constraint constraints.txt --editable ".[embedded,alerts,trainer,notebook,dev]" | grep -E --line-buffered '^(Collecting|Downloading|Installing collected|Successfully)' | cut -c1-100; exit $${PIPESTATUS[0]}
 	@touch $@
 
 demo: $(STAMP) ## train on 8 local processes with one slow rank, diagnose it, serve the dashboard (SERVE=0: exit after the diagnosis)
@@ -109,6 +111,17 @@ other-torch: ## the tracer's tests under another torch: make other-torch TORCH=2
 	@$(OTHER)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --editable .
 	@$(OTHER)/bin/python -m pytest tests/tracer --ignore tests/tracer/integrations --numprocesses 2 --timeout 150 $(ARGS)
 
+floors: ## install the oldest versions that pyproject.toml allows into a new environment, and try all of it (3 minutes, 1.5 GB)
+	@rm -rf $(FLOORS) && $(PYTHON) -m venv $(FLOORS)
+	@grep -oE '"[a-z0-9-]+>=[0-9.]+' pyproject.toml | sed -E 's/"(.*)>=/\1==/' | grep -v '^torch==' > $(FLOORS)/oldest.txt
+	@$(FLOORS)/bin/python -m pip install --disable-pip-version-check --quiet --constraint $(FLOORS)/oldest.txt ".[embedded,alerts]"
+	@$(FLOORS)/bin/python -m tests.installed.smoke embedded
+
+newest: ## the same with the newest versions that are published
+	@rm -rf $(NEWEST) && $(PYTHON) -m venv $(NEWEST)
+	@$(NEWEST)/bin/python -m pip install --disable-pip-version-check --quiet --upgrade --upgrade-strategy eager ".[embedded,alerts]"
+	@$(NEWEST)/bin/python -m tests.installed.smoke embedded
+
 lock: $(STAMP) ## write constraints.txt and deploy/requirements.txt anew from what the environment holds
 	@$(BIN)/python -m pip freeze --all --exclude pip --exclude wheel --exclude-editable | sed -E 's/\+cpu$$//' > constraints.txt
 	@$(BIN)/python -m deploy.pin_image
@@ -119,4 +132,4 @@ audit: ## ask a database of known holes about all that is pinned; what it does n
 	@$(AUDIT)/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
 
 clean: ## remove what the targets made
-	@rm -rf $(VENV) $(AUDIT) .venv-torch-* build dist *.egg-info tracer/native/_hot*.so analysis/replay/_loop*.so .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf $(VENV) $(AUDIT) $(FLOORS) $(NEWEST) .venv-torch-* build dist *.egg-info tracer/native/_hot*.so analysis/replay/_loop*.so .mypy_cache .ruff_cache .pytest_cache

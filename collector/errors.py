@@ -33,6 +33,10 @@ class StoreUrlError(StoreError):
         self.url = url
 
 
+class StoreUnreachableError(StoreError):
+    """No server answers at the store's address, or not yet."""
+
+
 class StoreHeldError(StoreError):
     """Another process has opened the embedded store, which allows one process at a time."""
 

@@ -1,9 +1,9 @@
-"""Write deploy/requirements.txt: the dependencies of the server's image with their hashes.
+"""Write the dependencies of the images with their hashes: deploy/requirements*.txt.
 
     python -m deploy.pin_image          (needs the network)
 
 The distributions are read from the installed environment, their versions from constraints.txt, and
-the hashes from the package index, for both processors of the image. pip-compile and ``uv export``
+the hashes from the package index, for both processors of the images. pip-compile and ``uv export``
 would write the hashes of all files of a version; this writes one per processor.
 """
 
@@ -20,7 +20,12 @@ from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 
 ROOT = Path(__file__).parents[1]
-TARGET = ROOT / "deploy" / "requirements.txt"
+IMAGES = {
+    "requirements-agent.txt": ("agent",),
+    "requirements.txt": ("server", "alerts"),
+}
+"""Extras that an image installs, by its file in deploy/."""
+
 PYTHON = "3.11"
 """Python version of the image."""
 
@@ -29,7 +34,7 @@ GLIBC_MINORS = range(5, 37)
 
 PROCESSORS = ("x86_64", "aarch64")
 HEADER = """\
-# Dependencies of the server's image, with the hashes of the only files that are accepted.
+# Dependencies of an image, with the hashes of the only files that are accepted.
 # Written by deploy/pin_image.py from constraints.txt; tests/deploy/test_pins.py compares them.
 """
 
@@ -45,7 +50,13 @@ def closure(extras: tuple[str, ...]) -> frozenset[NormalizedName]:
         if key in seen:
             continue
         seen.add(key)
-        for text in distribution(requirement.name).requires or ():
+        extras_of_ours = project["optional-dependencies"]
+        texts = (
+            [text for extra in requirement.extras for text in extras_of_ours[extra]]
+            if requirement.name == project["name"]
+            else distribution(requirement.name).requires
+        )
+        for text in texts or ():
             needed = Requirement(text)
             marker = needed.marker
             wanted = ("", *requirement.extras)
@@ -80,18 +91,23 @@ def hashes(requirements: list[str], processor: str) -> dict[NormalizedName, str]
 
 
 def main() -> None:
-    """Write the file."""
+    """Write the files."""
     versions = pins()
-    names = sorted(closure(("server",)))
-    requirements = [f"{name}=={versions[name]}" for name in names]
-    found = [hashes(requirements, processor) for processor in PROCESSORS]
-    lines = [
-        " ".join(
-            [requirement, *(f"--hash=sha256:{text}" for text in sorted({f[name] for f in found}))]
-        )
-        for name, requirement in zip(names, requirements, strict=True)
-    ]
-    TARGET.write_text(HEADER + "\n".join(lines) + "\n", encoding="utf-8")
+    needed = {file: sorted(closure(extras)) for file, extras in IMAGES.items()}
+    requirements = {name: f"{name}=={versions[name]}" for names in needed.values() for name in names}
+    by_processor = [hashes([*requirements.values()], processor) for processor in PROCESSORS]
+    for file, names in needed.items():
+        lines = [
+            " ".join(
+                [
+                    requirements[name],
+                    *(f"--hash=sha256:{text}" for text in sorted({of[name] for of in by_processor})),
+                ]
+            )
+            for name in names
+        ]
+        text = HEADER + "\n".join(lines) + "\n"
+        (ROOT / "deploy" / file).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

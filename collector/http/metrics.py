@@ -9,7 +9,6 @@ from __future__ import annotations
 import platform
 import time
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Response
@@ -23,10 +22,12 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from rankscope import __version__
+
 from .gate import API_PREFIX, OPEN_PREFIXES, ROUTE_RULES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from prometheus_client.core import Metric
 
@@ -44,21 +45,40 @@ NAMED_PATHS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Current value of one metric, with at most one label."""
+    """Current values of one metric.
+
+    Names follow Prometheus' conventions: base units (seconds, bytes, ratios) at the end, and
+    ``_total`` after them for a counter.
+    """
 
     name: str
     """Name without the prefix. The name of a counter ends in ``_total``."""
 
     text: str
-    values: dict[str, float]
-    """Values by label value; the key is "" without a label."""
+    values: Mapping[str, float] | Mapping[tuple[str, ...], float]
+    """Values by label value, or by those of several labels; the key is "" without a label."""
 
-    label: str = ""
+    label: str | tuple[str, ...] = ""
 
     @property
     def is_counter(self) -> bool:
         """Return whether the metric is a counter."""
         return self.name.endswith("_total")
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Return the names of the labels."""
+        return tuple(filter(None, _as_tuple(self.label)))
+
+    @property
+    def samples(self) -> dict[tuple[str, ...], float]:
+        """Return the values by the values of all labels."""
+        count = len(self.labels)
+        return {_as_tuple(key)[:count]: value for key, value in self.values.items()}
+
+
+def _as_tuple(key: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (key,) if isinstance(key, str) else key
 
 
 class Metrics:
@@ -78,14 +98,14 @@ class Metrics:
             registry=self._registry,
         )
         self.seconds = Histogram(
-            "rankscope_http_request_seconds",
+            "rankscope_http_request_duration_seconds",
             "Time from a request's header to the end of its answer.",
             ["route"],
             buckets=BUCKETS_S,
             registry=self._registry,
         )
         Info("rankscope_build", "Version of the server.", registry=self._registry).info(
-            {"version": _own_version(), "python": platform.python_version()}
+            {"version": __version__, "python": platform.python_version()}
         )
         ProcessCollector(registry=self._registry)
         self._registry.register(_Readings(self._readers))
@@ -113,10 +133,9 @@ class _Readings:
         for reader in list(self._readers):
             for reading in reader():
                 kind = CounterMetricFamily if reading.is_counter else GaugeMetricFamily
-                labels = [reading.label] if reading.label else []
-                family = kind(f"rankscope_{reading.name}", reading.text, labels=labels)
-                for value, number in reading.values.items():
-                    family.add_metric([value] if labels else [], number)
+                family = kind(f"rankscope_{reading.name}", reading.text, labels=reading.labels)
+                for labels, number in reading.samples.items():
+                    family.add_metric(labels, number)
                 yield family
 
 
@@ -176,10 +195,3 @@ def route_label(path: str) -> str:
     if path.startswith(API_PREFIX):
         return "unknown"
     return "static" if path.startswith(OPEN_PREFIXES) else "pages"
-
-
-def _own_version() -> str:
-    try:
-        return version("rankscope")
-    except PackageNotFoundError:
-        return "unknown"

@@ -16,7 +16,6 @@ import json
 import os
 import re
 import stat
-import sys
 import threading
 import time
 from contextlib import closing, contextmanager
@@ -29,6 +28,7 @@ from ..errors import (
     StoreError,
     StoreHeldError,
     StoreQueryError,
+    StoreUnreachableError,
     StoreVersionError,
 )
 from .cluster import cluster_settings, make_statements
@@ -125,6 +125,9 @@ DAMAGED_PART = re.compile(r"while reading from part (\S+) in table \S*?([^\s.`]+
 ENGINE_REASON = re.compile(r"DB::Exception: (.+?)(?:\. |\.?: While |$)")
 MAX_ERROR_CHARS = 4096
 """Of an error that the driver passes on. By default it cuts off the name of a damaged part."""
+
+PROXY_STATUS = re.compile(r"response code 50[234]\b")
+"""Status of a proxy, in the driver's text, while no server behind it answers."""
 
 NO_ANSWER = "the store's server does not answer"
 
@@ -455,7 +458,9 @@ def _connect(location: EmbeddedLocation | ServerLocation, *, url: str, read_only
             settings=SETTINGS | cluster_settings(location) | ({"readonly": 2} if read_only else {}),
         )
     except ClickHouseError as error:
-        raise StoreError(f"no answer from the store {url}: {_first_line(error)}") from error
+        is_starting = unreachable_reason(error) is not None or PROXY_STATUS.search(str(error))
+        kind = StoreUnreachableError if is_starting else StoreError
+        raise kind(f"no answer from the store {url}: {_first_line(error)}") from error
 
 
 def _connect_embedded(path: Path) -> Client:
@@ -470,8 +475,14 @@ def _connect_embedded(path: Path) -> Client:
         ) from error
     if is_held_elsewhere(path):
         raise _held_error(path)
+    try:
+        _load_engine()
+    except ModuleNotFoundError as error:
+        raise StoreError(
+            f"the embedded store {path} needs {error.name}, which is not installed:"
+            ' pip install "rankscope[embedded]", or pass --store clickhouse://...'
+        ) from error
     _check_folder(path)
-    _load_engine()
     try:
         client = clickhouse_connect.get_client(
             interface="chdb",
@@ -521,13 +532,13 @@ def _check_folder(path: Path) -> None:
 
 def _load_engine() -> None:
     """Load the engine's library with our allocator settings, unless the user sets others."""
-    if "chdb" in sys.modules or ALLOCATOR_VARIABLE in os.environ:
-        return
-    os.environ[ALLOCATOR_VARIABLE] = ALLOCATOR
+    is_chosen = ALLOCATOR_VARIABLE in os.environ
+    os.environ.setdefault(ALLOCATOR_VARIABLE, ALLOCATOR)
     try:
         importlib.import_module("chdb")
     finally:
-        del os.environ[ALLOCATOR_VARIABLE]
+        if not is_chosen:
+            del os.environ[ALLOCATOR_VARIABLE]
 
 
 def _held_error(path: Path) -> StoreHeldError:

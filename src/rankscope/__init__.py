@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from .run import Run, open_run, query, runs
     from .sources.bytedance_file import what_if_file
 
+    __version__: str
+
 _HOMES = {
     "Part": "rankscope.analysis.price.operation_sets",
     "Run": "rankscope.run",
@@ -28,9 +30,33 @@ __all__ = ["Part", "Run", "compare", "embed_figures", "open_run", "query", "runs
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return _installed_version()
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        home = import_module(_HOMES[name])
+    except ModuleNotFoundError as error:
+        import os
+
+        from .extras import advise_install
+
+        store = os.environ.get("RANKSCOPE_STORE", "")
+        line = advise_install(error, user=f"rankscope.{name}", store=store)
+        if line is None:
+            raise
+        raise ModuleNotFoundError(line, name=error.name) from None
+    return getattr(home, name)
+
+
+def _installed_version() -> str:
+    """Return the version of this installation; "unknown" for a checkout that is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("rankscope")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def __dir__() -> list[str]:

@@ -6,46 +6,30 @@ import gc
 import os
 import sys
 
+from .extras import advise_install
+
 BAD_ENVIRONMENT = 2
 INTERRUPTED = 130
 
-SERVER_EXTRA = frozenset(
-    {
-        "a2wsgi",
-        "chdb",
-        "clickhouse_connect",
-        "dash",
-        "dash_ag_grid",
-        "dash_mantine_components",
-        "fastapi",
-        "networkx",
-        "numpy",
-        "plotly",
-        "prometheus_client",
-        "pyarrow",
-        "rich",
-        "typer",
-        "urllib3",
-        "uvicorn",
-        "yaml",
-    }
-)
-"""Modules installed by the extra ``server``; the base install has none of them."""
-
-
 def main() -> int:
     """Run the command line of this process and return its exit status."""
+    if sys.argv[1:] == ["--version"]:  # also without an extra
+        from . import __version__
+
+        print(f"rankscope {__version__}")
+        return 0
     try:
         return _run()
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in SERVER_EXTRA:
-            raise
-        return _fail(
-            f"{missing} is not installed, and the command needs it:"
-            ' pip install "rankscope[server]"',
-            BAD_ENVIRONMENT,
+        line = advise_install(
+            error,
+            user="the command",
+            arguments=sys.argv[1:],
+            store=os.environ.get("RANKSCOPE_STORE", ""),
         )
+        if line is None:
+            raise
+        return _fail(line, BAD_ENVIRONMENT)
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:

@@ -300,7 +300,8 @@ def test_grafana_installs_one_version_of_its_plugin() -> None:
 
 def test_the_bases_of_the_image_are_pinned_and_of_one_debian() -> None:
     recipe = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
-    bases = re.findall(r"^FROM (\S+)", recipe, re.MULTILINE)
+    stages = set(re.findall(r"^FROM \S+ AS (\S+)", recipe, re.MULTILINE))
+    bases = set(re.findall(r"^FROM (\S+)", recipe, re.MULTILINE)) - stages
 
     assert len(bases) == 2
     assert all(PINNED.fullmatch(base) for base in bases)

@@ -10,10 +10,10 @@ from importlib.metadata import PackageNotFoundError, version
 import pytest
 from packaging.requirements import Requirement
 
-from deploy.pin_image import closure, pins
+from deploy.pin_image import IMAGES, closure, pins
 from tests.support.paths import ROOT
 
-EXTRAS = ("server", "trainer", "notebook", "dev")
+EXTRAS = ("embedded", "alerts", "trainer", "notebook", "dev")
 """Extras that `make` installs. ``audit`` has its own environment."""
 
 on_the_pins_platform = pytest.mark.skipif(
@@ -62,14 +62,16 @@ def test_the_installed_versions_are_the_pinned_ones() -> None:
 
 
 @on_the_pins_platform
-def test_the_image_installs_the_pinned_closure_of_the_server_and_no_torch_by_hashes_alone() -> None:
-    found = [HASHED.fullmatch(line) for line in lines_of("deploy/requirements.txt")]
+@pytest.mark.parametrize("file", IMAGES)
+def test_an_image_installs_the_pinned_closure_of_its_extras_by_hashes_alone(file: str) -> None:
+    found = [HASHED.fullmatch(line) for line in lines_of(f"deploy/{file}")]
 
     assert all(found)
     versions = {match[1]: match[2] for match in found if match}
     assert len(versions) == len(found)
-    assert versions == {name: pins()[name] for name in closure(("server",))}
-    assert "torch" not in versions
+    assert versions == {name: pins()[name] for name in closure(IMAGES[file])}
+    assert not {"torch", "chdb", "pandas"} & versions.keys()
+    assert ("dash" in versions) == (file == "requirements.txt")
     hashes = [text for match in found if match for text in match[3].split()]
     assert len(hashes) == len(set(hashes))
 
@@ -79,9 +81,10 @@ def test_the_image_installs_no_file_without_a_hash_and_builds_nothing_from_the_i
     (built,) = (line for line in dockerfile.splitlines() if "pip wheel" in line)
     installs = [line for line in dockerfile.splitlines() if "pip install" in line]
 
-    assert len(installs) == 2
+    assert len(installs) == 3
     for flag in ("--require-hashes", "--only-binary :all:", "--no-deps"):
         assert flag in installs[0]
+        assert flag in installs[2]
     for flag in ("--no-index", "--no-deps", "--no-build-isolation"):
         assert flag in installs[1]
         assert flag in built

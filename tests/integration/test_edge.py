@@ -61,7 +61,7 @@ def test_over_tls_it_serves_clients_that_trust_it_and_its_own_host(tmp_path: Pat
         names = {family.name for family in text_string_to_metric_families(figures)}
         assert {
             "rankscope_build_info",
-            "rankscope_certificate_expires_seconds",
+            "rankscope_certificate_expiry_timestamp_seconds",
             "rankscope_connections",
             "rankscope_http_requests",
             "rankscope_ingest_cuts",

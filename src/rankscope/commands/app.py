@@ -32,10 +32,10 @@ app = typer.Typer(
 
 def print_version(is_wanted: bool) -> None:  # noqa: FBT001 - typer passes the flag's value
     """Print the version and exit."""
-    from importlib.metadata import version
+    from rankscope import __version__
 
     if is_wanted:
-        typer.echo(f"rankscope {version('rankscope')}")
+        typer.echo(f"rankscope {__version__}")
         raise typer.Exit
 
 

@@ -8,8 +8,9 @@ import socket
 import threading
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
+
+from rankscope import __version__
 
 from ..errors import BadInputError
 from ..terminal.lines import say
@@ -75,7 +76,7 @@ def run_agent(options: AgentOptions) -> None:
     if read_client_token() is None:
         say("no token: the collector will refuse all requests. Set RANKSCOPE_TOKEN_FILE")
     tls = TlsFiles(ca=options.ca, certificate=options.certificate, key=options.key)
-    name = f"{socket.gethostname()}/{_version()}"
+    name = f"{socket.gethostname()}/{__version__}"
     with ExitStack() as stack:
         stopping = stack.enter_context(stop_event())
         state = _state_folder(options)
@@ -260,10 +261,3 @@ def _locked(state: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _version() -> str:
-    try:
-        return version("rankscope")
-    except PackageNotFoundError:
-        return "unknown"

@@ -111,7 +111,10 @@ class HealthReader:
             return self._last
 
     def _read(self, now_ns: int) -> Health:
-        values = {each.name: dict(each.values) for each in self._metrics.readings()}
+        values = {
+            reading.name: {"".join(labels): number for labels, number in reading.samples.items()}
+            for reading in self._metrics.readings()
+        }
         try:
             found = (
                 self._store.rows(SELECT_HOSTS, {"since_ns": now_ns - HOUR_NS, "most": MAX_HOSTS}),
@@ -149,7 +152,7 @@ class HealthReader:
         newest = max((row["newest_ns"] for row in ledger), default=None)
         cuts = ", ".join(f"{row['num_cuts']:,} {row['state']}" for row in ledger)
         requests = sum(values.get("ingest_requests_total", {}).values())
-        refused = sum(values.get("refused_total", {}).values())
+        refused = sum(values.get("refused_requests_total", {}).values())
         rows = (
             ("received since the last look", rate),
             ("last rows stored", UNKNOWN if newest is None else f"{_age(now_ns, newest)} ago"),

@@ -314,14 +314,14 @@ def read_edge(server: HttpServer, endpoint: Endpoint, refusals: Refusals) -> Rea
         values: dict[str, float] = {"": server.num_connections}
         yield Reading(name="connections", text="Open connections.", values=values)
         yield Reading(
-            name="refused_total",
+            name="refused_requests_total",
             text="Refused requests, by reason.",
             label="reason",
             values={str(reason): count for reason, count in refusals.counts.items()},
         )
         if endpoint.renewal is not None:
             yield Reading(
-                name="certificate_expires_seconds",
+                name="certificate_expiry_timestamp_seconds",
                 text="Unix time at which the server's certificate expires.",
                 values={"": endpoint.renewal.served.expires_s},
             )

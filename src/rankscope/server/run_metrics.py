@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .alert_watch import AlertWatch
     from .reports import Reports
 
+SECONDS_PER_HOUR = 3600
 MAX_RUNS = 20
 """Live runs with gauges, the first by name: Prometheus keeps a series for each value of a label."""
 
@@ -60,27 +61,32 @@ def read_live_runs(
         spent = {run: goodput for run in known if (goodput := goodput_of(run)) is not None}
         yield Reading(
             name="run_goodput_ratio",
-            text="Share of the GPU-hours of the live run that trained steps that were kept.",
+            text="Share of the GPU time of the live run that trained steps that were kept.",
             label="run",
             values={run: goodput.ratio for run, goodput in spent.items()},
         )
-        for part in GoodputPart:
-            yield Reading(
-                name=f"run_{part}_gpu_hours",
-                text=f"GPU-hours of the live run, part {part.word} of its goodput.",
-                label="run",
-                values={run: goodput.hours(part) for run, goodput in spent.items()},
-            )
-        for severity in (Severity.CRITICAL, Severity.WARNING):
-            yield Reading(
-                name=f"run_open_findings_{severity}",
-                text=f"Findings of severity {severity} in the last diagnosis.",
-                label="run",
-                values={
-                    run: float(sum(each.severity is severity for each in report.findings))
-                    for run, report in known.items()
-                },
-            )
+        yield Reading(
+            name="run_gpu_seconds",
+            text="GPU-seconds of the live run, by the part of its goodput.",
+            label=("run", "part"),
+            values={
+                (run, str(part)): goodput.hours(part) * SECONDS_PER_HOUR
+                for run, goodput in spent.items()
+                for part in GoodputPart
+            },
+        )
+        yield Reading(
+            name="run_open_findings",
+            text="Findings of the last diagnosis, by severity.",
+            label=("run", "severity"),
+            values={
+                (run, str(severity)): float(
+                    sum(finding.severity is severity for finding in report.findings)
+                )
+                for run, report in known.items()
+                for severity in (Severity.CRITICAL, Severity.WARNING)
+            },
+        )
         yield Reading(
             name="run_silent_ranks",
             text="Ranks of the live run without a heartbeat while others go on.",
@@ -112,11 +118,11 @@ def _newest_step_s(report: RunReport) -> float | None:
 
 GAUGES: tuple[tuple[str, str, Callable[[RunReport], float | None]], ...] = (
     ("run_mfu_ratio", "MFU of the newest diagnosed step.", _newest_mfu),
-    ("run_step_seconds", "Time of the newest diagnosed step.", _newest_step_s),
+    ("run_step_duration_seconds", "Time of the newest diagnosed step.", _newest_step_s),
     ("run_step", "Newest diagnosed step.", lambda report: max(report.steps, default=None)),
-    ("run_slowdown", "S: replayed over ideal step time.", lambda report: report.slowdown),
+    ("run_slowdown_ratio", "S: replayed over ideal step time.", lambda report: report.slowdown),
     (
-        "run_lost_records",
+        "run_lost_records_total",
         "Records of the run that were dropped.",
         lambda report: float(report.quality.account.num_dropped),
     ),

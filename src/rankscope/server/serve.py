@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -11,6 +12,7 @@ from functools import partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
+from rankscope.collector.errors import StoreUnreachableError
 from rankscope.collector.http.access import TrustedProxy
 from rankscope.collector.read.control import ControlRequests
 from rankscope.collector.retention.deletion import Deletions
@@ -59,6 +61,9 @@ if TYPE_CHECKING:
     from .loops import Loop
     from .reports import AnalyzeElsewhere, Reports
 
+
+STORE_WAIT_S, STORE_PAUSE_S = 300, 2
+"""Time for a store's server to start, and the pause between two attempts."""
 
 MAX_URL_BYTES = 4096
 """Longer than any receiver's URL."""
@@ -247,7 +252,7 @@ def serve_store(options: ServeOptions) -> None:
             stack.callback(receiver.close)
             receivers.append(receiver)
         endpoint = stack.enter_context(open_endpoint(options.listen))
-        store = stack.enter_context(open_store(url))
+        store = stack.enter_context(_open_when_up(url))
         stack.push(_exit_if_stuck)
         _log_damage(store)
         place_ranks(store, topology)
@@ -289,6 +294,26 @@ def serve_store(options: ServeOptions) -> None:
                 proxy=options.proxy,
             )
         )
+
+
+def _open_when_up(url: str) -> Store:
+    """Open a store; wait for a server that does not answer yet, since both may start at once.
+
+    Raises:
+        StoreError: The store could not be opened, or did not answer for `STORE_WAIT_S`.
+    """
+    end_s = time.monotonic() + STORE_WAIT_S
+    is_logged = False
+    while True:
+        try:
+            return open_store(url)
+        except StoreUnreachableError as error:
+            if time.monotonic() >= end_s:
+                raise
+            if not is_logged:
+                say(f"{error}; trying again for {STORE_WAIT_S // 60} minutes")
+                is_logged = True
+        time.sleep(STORE_PAUSE_S)
 
 
 def serve_opened(parts: ServerParts) -> None:

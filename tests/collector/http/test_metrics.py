@@ -55,7 +55,7 @@ def test_requests_are_counted_by_route_method_and_status(client: Client) -> None
 
     assert requests("pages", "200") == 2
     assert requests("pages", "401") == 1
-    assert found["rankscope_http_request_seconds_count", (("route", "pages"),)] == 3
+    assert found["rankscope_http_request_duration_seconds_count", (("route", "pages"),)] == 3
     assert ("process_open_fds", ()) in found
 
 

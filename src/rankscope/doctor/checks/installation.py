@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from rankscope import __version__
 from rankscope.analysis.report.text import format_bytes, format_count
 
 from ...errors import find_exit_code, format_error
@@ -55,21 +56,29 @@ KNOWN_VARIABLES = frozenset(
 
 
 def check_packages(_host: Host) -> Iterator[Outcome]:
-    """Find packages of the server's part that are not installed."""
+    """Find missing packages that every command needs, and name the extras that are complete."""
+    missing = {extra: _missing_packages(extra) for extra in ("agent", "server", "embedded")}
+    if missing["agent"]:
+        text = f"not installed: {', '.join(missing['agent'])}"
+        yield error(text, "pip install 'rankscope[agent]'")
+        return
+    complete = ", ".join(extra for extra, packages in missing.items() if not packages)
+    python = ".".join(map(str, sys.version_info[:3]))
+    yield healthy(f"rankscope {__version__} ({complete}), Python {python}", value=__version__)
+
+
+def _missing_packages(extra: str) -> list[str]:
+    """Return the packages of an extra that are not installed."""
     missing = []
     for requirement in requires("rankscope") or ():
         package, _, condition = requirement.partition(";")
         name = re.split(r"[^\w.-]", package, maxsplit=1)[0]
-        if re.search(r"""extra == ['"]server['"]""", condition):
+        if re.search(rf"""extra == ['"]{extra}['"]""", condition):
             try:
                 version(name)
             except PackageNotFoundError:
                 missing.append(name)
-    if missing:
-        yield error(f"not installed: {', '.join(missing)}", "pip install 'rankscope[server]'")
-        return
-    own, python = version("rankscope"), ".".join(map(str, sys.version_info[:3]))
-    yield healthy(f"rankscope {own}, Python {python}, all packages", value=own)
+    return missing
 
 
 def check_extensions(_host: Host) -> Iterator[Outcome]:

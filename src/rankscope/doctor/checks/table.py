@@ -87,7 +87,7 @@ SMI = "`nvidia-smi -q -x`, else NVML"
 
 CHECKS: tuple[Check, ...] = (
     _own("packages", installation.check_packages, "packages of Python",
-         error="a package of `rankscope[server]` is missing"),
+         error="a package of `rankscope[agent]` is missing"),
     _own("extensions", installation.check_extensions, "packages of Python",
          warning="an extension in C was not built"),
     _own("variables", installation.check_variables, "variables `RANKSCOPE_*`",
