@@ -94,14 +94,19 @@ def main() -> None:
     """Write the files."""
     versions = pins()
     needed = {file: sorted(closure(extras)) for file, extras in IMAGES.items()}
-    requirements = {name: f"{name}=={versions[name]}" for names in needed.values() for name in names}
+    requirements = {
+        name: f"{name}=={versions[name]}" for names in needed.values() for name in names
+    }
     by_processor = [hashes([*requirements.values()], processor) for processor in PROCESSORS]
     for file, names in needed.items():
         lines = [
             " ".join(
                 [
                     requirements[name],
-                    *(f"--hash=sha256:{text}" for text in sorted({of[name] for of in by_processor})),
+                    *(
+                        f"--hash=sha256:{text}"
+                        for text in sorted({of[name] for of in by_processor})
+                    ),
                 ]
             )
             for name in names

@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 import time
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Response
@@ -21,8 +22,6 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-from rankscope import __version__
 
 from .gate import API_PREFIX, OPEN_PREFIXES, ROUTE_RULES
 
@@ -105,7 +104,7 @@ class Metrics:
             registry=self._registry,
         )
         Info("rankscope_build", "Version of the server.", registry=self._registry).info(
-            {"version": __version__, "python": platform.python_version()}
+            {"version": _own_version(), "python": platform.python_version()}
         )
         ProcessCollector(registry=self._registry)
         self._registry.register(_Readings(self._readers))
@@ -195,3 +194,10 @@ def route_label(path: str) -> str:
     if path.startswith(API_PREFIX):
         return "unknown"
     return "static" if path.startswith(OPEN_PREFIXES) else "pages"
+
+
+def _own_version() -> str:
+    try:
+        return version("rankscope")
+    except PackageNotFoundError:
+        return "unknown"

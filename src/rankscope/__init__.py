@@ -31,7 +31,9 @@ __all__ = ["Part", "Run", "compare", "embed_figures", "open_run", "query", "runs
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        return _installed_version()
+        from .extras import installed_version
+
+        return installed_version()
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
@@ -47,16 +49,6 @@ def __getattr__(name: str) -> object:
             raise
         raise ModuleNotFoundError(line, name=error.name) from None
     return getattr(home, name)
-
-
-def _installed_version() -> str:
-    """Return the version of this installation; "unknown" for a checkout that is not installed."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("rankscope")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def __dir__() -> list[str]:

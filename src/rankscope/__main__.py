@@ -6,17 +6,16 @@ import gc
 import os
 import sys
 
-from .extras import advise_install
+from .extras import advise_install, installed_version
 
 BAD_ENVIRONMENT = 2
 INTERRUPTED = 130
 
+
 def main() -> int:
     """Run the command line of this process and return its exit status."""
     if sys.argv[1:] == ["--version"]:  # also without an extra
-        from . import __version__
-
-        print(f"rankscope {__version__}")
+        print(f"rankscope {installed_version()}")
         return 0
     try:
         return _run()

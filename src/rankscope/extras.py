@@ -1,4 +1,4 @@
-"""Extras of the installation: which one has a package that is missing."""
+"""Version and extras of the installation."""
 
 from __future__ import annotations
 
@@ -42,6 +42,16 @@ AGENT_COMMANDS = frozenset({"agent", "check-spool", "doctor", "token"})
 """Commands of a host that keeps no store."""
 
 SERVER_SCHEME = "clickhouse://"
+
+
+def installed_version() -> str:
+    """Return the version of rankscope; "unknown" for a checkout that is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("rankscope")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def extra_of(module: str) -> str | None:

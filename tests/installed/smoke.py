@@ -191,7 +191,9 @@ def try_embedded(installation: Installation) -> None:
         assert b"rankscope_store_up 1.0" in fetch(f"{url}/metrics", token)
         installation.environment["RANKSCOPE_TOKEN"] = token
         with installation.process("agent", "--spool", str(spool), "--collector", url):
-            wait_for("the sent run", lambda: '"example"' in installation.rankscope("runs", "--json"))
+            wait_for(
+                "the sent run", lambda: '"example"' in installation.rankscope("runs", "--json")
+            )
     installation.environment.pop("RANKSCOPE_TOKEN")
 
 

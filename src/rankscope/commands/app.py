@@ -32,10 +32,10 @@ app = typer.Typer(
 
 def print_version(is_wanted: bool) -> None:  # noqa: FBT001 - typer passes the flag's value
     """Print the version and exit."""
-    from rankscope import __version__
+    from ..extras import installed_version
 
     if is_wanted:
-        typer.echo(f"rankscope {__version__}")
+        typer.echo(f"rankscope {installed_version()}")
         raise typer.Exit
 
 

@@ -44,7 +44,8 @@ def require_torch() -> None:
     """
     if importlib.util.find_spec("torch") is None:
         raise BadInputError(
-            'torch is not installed, and the demo needs it: pip install "rankscope[embedded,trainer]"'
+            "torch is not installed, and the demo needs it:"
+            ' pip install "rankscope[embedded,trainer]"'
         )
 
 

@@ -10,9 +10,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankscope import __version__
-
 from ..errors import BadInputError
+from ..extras import installed_version
 from ..terminal.lines import say
 from .signals import stop_event
 
@@ -76,7 +75,7 @@ def run_agent(options: AgentOptions) -> None:
     if read_client_token() is None:
         say("no token: the collector will refuse all requests. Set RANKSCOPE_TOKEN_FILE")
     tls = TlsFiles(ca=options.ca, certificate=options.certificate, key=options.key)
-    name = f"{socket.gethostname()}/{__version__}"
+    name = f"{socket.gethostname()}/{installed_version()}"
     with ExitStack() as stack:
         stopping = stack.enter_context(stop_event())
         state = _state_folder(options)

@@ -10,10 +10,10 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from rankscope import __version__
 from rankscope.analysis.report.text import format_bytes, format_count
 
 from ...errors import find_exit_code, format_error
+from ...extras import installed_version
 from ..places import MOUNTS, NETWORK_FILE_SYSTEMS, file_system, nearest_folder
 from ..result import Outcome, error, healthy, not_applicable, warning
 
@@ -63,8 +63,8 @@ def check_packages(_host: Host) -> Iterator[Outcome]:
         yield error(text, "pip install 'rankscope[agent]'")
         return
     complete = ", ".join(extra for extra, packages in missing.items() if not packages)
-    python = ".".join(map(str, sys.version_info[:3]))
-    yield healthy(f"rankscope {__version__} ({complete}), Python {python}", value=__version__)
+    own, python = installed_version(), ".".join(map(str, sys.version_info[:3]))
+    yield healthy(f"rankscope {own} ({complete}), Python {python}", value=own)
 
 
 def _missing_packages(extra: str) -> list[str]:
