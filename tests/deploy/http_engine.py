@@ -1,6 +1,6 @@
 """ClickHouse's HTTP protocol with the embedded engine, for tests of `clickhouse://`.
 
-    python -m tests.deploy.http_engine FOLDER USER PASSWORD
+    python -m tests.deploy.http_engine FOLDER USER PASSWORD [PORT]
 
 It prints its port, and understands the requests of our client: a statement in the body or, if the
 body has rows, in the URL; bound values, settings and the database in the URL. Settings are set in
@@ -106,9 +106,9 @@ def handler_of(engine: Engine, account: bytes) -> type[BaseHTTPRequestHandler]:
 
 def main() -> None:
     """Serve until stdin ends."""
-    folder, user, password = sys.argv[1:]
+    folder, user, password, *port = sys.argv[1:]
     handler = handler_of(Engine(Path(folder)), f"{user}:{password}".encode())
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = ThreadingHTTPServer(("127.0.0.1", int(*port)), handler)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     sys.stdout.write(f"{server.server_port}\n")
     sys.stdout.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import socket
@@ -12,6 +13,7 @@ from xml.etree import ElementTree as Xml
 
 import pytest
 import typer.main
+import yaml
 
 from rankscope.collector.store.location import ServerLocation, parse_store_url
 from rankscope.commands.app import app
@@ -63,16 +65,16 @@ def test_services_use_known_keys_only() -> None:
     # Docker refuses a file with a misspelt key, but only when the services are started.
     known = {
         "build", "cap_drop", "command", "depends_on", "entrypoint", "environment", "healthcheck",
-        "hostname", "image", "mem_limit", "networks", "ports", "profiles", "read_only", "restart",
-        "security_opt", "tmpfs", "ulimits", "user", "volumes",
+        "hostname", "image", "mem_limit", "network_mode", "networks", "ports", "profiles",
+        "read_only", "restart", "security_opt", "tmpfs", "ulimits", "user", "volumes",
     }  # fmt: skip
-    of_healthcheck = {"test", "interval", "timeout", "retries", "start_period"}
+    of_healthcheck = {"test", "interval", "timeout", "retries", "start_period", "disable"}
 
     assert {name for name in compose() if not name.startswith("x-")} == {"services", "volumes"}
     for name, service in services().items():
         assert set(service) <= known, name
         assert set(service.get("healthcheck") or {}) <= of_healthcheck, name
-        assert service["restart"] == "unless-stopped", name
+        assert service["restart"] == ("no" if name == "token" else "unless-stopped"), name
 
 
 def test_named_volumes_are_declared_once_and_used() -> None:
@@ -96,18 +98,26 @@ def test_a_container_has_no_rights_beyond_a_plain_user_and_a_limit_of_memory(nam
     assert re.fullmatch(r"[1-9]\d*[mg]", service["mem_limit"])
     user = service["user"].partition(":")[0]
     assert int(user) if user.isdigit() else user.startswith("${RANKSCOPE_UID")
-    own = [mount for mount in service["volumes"] if mount.startswith("./")]
-    assert all(mount.endswith(":ro") for mount in own)
+    writable = [
+        mount
+        for mount in service["volumes"]
+        if mount.startswith("./") and not mount.endswith(":ro")
+    ]
+    assert writable == (["./deploy/secrets/tokens:/tokens"] if name == "token" else [])
 
 
 def test_each_profile_has_the_documented_services() -> None:
     beside = {"alertmanager", "grafana"}
 
-    assert set(services("single")) == {"clickhouse", "collector", "dashboard", "proxy"} | beside
+    assert set(services("tools")) == {"token"}
+    assert set(services("single")) == {
+        "clickhouse", "collector", "dashboard", "proxy", "prometheus"
+    } | beside  # fmt: skip
     assert set(services("cluster")) == {
         "keeper-1", "keeper-2", "keeper-3",
         "clickhouse-1-1", "clickhouse-1-2", "clickhouse-2-1", "clickhouse-2-2",
         "collector-1", "collector-2", "cluster-proxy", "cluster-dashboard",
+        "cluster-prometheus",
     } | beside  # fmt: skip
 
 
@@ -172,9 +182,11 @@ def test_the_store_of_each_process_exists(profile: str) -> None:
         assert location.host in names_in(profile)
         assert location.port == int(http_port)
         assert location.user in accounts
+        # The server creates it at its start. The image would start another server to create it,
+        # which answers health checks and ends.
+        assert texts(xml(SERVER_XML), "default_database") == [location.database]
         for server in servers:
-            assert server["environment"]["CLICKHOUSE_DB"] == location.database
-            assert server["environment"]["CLICKHOUSE_USER"] == location.user
+            assert "CLICKHOUSE_DB" not in server["environment"]
         assert (location.cluster is not None) == (profile == "cluster")
         if location.cluster is not None:
             assert xml(CLUSTER_XML).find(f"remote_servers/{location.cluster}") is not None
@@ -282,6 +294,42 @@ def test_the_commands_and_their_flags_exist_and_name_files_that_are_mounted(name
         assert folder in mounts(service).values()
         assert f"$secrets/tls/{file}" in made
     assert service["environment"]["PORT"] == flags["--port"]  # the port of the health check
+
+
+def test_tokens_are_made_by_a_container_where_the_collector_reads_them() -> None:
+    token, collector = services()["token"], services()["collector"]
+
+    assert token["entrypoint"] == ["rankscope", "token"]
+    path = token["environment"]["RANKSCOPE_TOKENS"]
+    assert path == collector["environment"]["RANKSCOPE_TOKENS"]
+    assert mounts(token) == {"./deploy/secrets/tokens": path.rpartition("/")[0]}
+    assert "./deploy/secrets/tokens" in mounts(collector)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_prometheus_scrapes_each_collector_and_dashboard_of_its_profile(profile: str) -> None:
+    (service,) = (one for name, one in services(profile).items() if "prometheus" in name)
+    mounted = mounts(service)
+    targets = next(source for source, target in mounted.items() if target.endswith("targets.json"))
+    scraped = json.loads((ROOT / targets).read_text())[0]["targets"]
+    own = {
+        f"{name}:{one['environment']['PORT']}"
+        for name, one in services(profile).items()
+        if one.get("command", [""])[0] == "rankscope"
+    }
+    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    job = config["scrape_configs"][0]
+
+    assert set(scraped) == own
+    # The certificate is for the name that is scraped, and the server checks the host of a request.
+    assert {name.partition(":")[0] for name in scraped} <= set(
+        re.findall(r"[\w-]+", PREPARE.read_text().partition("names=(")[2].partition('"')[0])
+    )
+    assert job["tls_config"]["ca_file"] in mounted.values()
+    assert job["authorization"]["credentials_file"].startswith("/tokens/")
+    assert config["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"] == [
+        "alertmanager:9093"
+    ]
 
 
 def test_alerts_go_to_the_alertmanager_of_the_deployment() -> None:

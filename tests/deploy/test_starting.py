@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.collector.errors import StoreQueryError
+from rankscope.collector.errors import StoreQueryError, StoreUnreachableError
 from rankscope.collector.store.location import parse_store_url
 from rankscope.collector.store.migrations import known_migrations
-from rankscope.collector.store.store import RETRY_DELAYS_S, migrate
+from rankscope.collector.store.store import RETRY_DELAYS_S, migrate, open_store
+from tests.integration.programs import COMMAND, TIMEOUT_S, environment
+from tests.support.ports import fixed_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
 NEWEST = known_migrations()[-1].version
 
@@ -80,3 +85,48 @@ def test_an_embedded_store_has_one_owner_and_is_not_tried_again() -> None:
 
     with pytest.raises(StoreQueryError):
         migrate(store, sleep=pytest.fail)  # type: ignore[arg-type]  # fake store
+
+
+def test_a_server_that_does_not_answer_is_told_apart_from_one_that_refuses() -> None:
+    with pytest.raises(StoreUnreachableError, match="Connection refused"):
+        open_store(f"clickhouse://ann:secret@127.0.0.1:{fixed_port()}/default")
+
+
+@pytest.mark.multiproc
+@pytest.mark.slow  # three programs start
+def test_a_collector_waits_for_a_store_that_starts_after_it(tmp_path: Path) -> None:
+    # GIVEN a collector whose store does not answer
+    port = fixed_port()
+    url = f"clickhouse://ann:secret@127.0.0.1:{port}/default"
+    command = [*COMMAND, "serve", "--only", "collector", "--port", str(fixed_port())]
+    with subprocess.Popen(
+        command,
+        env=environment(tmp_path / "unused", RANKSCOPE_STORE=url),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as collector:
+        assert collector.stderr is not None
+        assert collector.stdout is not None
+        waiting = collector.stderr.readline()
+
+        # WHEN the store starts
+        engine = [sys.executable, "-m", "tests.deploy.http_engine", str(tmp_path / "engine")]
+        with subprocess.Popen(
+            [*engine, "ann", "secret", str(port)],
+            stdout=subprocess.PIPE,
+            stdin=subprocess.PIPE,
+            text=True,
+        ) as store:
+            serving = collector.stdout.readline()
+            collector.terminate()
+            said = [waiting, *collector.stderr]
+            collector.wait(TIMEOUT_S)
+            assert store.stdin is not None
+            store.stdin.close()
+
+    # THEN the collector has said so once, and serves
+    (line,) = (line for line in said if "trying again for 5 minutes" in line)
+    assert "the store's server does not answer (Connection refused)" in line
+    assert not any("secret" in line for line in said)
+    assert serving.startswith("collector: http://127.0.0.1:")
