@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Creates the secrets of docker-compose.yml: a CA and the server's certificate, random passwords
-# (.env), and a folder for tokens. Existing files stay.
+# (.env), and a folder for tokens. Existing files stay, but a certificate that expires within a
+# month is renewed, with its names: run it each week.
 #
 #   deploy/prepare.sh [HOST...]     names or addresses that agents use for this machine
 set -euo pipefail
@@ -20,21 +21,29 @@ for name in "${names[@]}"; do
     fi
 done
 
+certificate=$secrets/tls/server.crt
+if [[ -e "$certificate" ]]; then
+    alternatives=$(openssl x509 -in "$certificate" -noout -ext subjectAltName | tail -n 1 | sed 's/IP Address:/IP:/g; s/ //g')
+fi
+
 if [[ ! -e "$secrets/ca/ca.key" ]]; then
     openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 \
         -subj "/CN=rankscope deployment CA" -addext "basicConstraints=critical,CA:TRUE" \
         -addext "keyUsage=critical,keyCertSign,cRLSign" \
         -keyout "$secrets/ca/ca.key" -out "$secrets/tls/ca.crt" 2> /dev/null
 fi
-if [[ ! -e "$secrets/tls/server.key" ]]; then
+if [[ ! -e "$certificate" ]] || ! openssl x509 -in "$certificate" -noout -checkend 2592000 > /dev/null; then
     openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=rankscope" \
-        -keyout "$secrets/tls/server.key" -out "$secrets/tls/server.csr" 2> /dev/null
-    openssl x509 -req -in "$secrets/tls/server.csr" -days 365 \
+        -keyout "$secrets/tls/new.key" -out "$secrets/tls/new.csr" 2> /dev/null
+    openssl x509 -req -in "$secrets/tls/new.csr" -days 365 \
         -set_serial "0x$(openssl rand -hex 16)" \
-        -CA "$secrets/tls/ca.crt" -CAkey "$secrets/ca/ca.key" -out "$secrets/tls/server.crt" \
-        -extfile <(printf 'basicConstraints=CA:FALSE\nextendedKeyUsage=serverAuth\nsubjectAltName=%s\n' \
-            "$alternatives") 2> /dev/null
-    rm "$secrets/tls/server.csr"
+        -CA "$secrets/tls/ca.crt" -CAkey "$secrets/ca/ca.key" -out "$secrets/tls/new.crt" \
+        -extfile <(printf '%s\n' basicConstraints=CA:FALSE keyUsage=critical,digitalSignature \
+            extendedKeyUsage=serverAuth subjectKeyIdentifier=hash authorityKeyIdentifier=keyid \
+            "subjectAltName=$alternatives") 2> /dev/null
+    rm "$secrets/tls/new.csr"
+    mv "$secrets/tls/new.key" "$secrets/tls/server.key"
+    mv "$secrets/tls/new.crt" "$certificate"
 fi
 
 if [[ ! -e .env ]]; then
