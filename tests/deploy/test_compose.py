@@ -372,3 +372,19 @@ def test_the_image_copies_every_package_and_only_existing_files() -> None:
     assert {line[1:] for line in ignored if line.startswith("!")} == copied
     assert all((ROOT / name).exists() for name in copied)
     assert compose()["x-rankscope"]["build"]["dockerfile"] == "deploy/Dockerfile"
+
+
+def test_the_image_has_the_target_of_each_link_that_it_copies() -> None:
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    copied = [ROOT / line[1:] for line in ignored if line.startswith("!")]
+    links = [
+        path
+        for folder in copied
+        if folder.is_dir()
+        for path in folder.rglob("*")
+        if path.is_symlink()
+    ]
+
+    assert links
+    for link in links:
+        assert any(link.resolve().is_relative_to(place) for place in copied), link

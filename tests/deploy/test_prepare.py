@@ -100,7 +100,7 @@ def test_a_certificate_that_expires_soon_is_renewed_with_its_names(prepared: Pat
 
     renewed = load_tls(TlsFiles(cert=tls / "server.crt", key=tls / "server.key"))
     assert renewed.names == {"old.example", "10.1.2.3"}
-    assert renewed.expires_s - time.time() > 300 * 86_400
+    assert renewed.expires_s - time.time_ns() / 1e9 > 300 * 86_400
     assert (tls / "server.key").read_bytes() != key
     assert {path.name for path in tls.iterdir()} == {"ca.crt", "server.crt", "server.key"}
 

@@ -87,7 +87,7 @@ def test_an_embedded_store_has_one_owner_and_is_not_tried_again() -> None:
         migrate(store, sleep=pytest.fail)  # type: ignore[arg-type]  # fake store
 
 
-def test_a_server_that_does_not_answer_is_told_apart_from_one_that_refuses() -> None:
+def test_a_server_that_does_not_answer_is_an_error_of_its_own() -> None:
     with pytest.raises(StoreUnreachableError, match="Connection refused"):
         open_store(f"clickhouse://ann:secret@127.0.0.1:{fixed_port()}/default")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.multiproc]
 
 BUILD_TIMEOUT_S = 280
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "src")
+SOURCES = ("pyproject.toml", "docs/package.md", "LICENSE", "src")
 FOLDERS = ("analysis", "collector", "dashboard", "notebooks", "tracer", "trainer")
 BUILT = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
 """Build products of the checkout, which must not get into the wheel."""
@@ -59,6 +59,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=BUILT)
         else:
+            (source / name).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / name, source / name)
     for name in FOLDERS:
         shutil.copytree(ROOT / name, source / name, ignore=BUILT)
