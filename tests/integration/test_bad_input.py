@@ -137,5 +137,5 @@ def test_without_the_server_extra_the_command_says_how_to_get_it(tmp_path: Path)
     assert done.returncode == 2
     assert done.stderr == (
         "rankscope: typer is not installed, and the command needs it:"
-        ' pip install "rankscope[server]"\n'
+        ' pip install "rankscope[embedded]"\n'
     )

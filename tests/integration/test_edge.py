@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import ssl
 import subprocess
 import time
@@ -69,9 +70,20 @@ def test_over_tls_it_serves_clients_that_trust_it_and_its_own_host(tmp_path: Pat
             "rankscope_store_rows",
             "rankscope_store_up",
         } <= names
+        check_conventions(figures)
         # A command on this host reaches the store through the server, without a certificate.
         listed = rankscope("runs", "--json", store=tmp_path / "store")
         assert listed.returncode == 0, listed.stderr
+
+
+def check_conventions(figures: str) -> None:
+    """Check the names of metrics with Prometheus' own tool, where it is installed."""
+    found = shutil.which("promtool")
+    if found is not None:
+        done = subprocess.run(
+            [found, "check", "metrics"], input=figures, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_no_secret_is_in_any_output(tmp_path: Path) -> None:
