@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tests.support.paths import ROOT
@@ -63,6 +64,12 @@ def query(expression: str) -> list[dict[str, Any]]:
     return result
 
 
+def has_source(uid: str, account: str) -> bool:
+    """Return whether Grafana gets answers from a data source."""
+    health = f"http://127.0.0.1:3000/api/datasources/uid/{uid}/health"
+    return bool(json.loads(fetch(health, account))["status"] == "OK")
+
+
 def main() -> None:
     """Send a run, and look for it everywhere."""
     read = f"Bearer {(SECRETS / 'tokens' / 'prometheus.token').read_text().strip()}"
@@ -101,11 +108,7 @@ def main() -> None:
         ),
     )
     for source in ("rankscope", "rankscope-metrics"):
-        health = f"http://127.0.0.1:3000/api/datasources/uid/{source}/health"
-        wait_for(
-            f"the data source {source} works",
-            lambda health=health: json.loads(fetch(health, grafana))["status"] == "OK",  # type: ignore[misc]
-        )
+        wait_for(f"the data source {source} works", partial(has_source, source, grafana))
     print("1 passed, 0 failed", flush=True)
 
 

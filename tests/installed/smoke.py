@@ -185,8 +185,8 @@ def try_embedded(installation: Installation) -> None:
         token = address.query.partition("=")[2]
         url = f"http://127.0.0.1:{port}"
         assert b"rankscope" in fetch(f"{url}/", token)
-        for address in ("/run/trial", *(f"/{page}?run=trial" for page in PAGES)):
-            fetch(url + UPDATE_PATH, token, ask_page(address))
+        for page in ("/run/trial", *(f"/{name}?run=trial" for name in PAGES)):
+            fetch(url + UPDATE_PATH, token, ask_page(page))
         assert b"<svg" in fetch(f"{url}/export/report.html?run=trial", token)
         assert b"rankscope_store_up 1.0" in fetch(f"{url}/metrics", token)
         installation.environment["RANKSCOPE_TOKEN"] = token

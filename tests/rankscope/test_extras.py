@@ -1,4 +1,4 @@
-"""Which extra a missing package belongs to, and what an installation without it says."""
+"""Advice of an installation without an extra, and its version."""
 
 from __future__ import annotations
 
