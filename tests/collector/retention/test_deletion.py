@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,7 +34,8 @@ RUN_TABLES = (
 def fill(store: Store, run_id: str, tables: tuple[str, ...] = ("runs", "spans")) -> None:
     """Put one row of the run into these tables."""
     for table in tables:
-        store.insert_rows(table, [{"run_id": run_id}])
+        at = {"at_ns": time.time_ns()} if table == "attempts" else {}  # older ones are removed
+        store.insert_rows(table, [{"run_id": run_id, **at}])
 
 
 def num_rows(store: Store, run_id: str) -> dict[str, int]:
