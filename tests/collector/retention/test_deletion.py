@@ -42,7 +42,8 @@ def num_rows(store: Store, run_id: str) -> dict[str, int]:
     """Return the number of a run's rows by table; tables without any are left out."""
     found = store.rows(
         "SELECT _table AS table, count() AS n FROM merge(currentDatabase(), '^[a-z_]*$')"
-        " WHERE run_id = {run_id:String} AND table != 'deletions' GROUP BY table",
+        " WHERE run_id = {run_id:String} AND table != 'deletions' AND NOT match(table, '_to_')"
+        " GROUP BY table",
         {"run_id": run_id},
     )
     return {row["table"]: row["n"] for row in found}
