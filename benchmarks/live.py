@@ -2,9 +2,9 @@
 
     python -m benchmarks.live FOLDER [--ranks 12288] [--steps 100] [--step-s 30] [--json FILE]
 
-Writes the spools of all ranks in FOLDER and starts `rankscope serve` on them, with an embedded
-store. Every ``--step-s`` seconds each rank gets the records of one step: 240 spans, as they are in a
-file that the tracer maps. All ranks are data-parallel and end a step with one all-reduce; from step
+Writes the spools of all ranks in FOLDER and starts `rankscope serve` on them with an embedded
+store. Every ``--step-s`` seconds each rank gets the records of one step: 240 spans, as the tracer
+writes them. All ranks are data-parallel and end a step with one all-reduce; from step
 4 on, one rank computes half as long again. Twice a second it asks the server through its SQL
 gateway for the stored spans and for the newest step that the open finding was checked with, gets a
 page, and reads the memory of the process. A step has its verdict when the finding was checked with
@@ -62,7 +62,7 @@ SELECT
     (SELECT max(checked_step) FROM findings FINAL
      WHERE run_id = '{RUN}' AND cause = 'slow-compute') AS checked_step
 FORMAT JSONEachRow
-"""  # noqa: S608  # constants
+"""  # constants
 
 
 class Job:
@@ -92,7 +92,7 @@ class Job:
             boot_id=(rank // 8).to_bytes(16, "little"), anchor_unix_ns=self._anchor_ns,
             anchor_monotonic_ns=self._begin_ns,
         )  # fmt: skip
-        manifest = builder._manifest()  # noqa: SLF001  # the rest of it is as a test has it
+        manifest = builder._manifest()  # the rest of it is as a test has it
         manifest["layout"] |= {"dp": self.num_ranks}
         manifest["boot_id"] = (rank // 8).to_bytes(16, "little").hex()
         builder.write_json("manifest.json", manifest)
@@ -194,9 +194,9 @@ def ask(server: ServerFile, path: str, body: str | None = None) -> tuple[str, fl
     """Return the answer of the server, and how long it took, s."""
     headers = {"Authorization": f"Bearer {server.token}"}
     data = None if body is None else body.encode()
-    request = urllib.request.Request(server.url.rstrip("/") + path, data, headers)  # noqa: S310
+    request = urllib.request.Request(server.url.rstrip("/") + path, data, headers)
     begun = time.perf_counter()
-    with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310
+    with urllib.request.urlopen(request, timeout=120) as answer:
         text = answer.read().decode()
     return text, time.perf_counter() - begun
 

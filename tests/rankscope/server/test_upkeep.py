@@ -135,7 +135,7 @@ def test_a_run_with_expired_spans_is_analysed_with_a_warning(tmp_path: Path) -> 
         before = analyze_run(source, "job")
         finding = {"run_id": "job", "cause": "slow-compute", "first_step": 20, "last_step": 24}
         store.insert_rows("findings", [finding])
-        later = time.time_ns() + 49 * HOUR_NS
+        later = time.time_ns() + 3 * DAY_NS
         Retention(store, Deletions(store), unix_ns=lambda: later).expire()
 
         after = analyze_run(source, "job")
