@@ -161,8 +161,8 @@ def count_step_tokens(args: Any) -> int | None:  # noqa: ANN401 - a Namespace
 
 
 def read_flops(args: Any) -> ModelFlops | None:  # noqa: ANN401 - a Namespace
-    """Return the FLOPs per token; None if a part of the model is not known."""
-    with contextlib.suppress(UnknownFlopsError):
+    """Return the FLOPs per token; None if a part of the model, or an argument of it, is unknown."""
+    with contextlib.suppress(UnknownFlopsError, AttributeError):
         return megatron_flops(args)
     return None
 
