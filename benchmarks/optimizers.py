@@ -27,7 +27,7 @@ BATCH = 8
 NUM_POINTS = 8
 """Parts of a run of which the mean loss is reported."""
 
-RATES = {("adamw", 1): (1e-2, 3e-3), ("adamw", 4): (1e-2, 3e-2), ("lamb", 4): (1e-1, 3e-1)}
+RATES = {("adamw", 1): (1e-2, 3e-3), ("adamw", 4): (1e-2, 3e-2), ("lamb", 4): (1e-2, 3e-2, 1e-1)}
 """Learning rates by optimizer and times the small batch."""
 
 
