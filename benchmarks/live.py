@@ -158,7 +158,7 @@ class Job:
 
 @dataclass(slots=True)
 class Observed:
-    """What was seen of the server."""
+    """Observations of the server."""
 
     verdict_s: dict[int, float] = field(default_factory=dict)
     """Time from the end of writing a step to its verdict."""
