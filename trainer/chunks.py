@@ -126,7 +126,8 @@ class ChunkedProducts(Products):
         if self.timer is not None:
             self.timer.begin()
         for index in range(num):
-            product = sum(chunks[index] @ weight for chunks, weight in divided)
+            first, *others = (chunks[index] @ weight for chunks, weight in divided)
+            product = sum(others, start=first)
             self._pass(paces, index + 1, num)
             launched.append(self._reduce(product))
 

@@ -94,7 +94,7 @@ class Lamb(torch.optim.Optimizer):
             moment / (1 - beta ** state["step"].item())
             for moment, beta in zip((mean, square), BETAS, strict=True)
         )
-        direction = unbiased / (unbiased_square.sqrt() + EPSILON)
+        direction: torch.Tensor = unbiased / (unbiased_square.sqrt() + EPSILON)
         return direction.add_(local_part(weight), alpha=decay)
 
 

@@ -54,7 +54,7 @@ class Reading:
     """Name without the prefix. The name of a counter ends in ``_total``."""
 
     text: str
-    values: Mapping[str, float] | Mapping[tuple[str, ...], float]
+    values: Mapping[str, float] | Mapping[tuple[str, str], float]
     """Values by label value, or by those of several labels; the key is "" without a label."""
 
     label: str | tuple[str, ...] = ""

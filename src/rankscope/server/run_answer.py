@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
 
     from ..sources.excluded_hosts import ExcludedHost
-    from ..sources.rank_states import RankState
+    from ..terminal.rank_states import RankState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

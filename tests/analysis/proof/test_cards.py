@@ -16,6 +16,7 @@ from rankscope.analysis.proof.samples import group_samples
 from rankscope.analysis.report.document import to_document
 from rankscope.analysis.report.proof_card import MAX_POINTS, MAX_VALUES, ProofCard
 from rankscope.tracer.span import COMM_KINDS, KINDS
+from rankscope.trainer.simulator.scenario import RankOrder
 from tests.support.rankscope.simulated_source import SimulatedSource
 from tests.support.trainer.recorded import preset_scenario
 
@@ -320,7 +321,9 @@ def test_each_alarm_declares_its_picture() -> None:
 
 def test_tensor_parallel_groups_across_hosts_are_listed_with_them() -> None:
     scenario = replace(preset_scenario("healthy", num_steps=3), dp=4, pp=1, tp=4)
-    report = analyze_run(SimulatedSource(replace(scenario, rank_order="dp-first")), "simulated")
+    report = analyze_run(
+        SimulatedSource(replace(scenario, rank_order=RankOrder.DP_FIRST)), "simulated"
+    )
     _, card = finding_of(report, "layout")
 
     host, first, *_ = card.facts

@@ -8,7 +8,8 @@ import pytest
 from rankscope.collector.read.heartbeats import SILENCE_NS, SilenceWatch, read_oldest_heartbeats
 from rankscope.collector.read.runs import list_runs
 from rankscope.collector.retention.deletion import Deletions
-from rankscope.collector.retention.retention import DAY_NS, HOUR_NS, Retention
+from rankscope.collector.retention.retention import HOUR_NS, Retention
+from rankscope.collector.retention.span_days import DAY_NS
 from tests.collector.retention.test_retention import (
     NOW_NS,
     NUM_STEPS,

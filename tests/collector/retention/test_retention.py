@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -141,7 +141,7 @@ def store_run(store: Store, run_id: str, *, state: str = "ended", closed_ns: int
 def steps_with_spans(store: Store, run_id: str) -> list[int]:
     """Return the steps of which a reader gets spans, with -1 for those outside any step."""
     spans = read_filtered_spans(store, run_id, first=-1, last=None)
-    return sorted(set(spans["step"].to_pylist()))
+    return sorted({row["step"] for row in spans.select(["step"]).to_pylist()})
 
 
 def expire(store: Store, *, after_ns: int, policy: RetentionPolicy | None = None) -> dict[str, int]:
@@ -188,7 +188,7 @@ def test_spans_expire_by_their_own_time_except_around_findings(
 def test_a_live_run_loses_one_day_after_the_other(store: Store, run_id: str) -> None:
     # GIVEN three days of a live run, with a step over midnight, and findings on both sides
     first_day = NOW_NS // DAY_NS + 100
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"run_id": run_id, "step": step, "row": 2 * step + half,
          "start_ns": first_day * DAY_NS + (10 * step + 5 * half) * DAY_NS // 95}
         for step in range(30) for half in range(2)

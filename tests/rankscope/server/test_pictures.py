@@ -29,7 +29,8 @@ from rankscope.collector.read.pictures import (
     read_pixels,
 )
 from rankscope.collector.retention.deletion import Deletions
-from rankscope.collector.retention.retention import DAY_NS, Retention
+from rankscope.collector.retention.retention import Retention
+from rankscope.collector.retention.span_days import DAY_NS
 from rankscope.dashboard.address import TIMELINE, View
 from rankscope.dashboard.figures.timeline_raster import raster_figure, raster_rows
 from rankscope.dashboard.pages import timeline as timeline_page

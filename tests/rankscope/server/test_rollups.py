@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from rankscope.collector.errors import StoreQueryError
 from rankscope.collector.read.rollups import OpenStep, batch_steps, read_open_steps
 from rankscope.collector.retention.deletion import Deletions
-from rankscope.collector.retention.retention import DAY_NS, Retention
+from rankscope.collector.retention.retention import Retention
+from rankscope.collector.retention.span_days import DAY_NS
 from rankscope.server.rollups import TURN_NS, Rollups
 from rankscope.sources.store_source import StoreSource
 from tests.support.collector.cut_builder import span_cut

@@ -30,7 +30,7 @@ def test_adam_has_two_moments_of_each_parameter() -> None:
 
 def test_frozen_parameters_have_no_gradient() -> None:
     model = nn.Linear(4, 6)
-    model.bias.requires_grad_(requires_grad=False)
+    model.bias.requires_grad = False
 
     sizes = state_bytes(model, [stepped(model, torch.optim.SGD([model.weight]))])
 
