@@ -114,7 +114,7 @@ def report_memory(state: RankState) -> None:
     tensors = [local_part(parameter) for parameter in state.stage.parameters()] * 2
     for values in state.optimizer.state.values():
         tensors += [local_part(value) for value in values.values()]
-    num_bytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    num_bytes = sum(tensor.nbytes for tensor in tensors)
     tracer.event(
         "memory",
         f"weights, gradients and optimizer state take {num_bytes} bytes",

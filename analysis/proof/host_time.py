@@ -73,7 +73,7 @@ def host_card(finding: Finding, case: Case) -> ProofCard | None:
     _, quantity, total_ns, cells = worst
     if are_few:
         cells &= _pauses(total_ns, cells)
-    is_losing: NDArray[np.bool_] = cells.any(axis=0)
+    is_losing: NDArray[np.bool_] = cells.max(axis=0)
     if are_few:
         label = name_ranks(ranks[is_named].tolist())
         if 0 < is_losing.sum() < shown.sum():
