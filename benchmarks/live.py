@@ -151,7 +151,7 @@ class Job:
             RecordType.STEP, 0, SpanFlag.HOST_CLOCK, 0, step, NONE, NONE, 0, begin_ns, end_ns, 0, 0,
             NONE,
         )  # fmt: skip
-        row = (whole + STEP.pack(1000, 2.0, NONE, 0)).ljust(RECORD_BYTES, b"\0")
+        row = (whole + STEP.pack(1000, 2.0, NONE, 0, 0, 0)).ljust(RECORD_BYTES, b"\0")
         records[NUM_SPANS:] = np.frombuffer(row, dtype=RECORD)
         return records
 

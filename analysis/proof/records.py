@@ -142,15 +142,18 @@ def _describe(entry: Mapping[str, Any]) -> str:
 
 
 def hosts_card(finding: Finding, record: Record) -> ProofCard | None:
-    """Return the hosts of each named tensor-parallel group, and the ranks of the first of them."""
+    """Return the hosts of each named tensor-parallel group, and the ranks of the first of them.
+
+    None if no named group is on several hosts, as where equal data is sent to another host.
+    """
     infos = record.run.ranks
     groups: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for rank in finding.ranks:
         coords = infos[rank].coords
         groups[coords.dp, coords.pp, coords.cp].append(rank)
-    if not groups:
-        return None
     hosts = [sorted({infos[rank].host for rank in ranks}) for ranks in groups.values()]
+    if max(map(len, hosts), default=1) == 1:
+        return None
     crossing = [
         ProofFact(label=format_ranks(ranks), text=f"on {', '.join(of_group)}", is_culprit=True)
         for ranks, of_group in zip(groups.values(), hosts, strict=True)

@@ -199,7 +199,7 @@ def _pack(record: Record, row: int, names: dict[str, int]) -> bytes:
             one.group_id, one.seq, one.src_rank, one.dst_rank, one.num_bytes, record.interval_id
         )
     elif is_step:
-        second = STEP.pack(NONE, float("nan"), NONE, record.left_out)
+        second = STEP.pack(NONE, float("nan"), NONE, record.left_out, 0, 0)
     first = CORE.pack(
         RecordType.STEP if is_step else RecordType.SPAN,
         KIND_CODES[record.kind] if record.kind is not None else 0,

@@ -324,7 +324,7 @@ def test_the_document_has_the_keys_that_checks_rely_on() -> None:
     assert set(document["findings"][0]) == {
         *("cause", "ranks", "steps", "slowdown", "recoverable_ratio", "confidence", "evidence"),
         *("severity", "saved_s", "shown_saved_s", "noise_s", "proof", "hosts"),
-        *("end_class", "host_notes"),
+        *("end_class", "epoch", "host_notes"),
     }
     assert set(document["quality"]) == {
         *("produced_spans", "stored_spans", "dropped_spans", "buffered_spans"),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 import threading
+from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +41,8 @@ CALL_FILES = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/c10d
 DDP_HOOK_FILES = "/torch/distributed/algorithms/ddp_comm_hooks/"
 """Folder of torch's own hooks for DDP's reducer, which waits for what they launch."""
 
+TORCH_FILES = f"{Path(torch.__file__).parent}{os.sep}"
+MODE = "__torch_dispatch__"
 MAX_FRAMES = 16
 MAX_BATCH_FRAMES = 6
 NO_BACKWARD = -1
@@ -279,14 +283,11 @@ class BackwardWatch:
             task = torch._C._current_graph_task_id()
             if task in (NO_BACKWARD, self._watched):
                 return
-            node: Any = torch._C._current_autograd_node()
-            # A backward in Python waits in Python.
-            if isinstance(node, torch.autograd.function.BackwardCFunction):
-                return
             if not launched_by_engine(sys._getframe(1).f_back):
                 return
             self._watched = task
-            end = self._on_backward_end if node is not None else self._on_delayed_end
+            in_node = torch._C._current_autograd_node() is not None
+            end = self._on_backward_end if in_node else self._on_delayed_end
             _queue(functools.partial(end, launch.thread_id, launch.start_ns))
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._communication.fail(problem)
@@ -314,19 +315,29 @@ class BackwardWatch:
 def launched_by_engine(frame: FrameType | None) -> bool:
     """Return whether DDP's reducer, or a hook that it waits for, made the call in ``frame``.
 
-    Modes of the job (``__torch_dispatch__``) may be in between. Another function of
-    `torch.distributed` means that a hook in Python communicates, and waits in Python.
+    Modes of the job (``__torch_dispatch__``) may be in between. Other functions in Python (hooks of
+    tensors, backwards, those of `torch.distributed`) wait in Python for what they launch.
     """
+    outer: FrameType | None = None
     for _ in range(MAX_FRAMES):
-        if frame is None:
-            return True  # a thread of the engine, without Python frames below
+        # None: a thread of the engine, without Python frames below.
+        if frame is None or frame.f_code.co_name == ENGINE_FRAME:
+            return outer is None or outer.f_code.co_name == MODE or _has_bucket(outer)
         file_name = frame.f_code.co_filename
-        if frame.f_code.co_name == ENGINE_FRAME or DDP_HOOK_FILES in file_name:
+        if DDP_HOOK_FILES in file_name:
             return True
-        if DISTRIBUTED_FILES in file_name and not file_name.endswith(CALL_FILES):
-            return False
+        if not file_name.endswith(CALL_FILES):
+            if DISTRIBUTED_FILES in file_name:
+                return False
+            if not file_name.startswith(TORCH_FILES):
+                outer = frame
         frame = frame.f_back
     return False
+
+
+def _has_bucket(frame: FrameType) -> bool:
+    """Return whether ``frame`` is a hook of DDP's reducer, which it calls with a bucket."""
+    return any(isinstance(value, dist.GradBucket) for value in frame.f_locals.values())
 
 
 def is_called_by(frame: FrameType | None, code: CodeType) -> bool:

@@ -449,9 +449,7 @@ def test_a_long_garbage_collection_is_a_span(tmp_path: Path) -> None:
     assert all(row.duration_ns >= 1_000_000 for row in pauses)
 
 
-def test_a_backward_in_python_waits_where_it_calls_wait(tmp_path: Path) -> None:
-    works: list[dist.Work] = []
-
+def launch_in_backward(works: list[dist.Work]) -> torch.Tensor:
     class Reduces(torch.autograd.Function):
         @staticmethod
         def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
@@ -462,14 +460,52 @@ def test_a_backward_in_python_waits_where_it_calls_wait(tmp_path: Path) -> None:
             works.append(dist.all_reduce(grads[0].clone(), async_op=True))
             return grads[0]
 
+    reduced: torch.Tensor = Reduces.apply(torch.ones(8, requires_grad=True))  # type: ignore[no-untyped-call]
+    return reduced
+
+
+def launch_in_hook(works: list[dist.Work]) -> torch.Tensor:
+    """Reduce a gradient as soon as it is there, as jobs do that overlap without DDP."""
+    weight = torch.ones(8, requires_grad=True)
+
+    def reduce(parameter: torch.Tensor) -> None:
+        works.append(dist.all_reduce(parameter.grad, async_op=True))
+
+    weight.register_post_accumulate_grad_hook(reduce)
+    return weight * 2
+
+
+@pytest.mark.parametrize("launch", [launch_in_backward, launch_in_hook])
+def test_what_python_launches_in_a_backward_waits_where_it_calls_wait(
+    tmp_path: Path, launch: Callable[[list[dist.Work]], torch.Tensor]
+) -> None:
+    works: list[dist.Work] = []
     tracer.install(spool=tmp_path, run="run")
-    Reduces.apply(torch.ones(8, requires_grad=True)).sum().backward()  # type: ignore[no-untyped-call]
+
+    launch(works).sum().backward()  # type: ignore[no-untyped-call]
     ended_ns = time.monotonic_ns()
     works[0].wait()
     rows = shut_down_and_read(tmp_path)
 
     (wait,) = (row for row in rows if row.name == "wait all_reduce")
     assert wait.start_ns >= ended_ns
+
+
+def test_a_hook_of_the_job_for_ddp_is_waited_for_in_the_backward(tmp_path: Path) -> None:
+    def halve(_state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # DDP reads types, not their names
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        return work.get_future().then(lambda done: done.value()[0] / 2)
+
+    tracer.install(spool=tmp_path, run="run")
+    ddp = DistributedDataParallel(torch.nn.Linear(4, 4))
+    ddp.register_comm_hook(None, halve)
+    begun_ns = time.monotonic_ns()
+    ddp(torch.ones(2, 4)).sum().backward()
+    ended_ns = time.monotonic_ns()
+    rows = shut_down_and_read(tmp_path)
+
+    (wait,) = (row for row in rows if row.name == "wait all_reduce")
+    assert begun_ns <= wait.start_ns <= ended_ns
 
 
 def test_a_launch_of_an_engine_thread_without_python_frames_is_recorded(tmp_path: Path) -> None:
