@@ -337,7 +337,8 @@ def launched_by_engine(frame: FrameType | None) -> bool:
 
 def _has_bucket(frame: FrameType) -> bool:
     """Return whether ``frame`` is a hook of DDP's reducer, which it calls with a bucket."""
-    return any(isinstance(value, dist.GradBucket) for value in frame.f_locals.values())
+    bucket = dist.GradBucket  # type: ignore[attr-defined]  # its stub does not export it
+    return any(isinstance(value, bucket) for value in frame.f_locals.values())
 
 
 def is_called_by(frame: FrameType | None, code: CodeType) -> bool:

@@ -471,7 +471,7 @@ def launch_in_hook(works: list[dist.Work]) -> torch.Tensor:
     def reduce(parameter: torch.Tensor) -> None:
         works.append(dist.all_reduce(parameter.grad, async_op=True))
 
-    weight.register_post_accumulate_grad_hook(reduce)
+    weight.register_post_accumulate_grad_hook(reduce)  # type: ignore[no-untyped-call]
     return weight * 2
 
 
