@@ -206,7 +206,7 @@ def test_a_live_run_loses_one_day_after_the_other(store: Store, run_id: str) -> 
     # WHEN the first day expires THEN all later spans stay, and step 9 is whole
     expire(store, after_ns=now_ns)
     assert read_spans(store, run_id)["step"].to_pylist() == kept
-    assert [row["rows"] for row in parts_of_days(store, first_day, 3)] == [21, 20]
+    assert [row["rows"] for row in parts_of_days(store, first_day, 3)] == [19, 19]
 
     # WHEN the second expires THEN the steps after the finding are kept for its sake
     expire(store, after_ns=now_ns + DAY_NS)
