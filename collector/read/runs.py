@@ -52,7 +52,7 @@ ORDER BY created_ns DESC, run_id
 change, and a reader that has processed all counted spans looks again only if the count grows. Lines
 of logs count as rows: they may come after the end of the process that they explain. If two
 collectors stored the same cut at the same moment, it counts twice here, unlike in the account of
-its run."""
+its run, and so does a line that was sent again."""
 
 SELECT_RUN_NAMES = """
 SELECT run_id FROM runs WHERE run_id NOT IN (SELECT run_id FROM deletions)

@@ -44,6 +44,7 @@ def missing(module: str, *arguments: str, store: str = "") -> str | None:
         ("dash", ("serve",), "", "embedded"),
         ("chdb", ("serve",), "", "embedded"),
         ("apprise", ("serve",), "", "alerts"),
+        ("mcp.server", ("mcp",), "", "mcp"),
     ],
 )
 def test_the_advice_is_one_installation_that_is_enough(

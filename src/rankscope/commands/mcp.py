@@ -1,6 +1,5 @@
 """`rankscope mcp`: runs, verdicts and evidence for an assistant, read-only."""
 
-from ..errors import BadInputError
 from .flags import Store, check_exists
 
 
@@ -11,11 +10,7 @@ def mcp(*, store: Store = None) -> None:
     """
     from rankscope.collector.store.location import default_store_url
 
-    try:
-        from ..assistant.mcp_server import build_server
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "mcp":
-            raise
-        raise BadInputError("the package mcp is missing: pip install 'rankscope[mcp]'") from error
+    from ..assistant.mcp_server import build_server
+
     check_exists(store)
     build_server(store or default_store_url()).run("stdio")

@@ -108,7 +108,9 @@ def read_records(spool: Path) -> dict[str, list[Any]]:
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     return {
         "steps": [(row.step, *STEP.unpack(row.second)[:2]) for row in steps],
-        "batches": [(row.step, row.microbatch, *MICROBATCH.unpack(row.second)) for row in batches],
+        "batches": [
+            (row.step, row.microbatch, *MICROBATCH.unpack(row.second)[:2]) for row in batches
+        ],
         "events": [
             (event["kind"], event["text"], event["data"])
             for event in events

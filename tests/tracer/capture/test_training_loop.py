@@ -96,7 +96,7 @@ def step_rows(rows: list[Row]) -> list[tuple[int, int]]:
 def microbatch_rows(rows: list[Row]) -> list[tuple[int, int, int, int]]:
     """Return (step, micro-batch, tokens, sum of squared lengths)."""
     return [
-        (row.step, row.microbatch, *MICROBATCH.unpack(row.second))
+        (row.step, row.microbatch, *MICROBATCH.unpack(row.second)[:2])
         for row in rows
         if row.record == RecordType.MICROBATCH
     ]
