@@ -1,14 +1,12 @@
 from __future__ import annotations
 
+import os
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from rankscope.collector.new_file import new_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_file_appears_whole_and_replaces_a_link_instead_of_following_it(tmp_path: Path) -> None:
@@ -42,3 +40,17 @@ def test_nothing_is_left_of_a_file_that_is_not_finished(tmp_path: Path) -> None:
 
     assert [each.name for each in tmp_path.iterdir()] == ["x"]
     assert (tmp_path / "x").read_text() == "before"
+
+
+def test_a_device_is_written_to_and_stays() -> None:
+    master, slave = os.openpty()
+    path = Path(os.ttyname(slave))
+    try:
+        with new_file(path) as file:
+            file.write(b"new")
+
+        assert os.read(master, 16) == b"new"
+        assert stat.S_ISCHR(path.lstat().st_mode)
+    finally:
+        os.close(master)
+        os.close(slave)
