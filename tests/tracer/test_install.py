@@ -148,6 +148,8 @@ def test_the_manifest_contains_what_the_job_declared(
         "num_parameters": None,
         "flops_per_token": 6e9,
         "flops_convention": "6N",
+        "recomputed_flops_per_token": None,
+        "shape": None,
     }
     assert manifest["paced"] is None
     assert manifest["seeds"] == {"weights": 7}
