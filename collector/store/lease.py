@@ -13,6 +13,8 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
+from rankscope.tracer.span import NS_PER_S
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -84,7 +86,7 @@ class Lease:
         if not self._is_shared:
             return
         asked_s = self._monotonic_s()
-        bound = {"name": self._name, "holder": self.holder, "ttl_ns": TTL_S * 1_000_000_000}
+        bound = {"name": self._name, "holder": self.holder, "ttl_ns": TTL_S * NS_PER_S}
         self._store.command(CLAIM, bound)
         rows = self._store.rows(SELECT_HOLDER, bound)
         is_own = bool(rows) and rows[0]["holder"] == self.holder

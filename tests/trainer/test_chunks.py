@@ -10,33 +10,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from rankscope.trainer.chunks import ChunkedProducts
 from rankscope.trainer.parallel import local_part
+from tests.support.trainer.timer_log import TimerLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-
-class TimerLog:
-    slowdown = 1.0
-    num_segments = 0
-    num_overruns = 0
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def begin(self) -> None:
-        self.calls.append("begin")
-
-    def reach(self, paces: float) -> None:
-        self.calls.append(f"reach {paces:g}")
-
-    def exclude(self, wait: Callable[[], object]) -> None:
-        wait()
-
-    def end(self, paces: float) -> None:
-        self.calls.append(f"end {paces:g}")
-
-    def reset_counts(self) -> None:
-        self.calls.clear()
+    from collections.abc import Iterator
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -9,39 +8,11 @@ from rankscope.trainer.config import ModelConfig
 from rankscope.trainer.model import Stage, initialize
 from rankscope.trainer.pace import BACKWARD_PACES, FORWARD_PACES
 from rankscope.trainer.segments import BackwardPart, StageSegments, time_optimizer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.support.trainer.timer_log import TimerLog
 
 MODEL = ModelConfig(
     num_layers=2, hidden_size=16, num_heads=2, ffn_size=16, vocab_size=8, seq_length=4
 )
-
-
-class TimerLog:
-    """A timer that records its calls."""
-
-    slowdown = 1.0
-    num_segments = 0
-    num_overruns = 0
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def begin(self) -> None:
-        self.calls.append("begin")
-
-    def reach(self, paces: float) -> None:
-        self.calls.append(f"reach {paces:g}")
-
-    def exclude(self, wait: Callable[[], object]) -> None:
-        wait()
-
-    def end(self, paces: float) -> None:
-        self.calls.append(f"end {paces:g}")
-
-    def reset_counts(self) -> None:
-        self.calls.clear()
 
 
 def make_stage(*, stage: int, num_stages: int) -> Stage:
