@@ -178,11 +178,11 @@ def sum_squares(microbatches: MicrobatchTable) -> dict[int, int]:
 
 def _rank_sums(microbatches: MicrobatchTable, column: str) -> MicrobatchTable:
     """Return one row for each epoch, step and rank with the sum of a column; -1 if unknown."""
-    squared: NDArray[np.int64] = getattr(microbatches, column)
+    values: NDArray[np.int64] = getattr(microbatches, column)
     code, num = factorize(microbatches.epoch, microbatches.step, microbatches.rank)
     sums, row = np.zeros(num, dtype=np.int64), np.zeros(num, dtype=np.int64)
-    np.add.at(sums, code, squared)
-    sums[code[squared < 0]] = -1
+    np.add.at(sums, code, values)
+    sums[code[values < 0]] = -1
     row[code] = np.arange(len(code))
     rows = select_rows(microbatches, row)
     if column == "sum_windowed_lengths":
