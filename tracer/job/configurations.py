@@ -70,8 +70,8 @@ class Family:
     """Of `FEATURES`: what the model does if its configuration says so."""
 
     period: int | None = None
-    """Every so many layers one has no window, unless the configuration lists ``layer_types``;
-    `ALL`: none has; None: those up to ``max_window_layers`` have none."""
+    """One of so many layers has no window, unless the configuration lists ``layer_types``. `ALL`:
+    every layer has one; None: the layers from ``max_window_layers`` on have one."""
 
     has_head_size: bool = False
     """Whether the default of ``head_dim`` is not the hidden size over the heads."""
