@@ -306,9 +306,30 @@ def _fixes(
         if candidate.fixed_ns is not None:
             fixed_ns = candidate.fixed_ns[rows]
             duration_ns = np.where(np.isnan(fixed_ns), duration_ns, fixed_ns)
-        gap_ns = np.zeros_like(gap_ns) if candidate.is_everywhere else gap_ns
+        gap_ns = _shared_gaps_ns(rows, model) if candidate.is_everywhere else gap_ns
         fixes.append(Fix(candidate, rows, Times(duration_ns, gap_ns)))
     return fixes
+
+
+def _shared_gaps_ns(rows: NDArray[np.int64], model: ReplayModel) -> NDArray[np.float64]:
+    """Return the part of launch gaps in which the step before still runs elsewhere.
+
+    It stays if what all ranks lose before a step is fixed: a rank that ended the step before late
+    begins late.
+
+    Args:
+        rows: Shape (rows,): operations.
+
+    Returns:
+        Shape (rows,), ns; 0 for operations that begin no step of their rank.
+    """
+    operations = model.operations
+    if model.overlap_ns is None:
+        return np.zeros(len(rows))
+    is_begin = np.ones(len(model.rank), dtype=np.bool_)
+    is_begin[operations.dst] = False
+    shared_ns = np.minimum(operations.gap_ns[rows], model.overlap_ns[operations.step[rows]])
+    return np.where(is_begin[rows], shared_ns, 0.0)
 
 
 def _stage_ratio(

@@ -168,6 +168,27 @@ def test_fixed_pauses_take_no_time_even_if_there_are_no_other_gaps() -> None:
     assert pauses.recoverable_ratio == pytest.approx(1.0, abs=0.01)
 
 
+def starved_and_slow_at_the_end(rank: int, step: int) -> Iterator[Action]:
+    """Compute 31 ms per step; all wait 4 ms for input from step 4 on, and rank 1 updates 25 ms
+    longer than the others, so that it begins each step late.
+    """
+    if step >= 4:
+        yield Compute(4 * MS)
+    yield from work(SpanKind.FORWARD, 10 * MS, microbatch=0)
+    yield from work(SpanKind.BACKWARD, 20 * MS, microbatch=0)
+    yield ALL_REDUCE
+    yield from work(SpanKind.OPTIMIZER, (26 if rank == 1 else 1) * MS)
+
+
+def test_input_that_all_ranks_miss_does_not_cost_what_makes_one_begin_late() -> None:
+    found = {each.cause: each for each in findings_of(starved_and_slow_at_the_end, num_steps=12)}
+
+    assert found["slow-compute"].ranks == (1,)
+    assert found["slow-compute"].saved_s == pytest.approx(0.025)
+    assert found["data-stall"].ranks == (0, 1, 2, 3)
+    assert found["data-stall"].shown_saved_s == pytest.approx(0.004)
+
+
 PAUSED = {(3, 1): 100, (5, 5): 100}
 """By (step, rank): pause before the backward, in ms."""
 
