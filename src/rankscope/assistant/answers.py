@@ -23,7 +23,7 @@ from ..sources.stored_reports import read_run_lines
 from ..terminal.proof_address import format_incident, format_proof
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from rankscope.analysis.report.report import Finding
     from rankscope.collector.store.store import Store
@@ -163,7 +163,7 @@ class Answers:
         excluded = read_excluded(self._store, self._unix_ns())
         return bounded(
             {
-                "hosts": [asdict(host) for host in bad],
+                "hosts": [asdict(host) | {"named_by": _runs(host.named_by)} for host in bad],
                 "excluded": [asdict(change) for change in excluded],
             }
         )
@@ -213,6 +213,10 @@ class Answers:
         return rows
 
 
+def _runs(causes_by_run: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    return [{"run": run, "causes": list(causes)} for run, causes in causes_by_run.items()]
+
+
 def _brief(finding: dict[str, Any]) -> dict[str, Any]:
     """Return a finding without its picture, which `Answers.evidence` has."""
     return {key: value for key, value in finding.items() if key not in ("proof", "noise_s")}
@@ -226,7 +230,7 @@ def _advice(run: str, finding: Finding) -> dict[str, Any] | None:
 
 
 def bounded(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer whose lists and objects have at most `MAX_ITEMS`, fewer if it is too long.
+    """Return an answer whose lists have at most `MAX_ITEMS`, fewer if it is too long.
 
     What is left out is said where it was.
     """
