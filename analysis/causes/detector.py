@@ -12,6 +12,7 @@ import numpy as np
 from ..readers.workers import find_workers
 from ..report.report import Finding
 from ..statistics.link_profile import profile_links
+from ..statistics.thresholds import THRESHOLDS
 from .host_gaps import find_common_pauses, tabulate_gaps
 
 if TYPE_CHECKING:
@@ -212,7 +213,13 @@ class Case:
     @cached_property
     def links(self) -> LinkProfile:
         """Return the transfer times of each link, compared with alike ones."""
-        return profile_links(self.reading.transfers, self.reading.steps, self.ranks)
+        step_ns = float(np.median(self.reading.actual_ns))
+        return profile_links(
+            self.reading.transfers,
+            self.reading.steps,
+            self.ranks,
+            min_lost_ns=THRESHOLDS.min_loss_ratio * step_ns,
+        )
 
 
 class CauseModule(Protocol):

@@ -119,6 +119,10 @@ class LinkProfile:
     has_own_baseline: NDArray[np.bool_]
     """Shape (links,): those of them whose baseline is their own faster steps."""
 
+    min_lost_ns: float = 0.0
+    """Time a step, over all steps of its phase, that a link which is slow at times must lose: on
+    busy hosts, some steps of any link have a transfer that waits for a core."""
+
     @property
     def links(self) -> tuple[Link, ...]:
         """Return the links, the rows."""
@@ -192,11 +196,17 @@ class LinkProfile:
             for slow in candidates
             if self.num_instances[slow.row].sum() >= THRESHOLDS.min_alike_transfers
             and _differs_from_other_steps(self, slow)
+            and (not slow.recurs or self._lost_ns(slow) >= self.min_lost_ns)
             and (
                 slow.num_steps >= THRESHOLDS.min_lasting_steps
                 or slow.margin >= THRESHOLDS.peer_peak_factor
             )
         )
+
+    def _lost_ns(self, slow: Phase) -> float:
+        """Return the mean time a step, from the first to the last of a phase, that it lost."""
+        lost_ns = (self.total_ns - self.expected_ns)[slow.row, slow.shown]
+        return float(np.nansum(lost_ns)) / slow.num_steps
 
     @cached_property
     def rise(self) -> Rise | None:
@@ -266,12 +276,19 @@ class LinkTimes:
 
 
 def profile_links(
-    transfers: Transfers, steps: tuple[int, ...], ranks: Mapping[int, RankInfo]
+    transfers: Transfers,
+    steps: tuple[int, ...],
+    ranks: Mapping[int, RankInfo],
+    *,
+    min_lost_ns: float = 0.0,
 ) -> LinkProfile:
     """Compare each link with alike ones, step by step.
 
     Those between the same stages come first: the network between other stages may carry more
     traffic.
+
+    Args:
+        min_lost_ns: See `LinkProfile.min_lost_ns`.
     """
     numbers = np.array(steps, dtype=np.int32)
     shape = (len(transfers.links), len(numbers))
@@ -297,6 +314,7 @@ def profile_links(
         num_instances=num,
         has_few_alike=few,
         has_own_baseline=has_own,
+        min_lost_ns=min_lost_ns,
     )
 
 

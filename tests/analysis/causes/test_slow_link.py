@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +11,7 @@ from rankscope.analysis.causes.slow_link import Culprit, find_culprits
 from rankscope.analysis.statistics.phases import Phase
 from rankscope.analysis.trace.tables import RankInfo
 from rankscope.tracer.topology import Coords
-from tests.support.analysis.link_builders import group, pair, profile
+from tests.support.analysis.link_builders import MS, group, pair, profile
 
 if TYPE_CHECKING:
     from rankscope.analysis.replay.model import Link
@@ -101,3 +102,13 @@ def test_two_pairs_behind_one_switch_are_merged() -> None:
 
     assert culprit.ranks == (0, 1)
     assert culprit.location == "the links of switch s1"
+
+
+@pytest.mark.parametrize(("step_ms", "found"), [(100, [3]), (3000, [])])
+def test_a_link_that_is_slow_at_times_must_cost_something(step_ms: int, found: list[int]) -> None:
+    """5 of 20 steps lose 2 x 9 ms: 4.5 ms a step, above one hundredth of 100 ms, below 3 s."""
+    slow_at = {2, 3, 9, 14, 18}
+    ms_of = {pair(rank, rank + 8): [1.0, 1.01] * 10 for rank in range(8)}
+    ms_of[pair(3, 11)] = [10.0 if step in slow_at else 1.0 for step in range(20)]
+    slow_links = replace(profile(ms_of), min_lost_ns=0.01 * step_ms * MS).slow_links
+    assert [phase.row for phase in slow_links] == found
