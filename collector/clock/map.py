@@ -10,7 +10,7 @@ import numpy as np
 from ..names import storable_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -117,30 +117,22 @@ class Clocks(Protocol):
         ...
 
 
-class ClockTable(Protocol):
-    """Table ``clock``, as a sink offers it."""
-
-    def clocks(self) -> list[Row]:
-        """Return the stored rows."""
-        ...
-
-    def upsert(self, table: str, rows: Sequence[Row]) -> None:
-        """Store rows; return once they are durable."""
-        ...
-
-
 class AnchorClocks:
     """One constant offset for each boot of a host: the first anchor of a process, in the store.
 
     Each process reads its own anchor, with an error of a few microseconds. With its own offset
     each, ranks of one host would be misaligned by these errors; with one, they share the clock
     exactly.
+
+    Args:
+        stored: Rows of table ``clock``.
+        add: Called with each new row, which must be stored before anything with its times is.
     """
 
-    def __init__(self, sink: ClockTable) -> None:
-        self._sink = sink
+    def __init__(self, stored: Sequence[Row], add: Callable[[Row], None]) -> None:
+        self._add = add
         self._offset_ns: dict[tuple[str, str], int] = {
-            (row["host"], row["boot_id"]): row["offset_ns"] for row in sink.clocks()
+            (row["host"], row["boot_id"]): row["offset_ns"] for row in stored
         }
 
     def clock_map(
@@ -152,24 +144,21 @@ class AnchorClocks:
     def offset_ns(
         self, identity: SpoolIdentity, *, declared_error_ns: int = UNKNOWN_ERROR_NS
     ) -> int:
-        """Return Unix time - monotonic time of the process's host; store it if it is new."""
+        """Return Unix time - monotonic time of the process's host; add it if it is new."""
         host, boot_id = storable_name(identity.host), identity.boot_id.hex()
         known_offset_ns = self._offset_ns.get((host, boot_id))
         if known_offset_ns is not None:
             return known_offset_ns
         offset_ns = identity.anchor_unix_ns - identity.anchor_monotonic_ns
-        self._sink.upsert(
-            "clock",
-            [
-                {
-                    "host": host,
-                    "boot_id": boot_id,
-                    "at_ns": identity.anchor_unix_ns,
-                    "offset_ns": offset_ns,
-                    "drift_ppb": 0,
-                    "clock_error_ns": declared_error_ns,
-                }
-            ],
+        self._add(
+            {
+                "host": host,
+                "boot_id": boot_id,
+                "at_ns": identity.anchor_unix_ns,
+                "offset_ns": offset_ns,
+                "drift_ppb": 0,
+                "clock_error_ns": declared_error_ns,
+            }
         )
         self._offset_ns[host, boot_id] = offset_ns
         return offset_ns

@@ -144,6 +144,7 @@ class SpoolTail:
         self._pending_rows: list[tuple[str, list[Row]]] = []
         self._manifests: set[tuple[str, str]] = set()
         self._new_manifests: list[Row] = []
+        self._new_clocks: list[Row] = []
         self._num_processes = 0
         self._num_later = 0
         self._deaths = DeathWatch()
@@ -248,6 +249,8 @@ class SpoolTail:
             if self._monotonic_ns() >= until_ns:
                 break
         self._num_later = sum(len(self._untried(folders)) for folders in new.values())
+        clocks, self._new_clocks = self._new_clocks, []
+        self._upsert("clock", clocks)
         self._store_manifests()
         return bool(num_placed)
 
@@ -368,7 +371,7 @@ class SpoolTail:
                 f" format {resume.source_format} under that name: use another store or run name"
             )
         if self._clocks is None:
-            self._clocks = AnchorClocks(self._sink)
+            self._clocks = AnchorClocks(self._sink.clocks(), self._new_clocks.append)
         tail = ProcessTail(
             files,
             clock=self._clocks.clock_map(
