@@ -18,6 +18,8 @@ from .trace.errors import EmptyRunError, UnknownRunError
 from .trace.rows import concatenate, select_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from .trace.context import EventRecord, RunContext, SampleTable
@@ -62,12 +64,22 @@ class RunWindow:
     Args:
         max_spans: Bound on the time and memory of one analysis; at least one step is kept.
         max_steps: The same for jobs with few spans.
+        version: Returns what changes whenever the run has other ranks, groups, exits or events.
+            Of thousands of ranks, these take a second to read. None: they are read each time.
     """
 
     def __init__(
-        self, source: SpanSource, run_id: str, *, max_spans: int, max_steps: int = MAX_STEPS
+        self,
+        source: SpanSource,
+        run_id: str,
+        *,
+        max_spans: int,
+        max_steps: int = MAX_STEPS,
+        version: Callable[[str], object] | None = None,
     ) -> None:
         self._source = source
+        self._version_of = version
+        self._known: tuple[object, RunInfo] | None = None
         self._run_id = run_id
         self._max_spans = max_spans
         self._max_steps = max_steps
@@ -107,9 +119,24 @@ class RunWindow:
         Returns:
             At least 1 also if there is no new step, but an exit of a rank or an event.
         """
-        run = self._source.run_info(self._run_id)
+        version = None if self._version_of is None else self._version_of(self._run_id)
+        before, run = self._known or (None, None)
+        is_known = run is not None and version is not None and version == before
+        if run is None or not is_known:
+            run = self._source.run_info(self._run_id)
         steps, first = self._read_new_steps(run)
         last = last_complete_step(run, steps)
+        has_new = last is not None and (self.last is None or last > self.last)
+        if is_known and has_new:
+            run = self._source.run_info(self._run_id)  # how many records are stored
+        num_new = 0
+        if has_new or not is_known:
+            num_new = self._take(run, steps, first=first, last=last)
+        self._known = version, run
+        return num_new
+
+    def _take(self, run: RunInfo, steps: StepTable, *, first: int | None, last: int | None) -> int:
+        """Read what belongs to new steps, or else what stopped them; see `advance`."""
         if last is None and self._contents is None:
             return int(self._read_stalled(run, steps))
         if last is None or (self.last is not None and last <= self.last):
@@ -162,7 +189,7 @@ class RunWindow:
 
     def _append(self, run: RunInfo, steps: StepTable, *, first: int | None, last: int) -> None:
         """Read the spans of these steps, and drop the oldest steps."""
-        self._update_mfu(steps)
+        self._update_mfu(run, steps)
         self._steps_read.update(np.unique(steps.step).tolist())
         if first is None:
             num_spans = len(self._source.spans(self._run_id, first=last, last=last))
@@ -211,8 +238,8 @@ class RunWindow:
             ),
         )
 
-    def _update_mfu(self, steps: StepTable) -> None:
-        new = read_mfu(self._source, self._run_id, steps)
+    def _update_mfu(self, run: RunInfo, steps: StepTable) -> None:
+        new = read_mfu(self._source, self._run_id, steps, run=run)
         if new is not None:
             before = self.mfu or new
             by_step = {**before.by_step, **new.by_step}

@@ -93,6 +93,7 @@ class Job:
             anchor_monotonic_ns=self._begin_ns,
         )  # fmt: skip
         manifest = builder._manifest()  # the rest of it is as a test has it
+        manifest["job"] = "launch-1"
         manifest["layout"] |= {"dp": self.num_ranks}
         manifest["boot_id"] = (rank // 8).to_bytes(16, "little").hex()
         builder.write_json("manifest.json", manifest)

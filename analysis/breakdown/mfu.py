@@ -26,9 +26,16 @@ if TYPE_CHECKING:
 TERA = 1e12
 
 
-def read_mfu(source: SpanSource, run_id: str, steps: StepTable) -> Mfu | None:
-    """Return the MFU of these steps of a stored run; None if it is unknown."""
-    run, first = source.run_info(run_id), int(steps.step.min(initial=0))
+def read_mfu(
+    source: SpanSource, run_id: str, steps: StepTable, *, run: RunInfo | None = None
+) -> Mfu | None:
+    """Return the MFU of these steps of a stored run; None if it is unknown.
+
+    Args:
+        run: The description of the run, if it was just read.
+    """
+    run = run or source.run_info(run_id)
+    first = int(steps.step.min(initial=0))
     needs_lengths = bool(len(steps)) and bool(
         run.flops_per_squared_length or run.flops_per_windowed_length
     )

@@ -88,6 +88,16 @@ SELECT * FROM ranks FINAL WHERE run_id = {run_id:String}
 ORDER BY epoch, rank, started_ns, process
 """
 
+SELECT_VERSION = """
+SELECT
+    (SELECT count() FROM runs FINAL WHERE run_id = {run_id:String}) AS num_epochs,
+    (SELECT max(epoch) FROM runs WHERE run_id = {run_id:String}) AS epoch,
+    (SELECT count() FROM groups WHERE run_id = {run_id:String}) AS num_groups,
+    (SELECT count() FROM events WHERE run_id = {run_id:String}) AS num_events,
+    (SELECT sum(cityHash64(tuple(* EXCEPT (dropped, produced, revision)))) FROM ranks FINAL
+     WHERE run_id = {run_id:String}) AS ranks
+"""
+
 SELECT_GROUPS = """
 SELECT * FROM groups FINAL WHERE run_id = {run_id:String} ORDER BY epoch, group_id
 """
@@ -348,6 +358,14 @@ def read_run(store: Store, run_id: str, *, unix_ns: Callable[[], int] = time.tim
         invalid=invalid[:MAX_INVALID],
         notes=texts[IMPORT_NOTE],
     )
+
+
+def read_version(store: Store, run_id: str) -> Row:
+    """Return a row that differs if a run has other epochs, ranks, exits, groups or events.
+
+    It is the same if only counts of records have changed.
+    """
+    return store.rows(SELECT_VERSION, {"run_id": run_id})[0]
 
 
 def _read_account(store: Store, run_id: str) -> list[Row]:

@@ -264,3 +264,16 @@ def test_a_step_is_complete_when_all_ranks_of_its_epoch_have_ended_it() -> None:
     assert last_complete_step(info, steps_of((0, 4, 0), (0, 4, 1), (0, 5, 0))) == 4
     # Step 5 was ended by one rank in each of two epochs: it is complete in neither.
     assert last_complete_step(info, steps_of((0, 5, 0), (1, 5, 1))) is None
+
+
+def test_the_ranks_are_read_again_only_for_a_new_step_or_version(whole: Source) -> None:
+    """Of thousands of ranks that takes a second, and a window is asked every second."""
+    source, version = Training(whole, newest=3), [0]
+    window = RunWindow(source, "tiny", max_spans=10**6, version=lambda _: version[0])
+    assert window.advance() == 4
+    looks = source.num_looks
+    assert (window.advance(), source.num_looks - looks) == (0, 0)
+    version[0] += 1
+    assert (window.advance(), source.num_looks - looks) == (0, 1)
+    source.newest = 4
+    assert (window.advance(), source.num_looks - looks) == (1, 2)

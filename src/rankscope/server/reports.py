@@ -121,9 +121,10 @@ class Reports:
         stored: Reports in the store. None: they are kept in memory alone.
         analyze_elsewhere: Analyses an ended run of more than `MAX_OWN_SPANS` from a step on, and
             reports its progress. None: it is analysed here.
+        version: See `RunWindow`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # effects come in here
         self,
         source: SpanSource,
         *,
@@ -132,7 +133,9 @@ class Reports:
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         unix_ns: Callable[[], int] = time.time_ns,
         analyze_elsewhere: AnalyzeElsewhere | None = None,
+        version: Callable[[str], object] | None = None,
     ) -> None:
+        self._version = version
         self._analyze_elsewhere = analyze_elsewhere
         self._source = ObservedSource(source)
         self._stored = stored
@@ -255,7 +258,9 @@ class Reports:
         Of a silent job, the unfinished step is read too: it shows in what the ranks are blocked.
         """
         if entry.window is None:
-            entry.window = RunWindow(self._source, run_id, max_spans=self._max_spans)
+            entry.window = RunWindow(
+                self._source, run_id, max_spans=self._max_spans, version=self._version
+            )
         num_new = entry.window.advance()
         is_silent = entry.window.is_silent(self._unix_ns())
         if is_silent and entry.unfinished_size != size:

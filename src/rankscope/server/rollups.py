@@ -133,6 +133,7 @@ class Rollups:
         self._monotonic_ns = monotonic_ns
         self._done: dict[str, tuple[int, str]] | None = None
         self._scans: dict[str, _Scan] = {}
+        self._infos: dict[str, tuple[object, RunInfo]] = {}
         self._has_started = False
 
     def turn(self) -> bool:
@@ -151,7 +152,7 @@ class Rollups:
         runs = self._source.runs()
         attempts = []
         stored = {run.run_id for run in runs}
-        for by_run in (self._served_ns, self._done, self._scans):
+        for by_run in (self._served_ns, self._done, self._scans, self._infos):
             for run_id in by_run.keys() - stored:
                 del by_run[run_id]
         for run in sorted(runs, key=lambda run: self._served_ns.get(run.run_id, 0)):
@@ -189,7 +190,7 @@ class Rollups:
         steps = self._open_steps(run)
         if not steps:
             return True
-        info = self._source.run_info(run.run_id)
+        info = self._run_info(run.run_id)
         if not records_groups(info):
             steps = self._readable_whole(run.run_id, steps)
         for batch in batch_steps(steps, max_spans=self._batch_spans):
@@ -203,6 +204,15 @@ class Rollups:
             else:
                 self._roll_up_batch(info, batch)
         return True
+
+    def _run_info(self, run_id: str) -> RunInfo:
+        """Return the description of a run, read anew if its ranks or groups are others."""
+        version = self._source.version(run_id)
+        before, info = self._infos.get(run_id, (None, None))
+        if info is None or version != before:
+            info = self._source.run_info(run_id)
+            self._infos[run_id] = version, info
+        return info
 
     def _open_steps(self, run: RunSummary) -> tuple[OpenStep, ...]:
         """Return the open steps of a run; of a running job, mostly among its recent steps."""

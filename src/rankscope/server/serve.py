@@ -343,6 +343,7 @@ def serve_opened(parts: ServerParts) -> None:
     reports = Reports(
         source,
         stored=StoredReports(store),
+        version=source.version,
         analyze_elsewhere=None if parts.analysis is None else parts.analysis.analyze_elsewhere,
     )
     loops = list(parts.loops)

@@ -39,6 +39,7 @@ from rankscope.collector.read.runs import (
     read_previous_run,
     read_run,
     read_run_names,
+    read_version,
 )
 from rankscope.collector.read.samples import read_samples
 from rankscope.collector.read.spans import read_spans
@@ -102,6 +103,13 @@ class StoreSource:
         if not rows.epochs:
             raise self._unknown(run_id)
         return build_run_info(run_id, rows)
+
+    def version(self, run_id: str) -> object:
+        """Return what changes with the epochs, ranks, exits, groups and events of a run.
+
+        Counts of records do not change it.
+        """
+        return read_version(self._store, run_id)
 
     def steps(self, run_id: str, *, first: int | None = None, last: int | None = None) -> StepTable:
         """Return the step rows with ``first <= step <= last`` (None: no limit).

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -221,3 +222,20 @@ def test_a_line_of_a_log_that_comes_after_the_end_counts_as_new_data(
 
     after = {run.run_id: run.num_rows for run in source.runs()}
     assert after == before | {"earlier": before["earlier"] + 1}
+
+
+def test_the_version_of_a_run_changes_with_its_ranks_and_events_alone(store: Store) -> None:
+    source, rank = StoreSource(store), {"run_id": "versions", "epoch": 0, "rank": 0, "process": "p"}
+    versions = [source.version("versions")]
+    for table, row in (
+        ("ranks", rank | {"host": "a", "revision": 1}),
+        ("ranks", rank | {"host": "a", "revision": 2, "produced": 5, "dropped": {"full": 1}}),
+        ("ranks", rank | {"host": "a", "revision": 3, "exit_state": "failed", "exit_ns": 7}),
+        ("runs", {"run_id": "versions", "epoch": 0}),
+        ("runs", {"run_id": "versions", "epoch": 1}),
+        ("events", {"run_id": "versions", "epoch": 1, "rank": 0, "at_ns": 1, "kind": "pause"}),
+    ):
+        store.insert_rows(table, [row])
+        versions.append(source.version("versions"))
+    are_new = [after != before for before, after in itertools.pairwise(versions)]
+    assert are_new == [True, False, True, True, True, True]
