@@ -199,9 +199,9 @@ def test_a_line_of_a_given_kernel_log_classes_the_end_of_its_process(
 
 STOPS = [
     ("loader", "data-loader", "in the data loader"),
-    ("workers", "data-loader", "in the data loader"),
+    pytest.param("workers", "data-loader", "in the data loader", marks=pytest.mark.nightly),
     ("fifo", "storage", "openat "),
-    ("barrier", "other-collective", "barrier"),
+    pytest.param("barrier", "other-collective", "barrier", marks=pytest.mark.nightly),
     ("sleep", "never-joined", "watched_job.py:"),
 ]
 

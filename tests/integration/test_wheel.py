@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.slow, pytest.mark.multiproc]
+pytestmark = pytest.mark.nightly
 
 BUILD_TIMEOUT_S = 280
 SOURCES = ("pyproject.toml", "docs/package.md", "LICENSE", "src")
@@ -133,7 +133,6 @@ def test_a_folder_named_analysis_without_init_is_still_imported(
     assert run(sys.executable, "-S", "-c", code, folder=tmp_path, path=installed) == "user\n"
 
 
-@pytest.mark.nightly
 def test_a_distribution_with_a_package_named_trainer_survives_install_and_uninstall(
     wheel: Path, tmp_path: Path
 ) -> None:

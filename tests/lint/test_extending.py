@@ -90,16 +90,13 @@ def test_a_change_of_the_page_fits_the_files_of_this_checkout(section: str) -> N
     assert len(changed) > sum(path.startswith("tests/") for path, *_ in changed) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.multiproc
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("section", "tests"),
     [
         (CAUSE, ["tests/analysis/causes/test_order.py"]),
-        pytest.param(
-            COLUMN, ["tests/analysis/trace", "tests/collector/wire"], marks=pytest.mark.nightly
-        ),
-        pytest.param(PAGE, ["tests/dashboard/test_app.py"], marks=pytest.mark.nightly),
+        (COLUMN, ["tests/analysis/trace", "tests/collector/wire"]),
+        (PAGE, ["tests/dashboard/test_app.py"]),
     ],
 )
 def test_a_change_of_the_page_passes_its_test_and_the_lint(

@@ -212,6 +212,7 @@ def test_torchrun_traces_a_script_without_an_edit(tmp_path: Path) -> None:
 
 
 @pytest.mark.multiproc
+@pytest.mark.nightly
 def test_hosts_without_a_run_id_agree_on_one(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("")
     port = fixed_port()

@@ -25,12 +25,12 @@ JOB = ROOT / "tests" / "tracer" / "jobs" / "saving_job.py"
 LAUNCHED, INSTALLED = "by the launcher", "by the script"
 
 
-def run_job(folder: Path, command: str, *options: str, **environ: str) -> Outcomes:
-    """Run the job; return what it printed."""
+def run_job(folder: Path, *options: str | Path, **environ: str) -> Any:  # noqa: ANN401  # JSON
+    """Run the job in a folder; return what it printed."""
     folder.mkdir(exist_ok=True)
     variables = {"RANKSCOPE_TRACE": str(folder.parent / "spool"), "RANKSCOPE_RUN": folder.name}
     ran = subprocess.run(
-        [sys.executable, *options, JOB, command, folder],
+        [sys.executable, *options],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1", **variables, **environ},
         capture_output=True,
@@ -39,8 +39,7 @@ def run_job(folder: Path, command: str, *options: str, **environ: str) -> Outcom
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    outcomes: Outcomes = json.loads(ran.stdout.splitlines()[-1])
-    return outcomes
+    return json.loads(ran.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +51,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def untraced(folder: Path) -> Outcomes:
     """Return the outcomes of the job without a tracer."""
-    return run_job(folder / "untraced", "save")
+    files = folder / "untraced"
+    outcomes: Outcomes = run_job(files, JOB, "save", files)
+    return outcomes
 
 
 @pytest.fixture(
@@ -62,9 +63,9 @@ def traced(folder: Path, request: pytest.FixtureRequest) -> tuple[Path, Outcomes
     """Return the folder and the outcomes of the traced job."""
     if request.param == LAUNCHED:
         files = folder / "launched"
-        return files, run_job(files, "save", "-m", "rankscope.tracer")
+        return files, run_job(files, "-m", "rankscope.tracer", JOB, "save", files)
     files = folder / "installed"
-    return files, run_job(files, "save", INSTALLS="1")
+    return files, run_job(files, JOB, "save", files, INSTALLS="1")
 
 
 def test_each_way_to_save_copy_or_compile_has_the_outcome_of_an_untraced_job(
@@ -84,7 +85,7 @@ def test_the_untraced_job_can_do_all_of_it(untraced: Outcomes) -> None:
 def test_every_file_loads_without_rankscope(
     folder: Path, untraced: Outcomes, traced: tuple[Path, Outcomes]
 ) -> None:
-    before, after = run_job(folder / "untraced", "load"), run_job(traced[0], "load")
+    before, after = run_job(folder / "loading", JOB, "load", folder / "untraced", traced[0])
 
     assert len(before) > 15
     assert after == before

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from tests.support.paths import ROOT
-from tests.support.trainer.job import WITHIN_S, trainer_environment
+from tests.support.ports import fixed_port
+from tests.support.tracer.ranks import run_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,21 +35,14 @@ class Trained:
 
 
 def train_mix(folder: Path, *flags: str, num_ranks: int) -> Trained:
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks), "-m"]
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m"),
-            *(launcher if num_ranks > 1 else []),
-            *("tests.support.trainer.gradients", str(folder), *MODEL, *flags),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env=trainer_environment(),
-        timeout=WITHIN_S,
+    run_ranks(
+        "tests.support.trainer.gradients",
+        num_ranks,
+        folder,
+        *(*MODEL, *flags),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(fixed_port()),
     )
-    assert done.returncode == 0, done.stderr[-3000:]
     saved = [torch.load(folder / f"{rank}.pt") for rank in range(num_ranks)]
     return Trained([rank["gradients"] for rank in saved], [rank["reports"] for rank in saved])
 

@@ -44,7 +44,10 @@ def engine(store: Store) -> Iterator[QueryEngine]:
     opened.close()
 
 
-SORTS = ["own", "admin", "ingest", "read", "expired", "unknown", "none"]
+SORTS = [
+    *("own", "admin", "ingest", "read", "none"),
+    *(pytest.param(sort, marks=pytest.mark.nightly) for sort in ("expired", "unknown")),
+]
 INVALID = {"expired", "unknown", "none"}
 
 

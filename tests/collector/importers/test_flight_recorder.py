@@ -637,9 +637,8 @@ time.sleep(60)
 """
 
 
-@pytest.mark.multiproc
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["sleep", pytest.param("unlike", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", ["sleep", "unlike"])
 def test_dumps_of_a_job_of_four_processes_name_the_rank(tmp_path: Path, case: str) -> None:
     folder, program = tmp_path / "dumps", tmp_path / "job.py"
     folder.mkdir()

@@ -735,8 +735,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.multiproc
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.alone
 def test_a_profiled_job_of_two_processes_names_the_rank_that_sleeps(tmp_path: Path) -> None:
     folder, program = tmp_path / "traces", tmp_path / "job.py"

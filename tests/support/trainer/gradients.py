@@ -1,10 +1,9 @@
-"""A rank that saves gradients, losses and norms of its first steps: ``gradients FOLDER FLAGS``."""
+"""A rank, see `ranks`, that saves gradients, losses and norms of its first steps."""
 
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -14,15 +13,18 @@ from rankscope.trainer.__main__ import _config, _parser
 from rankscope.trainer.loop import build_rank, forward_backward, train
 from rankscope.trainer.parallel import build_meshes, join_job, pick_device
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
 NUM_STEPS = 3
 
 
-def main() -> None:
+def main(rank: int, world: int, folder: Path, flags: Sequence[str]) -> None:
     """Write ``RANK.pt``: gradients by name; losses and norms of the next steps."""
-    folder, *flags = sys.argv[1:]
-    rank = int(os.environ.get("RANK", "0"))
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
     args = _parser().parse_args([*flags, "--steps", str(NUM_STEPS)])
-    config = _config(args, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+    config = _config(args, world_size=world)
     device = pick_device()
     join_job(device)
     state = build_rank(config, rank=rank, meshes=build_meshes(config, device), device=device)
@@ -35,9 +37,5 @@ def main() -> None:
         gradients[name.partition(".")[2]] = whole.detach()
     state.optimizer.zero_grad()
     reports = [(report.loss, report.gradient_norm) for report in train(state)]
-    torch.save({"gradients": gradients, "reports": reports}, Path(folder) / f"{rank}.pt")
+    torch.save({"gradients": gradients, "reports": reports}, folder / f"{rank}.pt")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.multiproc, pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 2
-QUICK = {"calls", "context_parallel", "pipeline", "replicated", "sharded", "zero_bubble"}
+QUICK = {"calls", "pipeline", "replicated", "sharded"}
 
 KINDS = {
     "pipeline": {"tp-comm", "pp-send", "pp-recv", "other"},

@@ -38,7 +38,10 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return run_job(tmp_path_factory.mktemp("megatron") / str(num_stages), num_stages, 1, "freed")
 
 
-@pytest.fixture(scope="module", params=["freed", pytest.param("kept", marks=pytest.mark.nightly)])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(each, marks=pytest.mark.nightly) for each in ("freed", "kept")],
+)
 def interleaved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train on two ranks of two model chunks each; return the job's folder."""
     outputs: str = request.param

@@ -15,7 +15,7 @@ from tests.tracer.integrations.recorded import Recorded
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.slow]
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """A training that saves, copies and compiles its model in the ways that people do.
 
     saving_job.py save FOLDER    prints a JSON object: the outcome of each way
-    saving_job.py load FOLDER    loads every file of the folder without rankscope; prints the same
+    saving_job.py load FOLDER ...    loads their files without rankscope; prints a list of the same
 
 It is a job of its own: it imports nothing of the project, unless the environment asks for it.
 """
@@ -446,8 +446,9 @@ def main() -> None:
     torch.use_deterministic_algorithms(mode=True)
     if command == "load":
         sys.modules["rankscope"] = None  # type: ignore[assignment]
-        files = sorted(path for path in folder.iterdir() if path.is_file())
-        print(json.dumps({path.name: attempt(load, path) for path in files}))  # noqa: T201
+        folders = [sorted(filter(Path.is_file, Path(one).iterdir())) for one in sys.argv[2:]]
+        loaded = [{path.name: attempt(load, path) for path in files} for files in folders]
+        print(json.dumps(loaded))  # noqa: T201
         return
     if os.environ.get("INSTALLS"):
         from rankscope import tracer
