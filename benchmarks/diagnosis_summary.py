@@ -77,6 +77,16 @@ def _alarms(result: Result) -> list[Result]:
     return [finding for finding in result["findings"] if finding["cause"] not in NO_ALARM]
 
 
+def _reported(result: Result) -> list[Result]:
+    """Return the alarms, and findings of a fault of the scenario that is no alarm: its layout."""
+    planted = {label["cause"] for label in result["truth"]}
+    return [
+        finding
+        for finding in result["findings"]
+        if finding["cause"] not in NO_ALARM or finding["cause"] in planted
+    ]
+
+
 def _names(finding: Result, label: Result) -> bool:
     """Return whether a finding locates a fault."""
     named, visible = set(finding["ranks"]), set(label["visible_ranks"])
@@ -141,7 +151,7 @@ def _matched(result: Result) -> list[tuple[Result, Result]]:
     for place, label in enumerate(result["truth"]):
         if not _due(result, label, place):
             continue
-        for finding in _alarms(result):
+        for finding in _reported(result):
             same = finding["cause"] == label["cause"]
             if same and (not label["ranks"] or _names(finding, label)):
                 pairs.append((label, finding))
@@ -186,9 +196,9 @@ def _f1_by_cause(results: Sequence[Result]) -> dict[str, tuple[float, int]]:
     for result in results:
         due = {t["cause"] for k, t in enumerate(result["truth"]) if _due(result, t, k)}
         may = {label["cause"] for label in result["truth"]}
-        reported = {finding["cause"] for finding in _alarms(result)}
+        reported = {finding["cause"] for finding in _reported(result)}
         right.update(due & reported)
-        missed.update((due - reported) - NO_ALARM)
+        missed.update(due - reported)
         wrong.update(reported - may)
     causes = sorted(set(right) | set(missed))
     return {
@@ -314,8 +324,7 @@ def _confusion(results: Sequence[Result]) -> str:
             label = result["truth"][0]["cause"]
         else:
             continue
-        alarms = _alarms(result)
-        found = alarms[0]["cause"] if alarms else result["findings"][0]["cause"]
+        found = (_reported(result) or result["findings"])[0]["cause"]
         counts[label][found] += 1
     columns = sorted({found for row in counts.values() for found in row})
     rows = [

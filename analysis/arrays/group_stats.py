@@ -42,7 +42,7 @@ def sum_cells(
 
 
 def group_medians(
-    value: NDArray[Any], group: NDArray[np.integer], num_groups: int
+    value: NDArray[Any], group: NDArray[np.integer], num_groups: int, *, is_lower: bool = False
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return the median of each group, NaN if it is empty, and its number of values.
 
@@ -50,6 +50,7 @@ def group_medians(
         value: Shape (rows,).
         group: Shape (rows,): the row's group, from 0 to ``num_groups`` - 1.
         num_groups: Number of groups.
+        is_lower: Whether they are the lower medians, see `lower_medians`.
 
     Returns:
         Two arrays of shape (num_groups,); the medians in the unit of ``value``.
@@ -58,15 +59,17 @@ def group_medians(
     ordered = np.append(_sort_by_group(value, group), np.nan)
     first = np.cumsum(num) - num
     low = np.where(num > 0, first + (num - 1) // 2, -1)
-    high = np.where(num > 0, first + num // 2, -1)
+    high = low if is_lower else np.where(num > 0, first + num // 2, -1)
     medians: NDArray[np.float64] = (ordered[low] + ordered[high]) / 2
     return medians, num
 
 
-def medians_by_key(values: NDArray[Any], *key: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+def medians_by_key(
+    values: NDArray[Any], *key: NDArray[np.integer[Any]], is_lower: bool = False
+) -> NDArray[np.float64]:
     """Return for each row the median of the rows with its key, in the unit of ``values``."""
     group, num_groups = factorize(*key)
-    return group_medians(values, group, num_groups)[0][group]
+    return group_medians(values, group, num_groups, is_lower=is_lower)[0][group]
 
 
 def means_by_key(
@@ -153,8 +156,7 @@ def medians_by_kind(
     Args:
         values: Shape (rows, columns); NaN if unknown.
         kind: Shape (rows,): rows of equal kind are peers.
-        is_lower: Whether it is the lower median: a fault only adds time, so that if it is in half
-            of the rows, the other half is usual.
+        is_lower: Whether they are the lower medians, see `lower_medians`.
 
     Returns:
         Medians, shape (rows, columns), and which rows are of a kind with at least
@@ -174,7 +176,12 @@ def medians_by_kind(
 
 
 def lower_medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the lower median of each column's known values."""
+    """Return the lower median of each column's known values.
+
+    That is what is usual of peers for time that is lost. A fault only adds time: if half of the
+    rows have it, the other half is healthy. The median of two is their mean, which no healthy row
+    takes, and half of what the faulty one loses.
+    """
     ordered = np.sort(values, axis=0)
     known = np.maximum((~np.isnan(values)).sum(axis=0) - 1, 0)
     medians: NDArray[np.float64] = np.take_along_axis(ordered, known[None] // 2, axis=0)[0]

@@ -8,7 +8,7 @@ import numpy as np
 
 from rankscope.tracer.span import NS_PER_S
 
-from ..arrays.group_stats import row_medians
+from ..arrays.group_stats import lower_medians, row_medians
 from ..breakdown.waterfall import Part
 from ..replay.model import Place
 from ..report.network import CommonPause
@@ -88,7 +88,7 @@ def pause_candidates(
     }
     # What one rank takes longer in the same span of the job's own is no pause of all.
     of_job = total_ns[Place.SPAN]
-    usual[Place.SPAN] = np.maximum(usual[Place.SPAN], of_job - np.median(of_job, axis=0))
+    usual[Place.SPAN] = np.maximum(usual[Place.SPAN], of_job - lower_medians(of_job))
     expected = [((place,), level) for place, level in usual.items()]
     steps = gaps.profile.steps[columns]
     how_often = format_period(columns) or format_count(len(columns), "time")

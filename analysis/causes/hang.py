@@ -261,13 +261,20 @@ class _Job:
 
         Not those of which nothing arrived beside others that are known to be silent, nor those
         whose stack shows that they wait themselves, nor those that report beside a frozen one;
-        unless no other is left.
+        unless no other is left. A device for which one rank alone waits may be what fails: such a
+        rank is cleared only by one whose stack shows that it waits for nothing.
         """
         received = silent - self.not_received or silent
         places = self.places(received)
         rest = received
         for place in WAITS:
-            rest = {rank for rank in rest if places.get(rank) is not place} or rest
+            others = {rank for rank in rest if places.get(rank) is not place}
+            if (
+                place is StackPlace.COLLECTIVE
+                or others & places.keys()
+                or len(rest - others) >= THRESHOLDS.min_several
+            ):
+                rest = others or rest
         return rest - (self.reporting - places.keys()) or rest
 
     def last_step(self, ranks: Iterable[int]) -> int | None:
@@ -476,13 +483,7 @@ def _unlike(job: _Job) -> Finding | None:
     comm = unlike[0]
     sides = comm.sides
     right = sides[0][1] if len(sides[0][1]) > THRESHOLDS.majority_share * len(comm.entered) else ()
-    same_number = {
-        Instance(group.group_id, comm.instance.seq)
-        for group in job.epoch.groups
-        if len(group.members) == len(comm.members) and not set(group.members) & set(comm.members)
-        if any(group.kind == entry.kind for entry in comm.entered) and not comm.entered[0].is_p2p
-    }
-    entered = _read_entered(job.epoch.epoch, job.spans, same_number)
+    entered = _read_entered(job.epoch.epoch, job.spans, _find_alike(job.epoch, comm))
     alike = {(entry.name, entry.num_bytes) for entry in entered}
     if not right and len(alike) == 1:
         right = tuple(
@@ -530,7 +531,7 @@ def _not_entered(job: _Job) -> Finding | None:  # noqa: PLR0911  # one for each 
         # What the others wait for may be explained without those of which nothing has arrived.
         _, received_instances = _follow_waits(job.stuck, ignored=job.not_received)
         of_received = [comm for comm in job.stuck if comm.instance in received_instances]
-        if odd := _odd_of_circle(of_received, job.not_received) - job.not_received:
+        if odd := _odd_of_circle(job, of_received, job.not_received) - job.not_received:
             last_ranks, silent, ends = set(odd), set(), of_received
     if not silent and job.left_behind:
         stops = _stop_texts(job, job.left_behind)
@@ -550,7 +551,7 @@ def _not_entered(job: _Job) -> Finding | None:  # noqa: PLR0911  # one for each 
     behind = _least_advanced(job, silent & traced)
     if silent and silent <= job.not_received and (unknown := _hosts_not_received(job, silent)):
         return unknown
-    odd = _odd_of_circle(ends)
+    odd = _odd_of_circle(job, ends)
     suspects = job.suspects(behind)
     if suspects and (partners := _odd_partners(job, suspects)):
         odd, suspects, silent = frozenset(partners), set(), set()
@@ -675,11 +676,14 @@ def _build_waits(stuck: Iterable[_Stuck], ignored: frozenset[int]) -> nx.DiGraph
     return waits
 
 
-def _odd_of_circle(ends: Iterable[_Stuck], ignored: frozenset[int] = frozenset()) -> frozenset[int]:
+def _odd_of_circle(
+    job: _Job, ends: Iterable[_Stuck], ignored: frozenset[int] = frozenset()
+) -> frozenset[int]:
     """Return the ranks that are in another communication than the others, which wait for them.
 
-    They are missing where most members are, and all others there wait for these; or it is the only
-    rank without whose wait there is no circle.
+    They are missing where most members are, and all others there wait for these; or they are in a
+    collective that no other group calls, or not in one that others do (`_odd_of_group`); or it is
+    the only rank without whose wait there is no circle.
     """
     import networkx as nx
 
@@ -691,6 +695,8 @@ def _odd_of_circle(ends: Iterable[_Stuck], ignored: frozenset[int] = frozenset()
             inside <= other.missing for other in others
         ):
             return comm.missing
+    if odd := _odd_of_group(job, ends, ignored):
+        return odd
     waits = _build_waits(ends, ignored)
     if nx.is_directed_acyclic_graph(waits):
         return frozenset()
@@ -701,6 +707,45 @@ def _odd_of_circle(ends: Iterable[_Stuck], ignored: frozenset[int] = frozenset()
         if nx.is_directed_acyclic_graph(nx.restricted_view(waits, [rank], []))
     ]
     return frozenset(breaking) if len(breaking) == 1 else frozenset()
+
+
+def _odd_of_group(job: _Job, ends: Collection[_Stuck], ignored: frozenset[int]) -> frozenset[int]:
+    """Return the ranks that called a collective, or left it out, unlike those of alike groups.
+
+    It is one that no more than half of its members have entered, and that waits only for ranks in
+    communications in which most are. If an alike group has called it, those missing are odd, and
+    else those inside. Empty if there is no alike group.
+    """
+    in_usual, rest = set[int](), []
+    for comm in ends:
+        if len(comm.inside) > THRESHOLDS.majority_share * len(comm.members) > 0:
+            in_usual |= {entry.rank for entry in comm.inside}
+        else:
+            rest.append(comm)
+    odd: set[int] = set()
+    for comm in rest:
+        missing, alike = comm.missing - ignored, _find_alike(job.epoch, comm)
+        if alike and missing and missing <= in_usual:
+            stuck = (
+                entry for each in job.stuck if each.instance in alike for entry in each.entered
+            )
+            called = (*_read_entered(job.epoch.epoch, job.spans, alike), *stuck)
+            is_usual = any(entry.name == comm.inside[0].name for entry in called)
+            odd |= missing if is_usual else {entry.rank for entry in comm.inside}
+    return frozenset(odd)
+
+
+def _find_alike(epoch: EpochInfo, comm: _Stuck) -> set[Instance]:
+    """Return the collectives of the same number of groups of the same axis without its members."""
+    kinds = set() if comm.entered[0].is_p2p else {entry.kind for entry in comm.entered}
+    members = set(comm.members)
+    return {
+        Instance(group.group_id, comm.instance.seq)
+        for group in epoch.groups
+        if group.kind in kinds
+        and len(group.members) == len(members)
+        and members.isdisjoint(group.members)
+    }
 
 
 def _one_too_many(job: _Job, shown: _Stuck) -> Finding | None:

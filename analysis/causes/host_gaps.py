@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.group_stats import BASELINE_QUANTILE, fast_quartile, row_medians, sum_cells
+from ..arrays.group_stats import (
+    BASELINE_QUANTILE,
+    fast_quartile,
+    lower_medians,
+    row_medians,
+    sum_cells,
+)
 from ..arrays.grouping import sorted_unique
 from ..arrays.sorting import find_positions
 from ..replay.model import Place
@@ -256,7 +262,7 @@ def _find_places(gaps: HostGaps, other_steps: NDArray[np.bool_]) -> NDArray[np.b
         lost = gaps.total_ns(place)
         lost -= fast_quartile(lost)
         has_pause[place] = (
-            np.median(lost / gaps.compute_ns[:, None], axis=0) >= THRESHOLDS.min_excess_ratio / 2
+            lower_medians(lost / gaps.compute_ns[:, None]) >= THRESHOLDS.min_excess_ratio / 2
         )
     has_pause[:, other_steps] = False
     has_pause[:, ~other_steps & ~has_pause.any(axis=0)] = True
@@ -293,8 +299,8 @@ def late_candidates(
     """Return late ranks, and stages most of whose ranks are late, as candidates.
 
     Args:
-        single: Phases of late ranks, whose rows are those of the matrices. In a stage of two, one
-            of them raises the median, so they are not named with their stage again.
+        single: Phases of late ranks, whose rows are those of the matrices. They are not named with
+            their stage again.
         activities: By row, what it does, if not the loss's activity.
     """
     candidates = []
@@ -321,11 +327,11 @@ def _late_stages(gaps: HostGaps, loss: Loss) -> Iterator[tuple[Phase, list[int]]
         return
     ratio = loss.lost_ns / gaps.compute_ns[:, None]
     stages = np.unique(gaps.profile.stage)
-    level = np.array([np.median(ratio[gaps.profile.stage == stage], axis=0) for stage in stages])
+    level = np.array([lower_medians(ratio[gaps.profile.stage == stage]) for stage in stages])
     excess = level.copy()
     if not loss.is_zero_usual:
         for index in range(len(stages) - 1):
-            excess[index] -= np.median(np.delete(level, index, axis=0), axis=0)
+            excess[index] -= lower_medians(np.delete(level, index, axis=0))
         excess[-1] -= np.quantile(level[-1], BASELINE_QUANTILE)
     excess[:, ~loss.steps] = np.nan
     for phase in find_phases(excess, has_few_peers=True, min_steps=THRESHOLDS.min_lasting_steps):
@@ -351,7 +357,7 @@ def _usual_ns(
     usual_ns = 0.0
     for places, _ in expected:
         total_ns = gaps.total_ns(*places)[:, columns]
-        own, usual = (float(np.median(total_ns[chosen])) for chosen in (rows, peers))
+        own, usual = (float(lower_medians(total_ns[chosen].ravel())) for chosen in (rows, peers))
         if own - usual >= THRESHOLDS.min_excess_ratio * lost_ns:
             usual_ns += usual
     return usual_ns

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.group_stats import medians_by_kind, row_medians
+from ..arrays.group_stats import lower_medians, medians_by_kind, row_medians
 from ..breakdown.waterfall import Part
 from ..replay.model import Place
 from ..statistics.phases import find_rank_phases
@@ -124,7 +124,7 @@ def _span_of_job(gaps: HostGaps, phase: Phase) -> str:
         taken_ns = np.bincount(
             gaps.row[named], weights=items.gap_ns[named], minlength=len(gaps.compute_ns)
         )
-        usual_ns = float(np.median(taken_ns[peers])) if len(peers) else 0.0
+        usual_ns = float(lower_medians(taken_ns[peers])) if len(peers) else 0.0
         if taken_ns[phase.row] - usual_ns >= least_ns:
             return str(items.names[code])
     return ""
@@ -139,8 +139,8 @@ def _expected_ns(
     there: a rank is late if it takes longer than all of them.
     """
     expected, enough = medians_by_kind(lost_ns, gaps.profile.stage, is_lower=True)
-    others = np.median(lost_ns, axis=0)
-    expected[~enough] = np.minimum(others, row_medians(lost_ns)[:, None])[~enough]
+    usual = np.minimum(lower_medians(lost_ns), row_medians(lost_ns)[:, None])
+    expected[~enough] = usual[~enough]
     for row in np.flatnonzero(~enough).tolist() if places == SPAN_PLACES else ():
         peers = np.flatnonzero(gaps.profile.stage == gaps.profile.stage[row])
         if len(peers) > 1:

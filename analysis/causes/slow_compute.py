@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.group_stats import MIN_ROWS_OF_KIND, row_medians, sum_cells
+from ..hosts.deviations import HostReadings
 from ..replay.model import has_kind
-from ..report.text import format_count, format_steps
+from ..report.text import format_count, format_percent, format_steps
 from ..statistics.peers import Basis, expect_from_peers, median_of_peers
 from ..statistics.phases import find_phases, find_rank_phases
 from ..statistics.thresholds import THRESHOLDS
-from . import clock_throttle, stage_imbalance
+from . import clock_throttle, host_stall, stage_imbalance
 from .candidate import (
     Candidate,
     in_shown_steps,
@@ -60,7 +61,10 @@ SLOW_DEVICE = frozenset({CAUSE, clock_throttle.CAUSE})
 
 
 def detect(case: Case, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-    """Add ranks that compute slowly, throttled devices, and stages with more work."""
+    """Add ranks that compute slowly, throttled devices, and stages with more work.
+
+    Also ranks that wait for a CPU where the host computes, which are a `host-stall`.
+    """
     compute = find_slow_compute(case, case.profile)
     return (*candidates, *compute, *_find_slow_optimizers(case, compute))
 
@@ -133,7 +137,8 @@ def find_slow_compute(case: Case, profile: ComputeProfile) -> tuple[Candidate, .
             worst = max(drops.values(), key=lambda drop: drop.explained_ratio)
             candidates += explain_by_clock(slow, tuple(drops), worst, model, workers)
         else:
-            candidates.append(replace(slow, evidence=name_worker(alike, slow.evidence)))
+            slow = replace(slow, evidence=name_worker(alike, slow.evidence))
+            candidates.append(_explain_by_queue(case, profile, phase, slow))
     whole = [_stage_candidate(stage, model, case.ranks) for stage in stages]
     candidates += [_without_slow_ranks(stage, candidates, model) for stage in whole]
     for host in _find_slow_hosts(profile, case.ranks, number):
@@ -148,6 +153,32 @@ def find_slow_compute(case: Case, profile: ComputeProfile) -> tuple[Candidate, .
         in_turn=INSUFFICIENT_EVIDENCE,
     )
     return (*recurring, *(slow for slow in merged if slow.cause is not CAUSE))
+
+
+def _explain_by_queue(
+    case: Case, profile: ComputeProfile, phase: Phase, slow: Candidate
+) -> Candidate:
+    """Return slow compute as a `host-stall` if the rank waited for a CPU for most of the excess.
+
+    Where the host computes, what takes a core from a rank makes its compute slow, and nothing is
+    wrong with the device. The wait is that of the rank's main thread, beyond the other ranks'.
+    """
+    (begin_ns, _), (_, end_ns) = (case.step_ns[step] for step in slow.steps)
+    readings = HostReadings(
+        samples=case.context.samples,
+        begin_ns=begin_ns,
+        end_ns=end_ns,
+        places={rank: (info.host, info.local_rank) for rank, info in case.ranks.items()},
+    )
+    own, others = readings.queue_wait(slow.ranks)
+    usual_ns = profile.expected_ns[phase.row, phase.shown]
+    excess_ns = phase.excess_ratio * float(np.nansum(usual_ns))
+    waited_ns = ((own or 0.0) - (others or 0.0)) * (end_ns - begin_ns)
+    if own is None or waited_ns <= THRESHOLDS.majority_share * excess_ns:
+        return slow
+    wait = f"it was ready and waited for a CPU for {format_percent(own)} of the time"
+    usual = "" if others is None else f", other ranks {format_percent(others)}"
+    return replace(slow, cause=host_stall.CAUSE, evidence=f"{slow.evidence}; {wait}{usual}")
 
 
 def _find_slow_hosts(

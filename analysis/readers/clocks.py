@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from functools import partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
     Pair = tuple[int, int]
     """Codes of two clocks, ascending."""
+
+    Level = tuple[float, float, float]
+    """Error and offset in ns, and rate, of a line."""
 
 Table = TypeVar("Table", SpanTable, StepTable)
 Dated = TypeVar("Dated", "EventRecord", "RankExit")
@@ -387,23 +391,24 @@ def _fit(meetings: Meetings) -> ClockLine | None:
         for bound, pick in ((least, np.max), (most, np.min))
         if (known := np.isfinite(bound)).any()
     ]
-    lines = [
-        _simpler(
-            *(_between(after_ns, least, most, rate=rate) for rate in (0.0, float(np.mean(rates))))
-        )
-    ]
-    for kind in np.unique(meetings.kind[meetings.kind >= 0]).tolist():
-        rows = meetings.kind == kind
+    halfway = _simplest(
+        partial(_between, after_ns, least, most), sum(rates) / len(rates) if rates else 0.0
+    )
+    lines = [halfway]
+    for kind in set(meetings.kind.tolist()) - {NONE}:
+        rows = np.flatnonzero(meetings.kind == kind)
         ends = after_ns[rows], meetings.ends_ns[rows]
-        line = _simpler(*(_middle(*ends, rate=rate) for rate in (0.0, _drift(*ends, _median))))
+        line = _simplest(partial(_middle, *ends), _drift(*ends, _median))
         error_ns = max(line[0], RESOLUTION_NS)
-        if rows.sum() < MIN_FITTED // 3:
-            error_ns = max(error_ns, lines[0][0])
-        level_ns = line[1] + line[2] * after_ns
-        is_early = (least > level_ns + error_ns) | (most < level_ns - error_ns)
-        if is_early.mean() <= 1 / 2:
-            lines.append((error_ns, *line[1:]))
-    error_ns, offset_ns, rate = min(lines)
+        if len(rows) < MIN_FITTED // 3:
+            error_ns = max(error_ns, halfway[0])
+        lines.append((error_ns, *line[1:]))
+    lines.sort()
+    error_ns, offset_ns, rate = next(
+        line
+        for line in lines
+        if line is halfway or _is_possible(line, after_ns, least=least, most=most)
+    )
     if not np.isfinite(error_ns):
         return None
     at_ns = int(meetings.at_ns[0])
@@ -412,10 +417,26 @@ def _fit(meetings: Meetings) -> ClockLine | None:
     )
 
 
-def _simpler(
-    still: tuple[float, float, float], drifting: tuple[float, float, float]
-) -> tuple[float, float, float]:
-    """Return the line without drift, unless a drift halves the error."""
+def _is_possible(
+    line: Level,
+    after_ns: NDArray[np.int64],
+    *,
+    least: NDArray[np.float64],
+    most: NDArray[np.float64],
+) -> bool:
+    """Return whether no more than half of the bounds contradict a line."""
+    error_ns, offset_ns, rate = line
+    level_ns = offset_ns + rate * after_ns
+    is_early = (least > level_ns + error_ns) | (most < level_ns - error_ns)
+    return 2 * int(is_early.sum()) <= len(is_early)
+
+
+def _simplest(fit: Callable[..., Level], rate: float) -> Level:
+    """Return the line without drift, unless one with this drift halves the error."""
+    still = fit(rate=0.0)
+    if rate == 0.0:
+        return still
+    drifting = fit(rate=rate)
     return drifting if 2.0 * max(drifting[0], RESOLUTION_NS) < still[0] else still
 
 
@@ -426,9 +447,7 @@ def _median(values: NDArray[Any]) -> float:
     return float(ordered[half] + ordered[half - 1 + len(ordered) % 2]) / 2.0
 
 
-def _middle(
-    after_ns: NDArray[np.int64], ends_ns: NDArray[np.int64], *, rate: float
-) -> tuple[float, float, float]:
+def _middle(after_ns: NDArray[np.int64], ends_ns: NDArray[np.int64], *, rate: float) -> Level:
     """Return the spread of offsets around their median, the median, and the rate."""
     level_ns = ends_ns - rate * after_ns
     offset_ns = _median(level_ns)
@@ -442,7 +461,7 @@ def _between(
     most_ns: NDArray[np.float64],
     *,
     rate: float,
-) -> tuple[float, float, float]:
+) -> Level:
     """Return half the distance of the tightest bounds, their middle, and the rate."""
     lower = float((least_ns - rate * after_ns).max())
     upper = float((most_ns - rate * after_ns).min())

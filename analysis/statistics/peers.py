@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.group_stats import group_medians, row_medians
+from ..arrays.group_stats import group_medians, lower_medians, row_medians
 from ..arrays.grouping import factorize, sorted_unique
 from ..arrays.sorting import argsort_rows, find_positions
 from .baseline import clear_levels
@@ -263,7 +263,7 @@ def _earlier_baseline(total: NDArray[np.float64], row: int) -> NDArray[np.float6
     is_slow_first &= early[:, 0] > (low + high) / 2
     early[is_slow_first, 0] = low[is_slow_first]
     others = np.delete(total / early, row, axis=0)
-    common = row_medians(others.T) if len(others) else np.ones(total.shape[1])
+    common = lower_medians(others) if len(others) else np.ones(total.shape[1])
     # A fault only adds time: that others are faster than at first makes no rank slow.
     common = np.maximum(common, 1.0)
     own: NDArray[np.float64] = early[row] * common

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 MAX_RANKS = 256
 """Largest number of processes followed at once: more than any host has devices."""
 
+STEP_READINGS = 5
+"""Readings of a rank's state of which one looks for its newest step and its device, which takes
+most of the time: it bisects the segments of all of its threads."""
+
 MAX_SEGMENTS = 8
 """Newest segments of a process that are read for its step, by number."""
 
@@ -49,6 +53,7 @@ class LocalRank:
 
     files: ProcessFiles
     newest_step: int = -1
+    num_readings: int = 0
     run_id: str = field(init=False)
     epoch: int = field(init=False)
     rank: int = field(init=False)
@@ -73,17 +78,25 @@ class LocalRank:
         self.started_ns = identity.anchor_unix_ns
 
     def read_state(self) -> tuple[str, int]:
-        """Return the state of the process (`RUNNING`, or its end) and its newest step."""
-        self._refresh_device()
-        self.newest_step = max(self.newest_step, newest_step(self.files.folder))
+        """Return the state of the process (`RUNNING`, or its end) and its newest step.
+
+        Step and device of a running process may be those of `STEP_READINGS` - 1 readings before.
+        """
+        state = self._read_state()
+        if state != RUNNING or self.newest_step < 0 or not self.num_readings % STEP_READINGS:
+            self._refresh_device()
+            self.newest_step = max(self.newest_step, newest_step(self.files.folder))
+        self.num_readings += 1
+        return state, self.newest_step
+
+    def _read_state(self) -> str:
         try:
             record = self.files.exit_record()
         except (OSError, SpoolFolderError):
             record = {}
         if record is not None:
-            return exit_state(record), self.newest_step
-        is_gone = read_liveness(self.files.identity) is Liveness.GONE
-        return LOST if is_gone else RUNNING, self.newest_step
+            return exit_state(record)
+        return LOST if read_liveness(self.files.identity) is Liveness.GONE else RUNNING
 
     def counts_written_ns(self) -> int | None:
         """Return the time at which the tracer last wrote its counts; None if it has not."""

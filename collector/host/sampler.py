@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 0.5
 """Time for which a round waits for its sources."""
+
+STUCK_SHARE = 0.2
+"""Share of that time after which another thread reads the sources behind a slow one."""
 
 MAX_SAMPLES = 4096
 """Samples of one source in one round: 64 ports of 64 counters."""
@@ -70,12 +74,13 @@ class SourceStats:
 
 
 class Sampler:
-    """Reads each source in its own thread, and passes on the samples that are complete in time.
+    """Reads the sources one after the other in a thread, and passes on what is complete in time.
 
-    A source has at most one thread and one unfinished reading, so the memory is bounded.
+    A source that takes longer than `STUCK_SHARE` keeps that thread, and another one reads the rest.
+    A source has at most one unfinished reading, so threads and memory are bounded.
 
     Args:
-        sources: Sources, used by this sampler alone.
+        sources: Sources in the order of their readings, used by this sampler alone.
         sink: Takes the samples of each round. If it raises, the samples are lost and counted.
         unix_ns: Clock of the samples, read once a round.
         say: Logs one line when a source or the sink fails in a new way.
@@ -91,11 +96,11 @@ class Sampler:
         say: Callable[[str], None] = lambda _line: None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self._workers = [_Worker(source) for source in sources]
+        self._readings = [_Reading(source) for source in sources]
+        self._readers = _Readers(timeout_s)
         self._sink = sink
         self._unix_ns = unix_ns
         self._say = say
-        self._timeout_s = timeout_s
         self._reported: dict[str, str] = {}
         self.num_lost = 0
         """Samples for which the sink raised."""
@@ -103,34 +108,28 @@ class Sampler:
     @property
     def stats(self) -> dict[str, SourceStats]:
         """Results of the readings by name of the source."""
-        return {worker.source.name: worker.stats for worker in self._workers}
+        return {reading.source.name: reading.stats for reading in self._readings}
 
     @property
     def cpu_ns(self) -> int:
         """CPU time of all finished readings so far."""
-        return sum(worker.stats.cpu_ns for worker in self._workers)
+        return sum(reading.stats.cpu_ns for reading in self._readings)
 
     def turn(self) -> None:
         """Read each source once, and pass the samples on. Never raises."""
         at_ns = self._unix_ns()
-        deadline_s = time.monotonic() + self._timeout_s
-        started = [worker for worker in self._workers if worker.start(at_ns)]
+        due = [reading for reading in self._readings if reading.is_due()]
+        self._readers.read(due, at_ns)
         found: list[Sample] = []
-        for worker in self._workers:
-            stats = worker.stats
-            if worker in started:
-                worker.wait(deadline_s - time.monotonic())
-            elif stats.is_absent:
-                continue
-            found += worker.take()
-            self._report(worker.source.name, worker.problem)
+        for reading in due:
+            found += reading.take()
+            self._report(reading.source.name, reading.problem)
         found.append(Sample(at_ns, COST_NAME, float(self.cpu_ns)))
         self._send(found)
 
     def close(self) -> None:
-        """End the threads of idle sources. Threads in a reading end with the process."""
-        for worker in self._workers:
-            worker.close()
+        """End the idle thread. Threads in a reading end with the process."""
+        self._readers.close()
 
     def _send(self, found: Sequence[Sample]) -> None:
         try:
@@ -147,8 +146,8 @@ class Sampler:
             self._say(problem)
 
 
-class _Worker:
-    """One source and its thread, which starts with the first reading."""
+class _Reading:
+    """One source and its newest reading."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -156,46 +155,36 @@ class _Worker:
         self.problem: str | None = None
         """Reason why the last reading returned no samples; None if it did."""
 
-        self._changed = threading.Condition()
-        self._requested_ns: int | None = None
-        self._is_busy = False
-        self._is_closing = False
-        self._outcome: list[Sample] | Exception | None = None
-        self._cpu_ns = 0
+        self.is_busy = False
+        """Whether a thread reads it, or is to read it in this round."""
+
+        self.outcome: list[Sample] | Exception | None = None
+        """What the reading of this round returned or raised; None: nothing yet."""
+
         self._rounds_to_skip = 0
-        self._thread: threading.Thread | None = None
 
-    def start(self, at_ns: int) -> bool:
-        """Start a reading; return whether one was started."""
-        if self._rounds_to_skip:
-            self._rounds_to_skip -= 1
-            return False
-        with self._changed:
-            if self._is_busy:
-                return False
-            self._outcome = None  # a late one
-            self._is_busy = True
-            self._requested_ns = at_ns
-            self._changed.notify_all()
-        if self._thread is None:
-            name = f"sample-{self.source.name}"
-            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-            self._thread.start()
-        return True
+    def is_due(self) -> bool:
+        """Return whether it belongs to this round: an absent source is left out of some."""
+        self._rounds_to_skip -= 1
+        return self._rounds_to_skip < 0
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait until the reading has ended, or the time is over."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._is_busy, timeout=max(timeout_s, 0.0))
+    def read(self, at_ns: int) -> list[Sample] | Exception:
+        """Read the source; return the samples, or what it raised."""
+        begun_ns = time.thread_time_ns()
+        try:
+            return self.source.read(at_ns)
+        except Exception as error:  # noqa: BLE001  # other sources must go on
+            return error
+        finally:
+            self.stats.cpu_ns += time.thread_time_ns() - begun_ns
 
     def take(self) -> list[Sample]:
-        """Return the samples of the reading, and count its result."""
-        with self._changed:
-            is_busy, outcome, self._outcome = self._is_busy, self._outcome, None
-            self.stats.cpu_ns = self._cpu_ns
+        """Return the samples of this round, and count its result."""
+        outcome, self.outcome = self.outcome, None
         stats, name = self.stats, self.source.name
         stats.is_absent = isinstance(outcome, SourceAbsentError)
-        if is_busy or outcome is None:
+        self._rounds_to_skip = 0
+        if outcome is None:
             stats.num_late += 1
             self.problem = f"{name}: timeout: no samples of it until it answers"
             return []
@@ -213,28 +202,84 @@ class _Worker:
         stats.num_dropped += len(outcome) - len(kept)
         return kept
 
+
+class _Readers:
+    """Threads that read sources: one, and another one for each that is stuck in a reading.
+
+    One thread a source, all woken in each round, take 1.5 times the CPU time of one for all.
+
+    Args:
+        timeout_s: Time for all readings of a round.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        lock = threading.Lock()
+        self._has_work, self._has_ended = threading.Condition(lock), threading.Condition(lock)
+        self._queue: deque[_Reading] = deque()
+        self._round: list[_Reading] = []
+        self._at_ns = 0
+        self._num_rounds = self._num_ended = 0
+        self._num_free = 0
+        """Threads that read nothing, also those that have not begun to run."""
+
+        self._is_closing = False
+
+    def read(self, readings: Iterable[_Reading], at_ns: int) -> None:
+        """Read sources, except those that are still being read, until the time is over."""
+        deadline_s = time.monotonic() + self._timeout_s
+        with self._has_work:
+            self._at_ns, self._num_rounds = at_ns, self._num_rounds + 1
+            self._round = [reading for reading in readings if not reading.is_busy]
+            self._queue.extend(self._round)
+            for reading in self._round:
+                reading.is_busy = True
+            self._has_work.notify()
+            num_ended = self._num_ended
+            while not self._is_complete() and (left_s := deadline_s - time.monotonic()) > 0:
+                if self._queue and not self._num_free and self._num_ended == num_ended:
+                    self._num_free += 1
+                    threading.Thread(target=self._run, name="sampler", daemon=True).start()
+                num_ended = self._num_ended
+                pause_s = min(left_s, STUCK_SHARE * self._timeout_s)
+                self._has_ended.wait_for(self._is_complete, timeout=pause_s)
+            for reading in self._queue:
+                reading.is_busy = False
+            self._queue.clear()
+
     def close(self) -> None:
-        with self._changed:
+        with self._has_work:
             self._is_closing = True
-            self._changed.notify_all()
+            self._has_work.notify_all()
+
+    def _is_complete(self) -> bool:
+        return not any(reading.is_busy for reading in self._round)
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._requested_ns is not None or self._is_closing)
-                at_ns, self._requested_ns = self._requested_ns, None
-            if at_ns is None:
-                return
-            outcome: list[Sample] | Exception
-            try:
-                outcome = self.source.read(at_ns)
-            except Exception as error:  # noqa: BLE001  # other sources must go on
-                outcome = error
-            with self._changed:
-                self._outcome = outcome
-                self._is_busy = False
-                self._cpu_ns = time.thread_time_ns()
-                self._changed.notify_all()
+        while (work := self._next()) is not None:
+            reading, at_ns, number = work
+            outcome = reading.read(at_ns)
+            with self._has_ended:
+                reading.is_busy = False
+                self._num_free += 1
+                self._num_ended += 1
+                if number == self._num_rounds:  # else it is late
+                    reading.outcome = outcome
+                if self._is_complete():
+                    self._has_ended.notify()
+
+    def _next(self) -> tuple[_Reading, int, int] | None:
+        """Wait for a source to read: with the time and number of the round; None: end the thread.
+
+        One thread waits. Those that were stuck end.
+        """
+        with self._has_work:
+            if self._num_free == 1:
+                self._has_work.wait_for(lambda: self._queue or self._is_closing)
+            self._num_free -= 1
+            if self._is_closing or not self._queue:
+                return None
+            return self._queue.popleft(), self._at_ns, self._num_rounds
 
 
 def buffer_sink(

@@ -6,6 +6,7 @@ import heapq
 import os
 import re
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -43,6 +44,12 @@ MAX_PROCESSES = 250
 """Processes of one round: a host with more is read in every second, third, ... round, so that the
 cost does not grow with their number."""
 
+IDLE_READINGS = 2
+IDLE_ROUNDS = 5
+"""A process without CPU time in this number of readings is read in every fifth round only: most of
+a host's processes are idle, and to read them is most of the cost of all samples."""
+
+MAX_COMMANDS = 1024
 MAX_ANCESTORS = 16
 PRESSURES = ("cpu", "memory", "io")
 NS_PER_US = 1_000
@@ -168,6 +175,15 @@ class _Process(NamedTuple):
     resident_pages: int
 
 
+class _Known(NamedTuple):
+    """A process as it was last read."""
+
+    process: _Process
+    at_ns: int
+    num_idle: int
+    """Readings in a row in which it had used no CPU time."""
+
+
 class ProcessSource:
     """The ten commands that used most CPU time since the last reading.
 
@@ -199,8 +215,9 @@ class ProcessSource:
         self._root = root
         self._local_rank_of = local_rank_of
         self._ticks_per_s = ticks_per_s or os.sysconf("SC_CLK_TCK")
-        self._last: dict[int, _Process] = {}
+        self._known: dict[int, _Known] = {}
         self._last_ns = 0
+        self._num_rounds = 0
         self._queued: dict[int, tuple[int, int]] = {}
         self._pressure = Pressure(root / "pressure")
         self._moved: tuple[int, dict[int, int]] = (0, {})
@@ -224,31 +241,48 @@ class ProcessSource:
         if self._rounds_to_skip:
             self._rounds_to_skip -= 1
             return queued
-        now = _processes(self._root)
-        self._rounds_to_skip = len(now) // MAX_PROCESSES
-        if not now:
+        last, last_ns = self._known, self._last_ns
+        self._last_ns = at_ns
+        num_read = self._read_processes(at_ns)
+        self._rounds_to_skip = num_read // MAX_PROCESSES
+        if not self._known:
             raise SourceAbsentError(f"no visible process under {self._root}: no process samples")
-        last, self._last = self._last, now
-        elapsed_s, self._last_ns = (at_ns - self._last_ns) / 1e9, at_ns
+        now = {pid: known.process for pid, known in self._known.items()}
         rank_of = _ranks_of_processes(now, self._local_rank_of())
         self._rank_of = self._rank_of[1], rank_of
         others = {pid: process for pid, process in now.items() if pid not in rank_of}
         queued += self._users(at_ns, others)
-        if not last or elapsed_s <= 0:
+        if not last or at_ns <= last_ns:
             return queued
-        least_ticks = BUSY_CORES * elapsed_s * self._ticks_per_s
-        used = _used_ticks(last, now, rank_of, least_ticks)
+        read = {pid: known for pid, known in self._known.items() if known.at_ns == at_ns}
+        used = _used_ticks_per_s(last, read, rank_of, last_ns, BUSY_CORES * self._ticks_per_s)
         top = sorted(used.items(), key=lambda item: (-item[1], item[0]))[:NUM_PROCESSES]
         return queued + [
-            Sample(
-                at_ns,
-                f"{PROCESS_NAME}{PART_MARK}{command}",
-                ticks / self._ticks_per_s / elapsed_s,
-                device,
-            )
+            Sample(at_ns, f"{PROCESS_NAME}{PART_MARK}{command}", ticks / self._ticks_per_s, device)
             for (command, device), ticks in top
             if ticks
         ]
+
+    def _read_processes(self, at_ns: int) -> int:
+        """Read the processes that are due, and forget those that ended; return how many."""
+        self._num_rounds += 1
+        last, self._known, num_read = self._known, {}, 0
+        for pid in _process_ids(self._root):
+            known = last.get(pid)
+            if (
+                known is not None
+                and known.num_idle >= IDLE_READINGS
+                and (pid + self._num_rounds) % IDLE_ROUNDS
+            ):
+                self._known[pid] = known
+                continue
+            num_read += 1
+            process = _read_process(self._root, pid)
+            if process is not None:
+                is_idle = known is not None and process.ticks == known.process.ticks
+                num_idle = known.num_idle + 1 if known is not None and is_idle else 0
+                self._known[pid] = _Known(process, at_ns, num_idle)
+        return num_read
 
     def _users(self, at_ns: int, others: Mapping[int, _Process]) -> list[Sample]:
         """Return who uses the disks and the memory, if processes wait for them."""
@@ -314,8 +348,7 @@ def parse_stat(line: bytes) -> _Process | None:
     kernel's worker threads are cut from their names.
     """
     head, closing, tail = line.rpartition(b")")
-    fields = tail.split()
-    command = head.partition(b"(")[2].decode("utf-8", "replace")
+    fields = tail.split(None, RESIDENT_PAGES + 1)
     if not closing or len(fields) <= RESIDENT_PAGES:
         return None
     try:
@@ -324,36 +357,32 @@ def parse_stat(line: bytes) -> _Process | None:
         resident_pages = int(fields[RESIDENT_PAGES])
     except ValueError:
         return None
-    name = storable_name(KERNEL_WORKER.sub(r"\1", command))
-    return _Process(
-        command=name,
-        ticks=ticks,
-        start_ticks=start,
-        parent=parent,
-        resident_pages=resident_pages,
-    )
+    return _Process(_read_command(head.partition(b"(")[2]), ticks, start, parent, resident_pages)
 
 
-def _processes(root: Path) -> dict[int, _Process]:
-    """Return the visible processes, with one read each: psutil would need several."""
-    found = {}
-    pids: list[int] = []
+@lru_cache(MAX_COMMANDS)
+def _read_command(name: bytes) -> str:
+    return storable_name(KERNEL_WORKER.sub(r"\1", name.decode("utf-8", "replace")))
+
+
+def _process_ids(root: Path) -> list[int]:
     with suppress(OSError):
-        pids = [int(name) for name in os.listdir(root) if name.isdigit()]  # noqa: PTH208
-    for pid in pids:
-        try:
-            descriptor = os.open(f"{root}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            parsed = parse_stat(os.read(descriptor, STAT_BYTES))
-        except OSError:
-            continue
-        finally:
-            os.close(descriptor)
-        if parsed is not None:
-            found[pid] = parsed
-    return found
+        return [int(name) for name in os.listdir(root) if name.isdigit()]  # noqa: PTH208
+    return []
+
+
+def _read_process(root: Path, pid: int) -> _Process | None:
+    """Return a visible process, with one read: psutil would need several."""
+    try:
+        descriptor = os.open(f"{root}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return parse_stat(os.read(descriptor, STAT_BYTES))
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def _ranks_of_processes(
@@ -374,22 +403,28 @@ def _ranks_of_processes(
     return found
 
 
-def _used_ticks(
-    last: Mapping[int, _Process],
-    now: Mapping[int, _Process],
+def _used_ticks_per_s(
+    last: Mapping[int, _Known],
+    now: Mapping[int, _Known],
     rank_of: Mapping[int, int],
-    least_ticks: float,
-) -> dict[tuple[str, int], int]:
-    """Return the ticks used by each (command, device). All ticks of a new process count."""
-    used: dict[tuple[str, int], int] = {}
-    for pid, process in now.items():
+    last_ns: int,
+    busy_ticks_per_s: float,
+) -> dict[tuple[str, int], float]:
+    """Return the ticks a second of each (command, device), each process since it was last read.
+
+    All ticks of a new process count, since the last round.
+    """
+    used: dict[tuple[str, int], float] = {}
+    for pid, (process, at_ns, _) in now.items():
         before = last.get(pid)
-        is_same = before is not None and before.start_ticks == process.start_ticks
-        ticks = process.ticks - (before.ticks if before is not None and is_same else 0)
+        is_same = before is not None and before.process.start_ticks == process.start_ticks
+        ticks = process.ticks - (before.process.ticks if before is not None and is_same else 0)
+        since_ns = before.at_ns if before is not None else last_ns
+        rate = max(ticks, 0) * NS_PER_S / (at_ns - since_ns)
         device = rank_of.get(pid, WHOLE_HOST)
-        is_busy = device == WHOLE_HOST and ticks >= least_ticks
+        is_busy = device == WHOLE_HOST and rate >= busy_ticks_per_s
         key = (f"{process.command}[{pid}]" if is_busy else process.command, device)
-        used[key] = used.get(key, 0) + max(ticks, 0)
+        used[key] = used.get(key, 0.0) + rate
     return used
 
 

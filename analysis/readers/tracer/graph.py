@@ -355,11 +355,11 @@ def ideal_durations(
 ) -> NDArray[np.float64]:
     """Return the duration of each operation in a straggler-free step.
 
-    That is the median of its label for a host gap, 0 for a pause, for the idle time in a compute
-    span the median of such spans, divided as it is in this one, and for a compute span the mean
-    self time of its (kind, chunk, part) over all ranks and stages. The latter is divided among the
-    span's pieces as the spans of its stage divide theirs on average. Communications have theirs
-    from `ideal_transfers`.
+    That is the lower median of its label for a host gap, 0 for a pause, for the idle time in a
+    compute span the lower median of such spans, divided as it is in this one, and for a compute
+    span the mean self time of its (kind, chunk, part) over all ranks and stages. The latter is
+    divided among the span's pieces as the spans of its stage divide theirs on average.
+    Communications have theirs from `ideal_transfers`.
 
     Compute that ended before its host launched more has at least its own duration: shortening it
     makes nothing earlier.
@@ -371,9 +371,9 @@ def ideal_durations(
         duration_ns: Shape (ops,): as recorded.
 
     Source:
-        The means and medians are arXiv 2505.05713's.
+        The means and medians are arXiv 2505.05713's; why the lower one: `lower_medians`.
     """
-    ideal = medians_by_key(duration_ns, label)
+    ideal = medians_by_key(duration_ns, label, is_lower=True)
     ideal[is_one_of(kind, PAUSE_KINDS)] = 0.0
     ideal[: len(pieces.start)][compiles_at(matched.spans, pieces.named_row)] = 0.0
     own = np.flatnonzero(is_own_compute(pieces, len(pieces.start)))
@@ -418,7 +418,7 @@ def _share_idle(
     at = np.searchsorted(row, pieces.compute[idle])
     whole_ns = np.bincount(at, weights=duration_ns[idle], minlength=len(row))
     work, _ = factorize(spans.kind[row], spans.chunk[row], part[row])
-    usual_ns = medians_by_key(whole_ns, work)
+    usual_ns = medians_by_key(whole_ns, work, is_lower=True)
     ideal_ns[idle] = duration_ns[idle] * (usual_ns / np.maximum(whole_ns, 1.0))[at]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -24,7 +25,7 @@ from rankscope.tracer.span import NS_PER_S
 
 from .active.trials import SECTION as ACTIVE_SECTION
 from .checks.kernel_log import EARLIER
-from .checks.table import CHECKS
+from .checks.table import CHECKS, END
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -53,6 +54,17 @@ ACTIVE_CAUSES = {
     "data-stall": frozenset({"to-device"}),
 }
 """Active tests that confirm a cause."""
+
+ERRORS = {
+    "nofile": re.compile(r"too many open files|EMFILE|errno 24", re.IGNORECASE),
+    "memlock": re.compile(r"memlock|ibv_reg_mr|cannot allocate memory", re.IGNORECASE),
+    "shared-memory": re.compile(
+        r"shared memory|/dev/shm|bus error|SIGBUS|no space left", re.IGNORECASE
+    ),
+    "disk-space": re.compile(r"no space left|ENOSPC|errno 28", re.IGNORECASE),
+}
+"""What a process says that has reached a limit, by part or name of the check. A limit that most
+jobs never reach confirms an end only if its error is in the evidence or in the logs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,16 +203,16 @@ def _confirm(
                 (check for check in checks if check.host == host), key=lambda check: check.at_ns
             )
         ]
-        yield _of_host(finding.cause, host, devices, examinations)
+        yield _of_host(finding, host, devices, examinations)
 
 
 def _of_host(
-    cause: str, host: str, devices: set[str], examinations: Sequence[Sequence[StoredCheck]]
+    finding: Finding, host: str, devices: set[str], examinations: Sequence[Sequence[StoredCheck]]
 ) -> Confirmation:
     best: Confirmation | None = None
     for checks in reversed(examinations):
         deviations = [check for check in checks if check.is_deviation]
-        confirming = [check for check in deviations if _confirms(check, cause, devices)]
+        confirming = [check for check in deviations if _confirms(check, finding, devices)]
         states = [check.state for check in checks]
         now = Confirmation(
             host=host,
@@ -217,11 +229,15 @@ def _of_host(
     return best or Confirmation(host=host, at_ns=None)
 
 
-def _confirms(check: StoredCheck, cause: str, devices: set[str]) -> bool:
-    """Return whether a deviation explains a cause, on one of these devices if it is of a device."""
+def _confirms(check: StoredCheck, finding: Finding, devices: set[str]) -> bool:
+    """Return whether a deviation explains a finding, on one of its devices if it is of a device."""
+    cause, error = finding.cause, ERRORS.get(check.part, ERRORS.get(check.name))
     if check.section == ACTIVE_SECTION:
         return check.name in ACTIVE_CAUSES.get(cause, ())
     if cause not in CAUSES.get(check.name, ()) or check.part == EARLIER:
+        return False
+    said = (finding.evidence, *(note.text for note in finding.host_notes))
+    if cause in END and error is not None and not any(map(error.search, said)):
         return False
     return not check.device or not devices or plain_uuid(check.device) in devices
 

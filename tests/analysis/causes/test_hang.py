@@ -565,6 +565,44 @@ def test_a_silent_rank_whose_stack_is_in_a_collective_waits_itself(frame: str) -
     assert finding.ranks == (5,)
 
 
+@pytest.mark.parametrize(
+    ("in_driver", "also_elsewhere", "ranks"),
+    [((5,), (), (4, 5)), ((5, 6), (), (4,)), ((5,), (6,), (4, 6))],
+)
+def test_a_device_for_which_one_rank_alone_waits_may_be_what_fails(
+    in_driver: tuple[int, ...], also_elsewhere: tuple[int, ...], ranks: tuple[int, ...]
+) -> None:
+    # GIVEN silent ranks: the stack of rank 4 is missing
+    silent = {4, *in_driver, *also_elsewhere}
+    others = table(comm(rank) for rank in range(8) if rank not in silent)
+    driver, loader = "torch/cuda/streams.py:224 f", "torch/utils/data/dataloader.py:1284 f"
+    stacks = [in_frames(rank, f"/lib/site-packages/{driver}") for rank in in_driver]
+    stacks += [in_frames(rank, f"/lib/site-packages/{loader}") for rank in also_elsewhere]
+
+    (finding,) = find_hangs(job(), others, UP_TO_16, RunContext(events=tuple(stacks)))
+
+    assert finding.ranks == ranks
+
+
+@pytest.mark.parametrize("has_called", [False, True])
+def test_in_a_circle_alike_groups_show_whether_a_collective_belongs_there(
+    *, has_called: bool
+) -> None:
+    # GIVEN rank 4 in a collective of its pair, and its partner in that of all, which needs rank 4
+    alone = replace(comm(4, TP_HIGH, seq=3), kind=SpanKind.TP_COMM)
+    others = [comm(rank) for rank in range(8) if rank != 4]
+    of_alike = [
+        replace(comm(rank, TP_LOW, seq=3, flags=SpanFlag.NOTHING), kind=SpanKind.TP_COMM)
+        for rank in (0, 1)
+    ]
+    spans = table([alone, *others, *(of_alike if has_called else ())])
+
+    (finding,) = find_hangs(job(), spans, UP_TO_16, RunContext())
+
+    # THEN: it is one too many, or its partner has left it out
+    assert finding.ranks == ((5,) if has_called else (4,))
+
+
 def test_a_partner_that_is_alone_elsewhere_is_named_before_the_one_that_waits_for_it() -> None:
     # GIVEN rank 4 in a collective with rank 5 that is not traced, and rank 5 in a barrier
     whole = job()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,8 +58,7 @@ def test_a_stall_begins_before_the_lead_of_its_host_is_spent() -> None:
 
 
 def test_a_late_rank_with_one_peer_is_reported_once() -> None:
-    # GIVEN four stages of two ranks, and rank 0 that loses 400 ms in each step from 4 on: the
-    # median of its stage, between the two ranks, is 200 ms above that of the other stages
+    # GIVEN four stages of two ranks, and rank 0 that loses 400 ms in each step from 4 on
     gaps = gaps_with(
         [(step, 0, Place.FORWARD, 400) for step in range(4, NUM_STEPS)],
         stage=np.repeat((0, 1, 2, 3), 2).tolist(),
@@ -68,6 +68,44 @@ def test_a_late_rank_with_one_peer_is_reported_once() -> None:
     found = find_host_stalls(gaps, ALL_STEPS)
 
     assert [(each.ranks, each.steps) for each in found] == [((0,), (4, NUM_STEPS - 1))]
+
+
+@pytest.mark.parametrize("stage", [(0, 0), (0, 0, 1, 1), (0, 0, 0)])
+def test_of_two_ranks_the_faster_one_is_what_a_healthy_one_loses(stage: tuple[int, ...]) -> None:
+    # GIVEN rank 1 that loses 50 ms in each step, and all others 5 ms
+    ranks = range(len(stage))
+    placed = [
+        (step, rank, Place.BACKWARD, 50 if rank == 1 else 5) for step in range(12) for rank in ranks
+    ]
+    gaps = gaps_with(placed, stage=list(stage), num_steps=NUM_STEPS)
+    items = replace(gaps.gaps, operation=np.arange(len(placed)))
+    gaps = replace(gaps, gaps=items, duration_ns=items.gap_ns.astype(np.float64))
+
+    (found,) = find_host_stalls(gaps, ALL_STEPS)
+
+    # THEN: it loses 45 ms more of 100 ms of compute, and a fix leaves it the 5 ms
+    assert (found.ranks, found.excess_ratio) == ((1,), pytest.approx(0.45))
+    assert "loses 50.0 ms per step" in found.evidence
+    assert "its peers lose 5.00 ms" in found.evidence
+    assert found.fixed_ns is not None
+    assert found.part is not None
+    assert found.fixed_ns[found.part].tolist() == [5_000_000.0] * NUM_STEPS
+
+
+def test_two_slow_ranks_of_four_do_not_hide_each_other() -> None:
+    placed = [
+        (step, rank, Place.FORWARD, 50 if rank < 2 else 5)
+        for step in range(12)
+        for rank in range(4)
+    ]
+    gaps = gaps_with(placed, stage=[0] * 4, num_steps=NUM_STEPS)
+
+    found = find_host_stalls(gaps, ALL_STEPS)
+
+    assert [(each.ranks, each.excess_ratio) for each in found] == [
+        ((0,), pytest.approx(0.45)),
+        ((1,), pytest.approx(0.45)),
+    ]
 
 
 def test_a_stall_that_recurs_is_named_with_its_period() -> None:

@@ -6,8 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.trace.context import RunContext, SampleTable
 from rankscope.tracer.span import KIND_CODES, SpanKind
 from rankscope.tracer.topology import Coords, Layout
 from tests.support.analysis.cluster import (
@@ -25,6 +27,7 @@ from tests.support.analysis.cluster import (
     gpt_cluster,
     source_of,
 )
+from tests.support.analysis.one_group import ALL_REDUCE, trained, work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,3 +146,50 @@ def test_the_slow_rank_of_a_traced_ring_is_named_without_its_partner() -> None:
     assert (finding.cause, finding.ranks, finding.steps) == ("slow-compute", (4,), (3, 7))
     assert finding.slowdown is not None
     assert abs(finding.slowdown - 1.294) < 0.001
+
+
+@pytest.mark.parametrize(
+    ("waited", "others", "cause"),
+    [(0.6, 0.02, "host-stall"), (0.6, 0.55, "slow-compute"), (0.05, 0.0, "slow-compute")],
+)
+def test_a_rank_that_waits_for_a_cpu_does_not_compute_slowly(
+    waited: float, others: float, cause: str
+) -> None:
+    # GIVEN four ranks of 30 ms of compute, of which one takes 90 ms, all of it on processors: its
+    # steps last 90 ms, and it had none for 54 ms of them; or as long as others; or for 4.5 ms
+    def script(rank: int, _step: int) -> Iterator[Action]:
+        for kind, ms in ((SpanKind.FORWARD, 10), (SpanKind.BACKWARD, 20)):
+            yield from work(kind, ms * MS * (3 if rank == 2 else 1), microbatch=0)
+        yield ALL_REDUCE
+
+    cluster = trained(script, num_steps=8, layout=Layout(dp=4))
+    plain = source_of(cluster)
+    (epoch,) = plain.info.epochs
+    ranks = tuple(replace(each, host="a", local_rank=each.rank) for each in epoch.ranks)
+    readings = [
+        (rank, start, waited if rank == 2 else others) for _, rank, start, _ in cluster.steps
+    ]
+    device, at_ns, value = zip(*sorted(readings), strict=True)
+    source = replace(
+        plain,
+        info=replace(plain.info, epochs=(replace(epoch, ranks=ranks),)),
+        around=RunContext(
+            samples=SampleTable(
+                host=np.zeros(len(device), np.int32),
+                device=np.array(device, np.int32),
+                at_ns=np.array(at_ns, np.int64),
+                name=np.zeros(len(device), np.int32),
+                value=np.array(value),
+                hosts=("a",),
+                names=("run-queue-wait-ratio",),
+            )
+        ),
+    )
+
+    (finding,) = analyze_run(source, "run").findings
+
+    # THEN: cause by the wait; either way the 60 ms of 90 ms are what a fix saves
+    assert (finding.cause, finding.ranks) == (cause, (2,))
+    assert finding.slowdown == pytest.approx(3.0, rel=0.05)
+    text = "it was ready and waited for a CPU for 60 % of the time, other ranks 2 %"
+    assert (text in finding.evidence) is (cause == "host-stall")

@@ -10,7 +10,7 @@ from rankscope.collector.host.heartbeat import (
     heartbeat_sink,
     host_address,
 )
-from rankscope.collector.host.local_ranks import newest_step
+from rankscope.collector.host.local_ranks import STEP_READINGS, newest_step
 from rankscope.collector.host.sample import Sample
 from rankscope.collector.ingest.rows import ROW_TABLES
 from rankscope.tracer.spool import COUNTS, COUNTS_OFFSET, PROCESS_FILE
@@ -130,6 +130,24 @@ def test_a_rank_that_is_gone_without_an_exit_record_is_lost(tmp_path: Path) -> N
     source(tmp_path, beats).read(1)
 
     assert (beats.rounds[0][0].state, beats.rounds[0][0].step) == ("lost", 5)
+
+
+def test_the_step_of_a_running_rank_is_at_most_a_few_readings_old(tmp_path: Path) -> None:
+    builder = rank(tmp_path)
+    beats = Beats()
+    looking = source(tmp_path, beats)
+
+    # WHEN: a step ends before each reading, and the process after the last one
+    for step in range(4 * STEP_READINGS):
+        builder.span(step=step)
+        looking.read(1 + step)
+    builder.span(step=99)
+    builder.write_json("exit.json", {"state": "ended"})
+    looking.read(100)
+
+    found = [beat.step for (beat,) in beats.rounds]
+    assert all(0 <= now - seen < STEP_READINGS for now, seen in enumerate(found[:-1]))
+    assert found[-1] == 99
 
 
 def test_ranks_of_other_hosts_are_ignored(tmp_path: Path) -> None:

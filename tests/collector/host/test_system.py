@@ -9,6 +9,7 @@ import pytest
 
 from rankscope.collector.host.sample import Sample, SourceAbsentError
 from rankscope.collector.host.system import (
+    IDLE_ROUNDS,
     MAX_PROCESSES,
     PAGE_BYTES,
     CpuSource,
@@ -181,6 +182,26 @@ def test_a_kernel_without_statistics_of_its_scheduler_gives_none(tmp_path: Path,
     top.read(0)
 
     assert [sample for sample in top.read(SECOND) if sample.name.startswith("run-queue")] == []
+
+
+def test_an_idle_process_that_works_again_is_seen_with_its_mean_use(tmp_path: Path) -> None:
+    process(tmp_path, 7, "backup", 40)
+    top = source(tmp_path)
+    idle = [top.read(second * SECOND) for second in range(10)]
+    assert idle == [[]] * 10
+
+    # WHEN: it uses one of two seconds of a CPU, from now on
+    found = []
+    for second in range(10, 20):
+        process(tmp_path, 7, "backup", 40 + 50 * (second - 9))
+        found.append({sample.name: sample.value for sample in top.read(second * SECOND)})
+
+    # THEN: it is seen within a few rounds, and in each one since
+    first = next(number for number, samples in enumerate(found) if samples)
+    assert first < IDLE_ROUNDS
+    name = "process-cpu-cores:backup[7]"
+    assert found[first + 1 :] == [{name: 0.5}] * (9 - first)
+    assert 0.1 <= found[first][name] <= 0.5
 
 
 def test_a_host_of_thousands_of_processes_is_read_less_often(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.analysis.report.report import Finding
+from rankscope.analysis.report.report import Finding, HostNote
 from rankscope.collector.read.host_checks import TABLE, StoredCheck, check_row
 from rankscope.collector.store.store import open_store
 from rankscope.doctor.confirmation import (
@@ -99,6 +99,26 @@ def test_a_cause_is_confirmed_by_its_own_checks_only(store: Store) -> None:
     stall = replace(SLOW, cause="host-stall")
 
     assert text_of(store, stall, BRAKE, SWAP) == "confirmed: gpu07, swap: swap is used"
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "error"),
+    [
+        ("limits", "nofile", "OSError: [Errno 24] Too many open files"),
+        ("shared-memory", "", "DataLoader worker is killed by signal: Bus error"),
+        ("disk-space", "/", "OSError: [Errno 28] No space left on device"),
+    ],
+)
+def test_a_limit_confirms_only_an_end_that_reached_it(
+    store: Store, name: str, part: str, error: str
+) -> None:
+    limit = replace(SWAP, name=name, part=part, reason="it is small")
+    crash = replace(SLOW, cause="crash", evidence="rank 5 failed (ValueError: shape)")
+
+    assert text_of(store, crash, limit).startswith("gpu07: not confirmed by host checks")
+    assert text_of(store, replace(crash, evidence=error)).startswith("confirmed: gpu07")
+    said = replace(crash, host_notes=(HostNote(source="rank logs", text=error),))
+    assert text_of(store, said).startswith("confirmed: gpu07")
 
 
 def test_examinations_before_the_onset_or_of_other_hosts_do_not_count(store: Store) -> None:
