@@ -157,8 +157,7 @@ def _bubble(bubble: PipelineBubble | None) -> list[Component]:
     formula = (
         f"Bubble of the pipeline: {format_percent(bubble.measured_ratio, digits=1)} of useful"
         f" compute as measured, {format_percent(bubble.formula_ratio, digits=1)} by its formula"
-        f" (p - 1) / (v m) with p = {bubble.num_stages} stages, v = {bubble.num_chunks} model"
-        f" chunks a stage and m = {bubble.num_microbatches} micro-batches."
+        f" {bubble.formula}."
     )
     return [html.P(formula, className="bubble-line")]
 
