@@ -134,6 +134,7 @@ def measure_bubble(
         num_stages=layout.pp,
         num_chunks=num_chunks,
         num_microbatches=num_microbatches,
+        deferred_ratio=items.deferred_ratio,
         formula_ratio=bubble_ratio(
             layout.pp, num_chunks, num_microbatches, deferred_ratio=items.deferred_ratio
         ),

@@ -169,7 +169,7 @@ def _candidate_of(
     needs_counters = is_brief or len(links) < THRESHOLDS.min_peers
     if needs_counters and len(symptom.hosts) < THRESHOLDS.min_several:
         return None
-    where = ""
+    where = " between hosts" if profile.is_between_hosts.any() else ""
     if rise.stages is not None:
         where = f" between stages {rise.stages[0]} and {rise.stages[1]}, which share an uplink,"
     return Candidate(

@@ -74,7 +74,8 @@ class SlowRanks:
 def find_slow_stages(profile: ComputeProfile) -> tuple[SlowRanks, ...]:
     """Find stages most of whose ranks compute longer than the other stages, always or for a while.
 
-    A stage of one rank counts only if it is the last stage.
+    A stage of one rank counts only if it is the last stage. Work that is distributed unequally
+    lasts: a step or two in which all ranks of a stage are late have another reason.
 
     Returns:
         For each stage the ranks that are longer: all of them if `whole_share` are and none is
@@ -90,7 +91,8 @@ def find_slow_stages(profile: ComputeProfile) -> tuple[SlowRanks, ...]:
     )
     excess = level / others - 1.0
     excess[[len(rows) == 1 for rows in rows_of[:-1]] + [False]] = np.nan
-    phases = find_phases(excess, has_few_peers=True)
+    least = min(THRESHOLDS.min_lasting_steps, excess.shape[1])
+    phases = find_phases(excess, has_few_peers=True, min_steps=least)
     measured = (
         _measure_stage(profile, rows_of[phase.row], phase, others[phase.row]) for phase in phases
     )

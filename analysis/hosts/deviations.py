@@ -486,6 +486,8 @@ class HostReadings:
         """Return the throttle reasons that culprits have in most readings, and most others not."""
         own, peers = self._sides(code, culprits)
         others = [share for one in peers if (share := self._reason_shares(one))]
+        if not others:
+            return []
         for place, one in own.items():
             mine = self._reason_shares(one)
             reasons = [

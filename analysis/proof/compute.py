@@ -12,7 +12,7 @@ from rankscope.tracer.span import KINDS
 from ..arrays.group_stats import sum_cells
 from ..arrays.grouping import factorize
 from ..arrays.sorting import find_positions
-from ..causes.equal_lengths import correlation, squared_lengths
+from ..causes.equal_lengths import squared_lengths
 from ..report.proof_card import (
     MAX_GROUPS,
     MAX_POINTS,
@@ -259,7 +259,6 @@ def _find_cloud(case: Case, kind: int) -> PointCloud | None:
         num=len(x),
         x=tuple(x[kept].tolist()),
         y=tuple(y[kept].tolist()),
-        correlation=correlation(x, y),
     )
 
 

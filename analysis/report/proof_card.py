@@ -87,8 +87,6 @@ class PointCloud:
 
     x: tuple[float, ...]
     y: tuple[float, ...]
-    correlation: float | None
-    """Of all points; None if one of the two never changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

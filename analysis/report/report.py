@@ -17,7 +17,7 @@ from .fields import FloatArray, IntArray, Pair
 from .memory import MemoryUse
 from .network import TRANSFER_CAUSES, CommonPause, DirectWaits, LinkSummary, WaitedLink
 from .proof_card import ProofCard
-from .text import MAX_NAMES, format_link, format_names
+from .text import MAX_NAMES, format_link, format_names, format_percent
 
 GRACE_STEPS = 3
 """A finding is open while one of this many newest steps shows it. Source: a verdict is
@@ -351,11 +351,26 @@ class PipelineBubble:
     """Model chunks on each stage."""
 
     num_microbatches: int
+    deferred_ratio: float = 0.0
+    """w: share of compute in weight gradients that the schedule defers; 0 without such a split."""
+
     formula_ratio: float
-    """``(p - 1) / (v m)`` of the useful forward and backward compute: 1F1B, interleaved or not."""
+    """``(1 - 2 w) (p - 1) / (v m)`` of the useful forward and backward compute."""
 
     measured_ratio: float | None
     """Of the same; None if there is no such compute."""
+
+    @property
+    def formula(self) -> str:
+        """The formula in words, with the sizes of this run."""
+        sizes = (
+            f"p = {self.num_stages:,} stages, v = {self.num_chunks:,} chunks,"
+            f" m = {self.num_microbatches:,} micro-batches"
+        )
+        if not self.deferred_ratio:
+            return f"(p - 1) / (v m) with {sizes}"
+        deferred = f"w = {format_percent(self.deferred_ratio, digits=1)} of compute deferred"
+        return f"(1 - 2 w) (p - 1) / (v m) with {sizes}, {deferred}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ class MicrobatchTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleTable:
-    """Readings of hosts and devices, ordered by (name, host, device, at_ns).
+    """Readings of hosts and devices, ordered by (name, host, device, at_ns), codes ascending.
 
     Every column has shape (rows,).
     """

@@ -316,9 +316,8 @@ def _draw_cloud(drawing: _Drawing, cloud: PointCloud, top: float) -> float:
     """Draw a point for each micro-batch."""
     across, up = max(cloud.x), max(cloud.y)
     scale, y_scale = Scale.of(cloud.x_unit, across), Scale.of(cloud.y_unit, up)
-    middle = "" if cloud.correlation is None else f", correlation {cloud.correlation:.2f}"
     drawing.write(LEFT, top, f"{cloud.y_quantity} ({y_scale.unit})")
-    drawing.write(LEFT, top + LABEL_PX, f"against {cloud.x_quantity}{middle}", SLOW)
+    drawing.write(LEFT, top + LABEL_PX, f"against {cloud.x_quantity}", SLOW)
     top += TITLE_PX + LABEL_PX + BETWEEN_PX / 2
     x, y = drawing.axes_at(
         CLOUD, top, PLOT_PX, _axis(across, scale), _axis(up, y_scale, num=4, with_unit=False)

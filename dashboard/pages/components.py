@@ -80,6 +80,10 @@ def card(*children: object, class_name: str = "", label: str = "") -> Component:
     return framed
 
 
+STACKED = "stacked-rows"
+"""Style of a table whose rows are a list of named values each on a small screen."""
+
+
 def table(
     label: str,
     head: Mapping[str, str],
@@ -96,11 +100,16 @@ def table(
         class_name: A further style.
     """
     columns = [dmc.TableTh(name, className=style) for name, style in head.items()]
+    is_stacked = STACKED in class_name.split()
+    own = [
+        {"className": style} | ({"data-head": name} if is_stacked else {})
+        for name, style in head.items()
+    ]
     lines = [
         dmc.TableTr(
             [
-                cell if isinstance(cell, dmc.TableTd) else dmc.TableTd(cell, className=style)
-                for cell, style in zip(row, head.values(), strict=True)
+                cell if isinstance(cell, dmc.TableTd) else dmc.TableTd(cell, **style)
+                for cell, style in zip(row, own, strict=True)
             ]
         )
         for row in rows

@@ -30,7 +30,7 @@ from ..callback_checks import Number, checked
 from ..exports import INCIDENT_PATH
 from ..text import escape
 from .alerts import alert_buttons, change_parts
-from .components import announced, card, labelled, link_ranks, rank_links, table, with_code
+from .components import STACKED, announced, card, labelled, link_ranks, rank_links, table, with_code
 from .overview_cards import cause_style, escape_sentence, proof_cards
 from .page import Content, Page
 from .placeholders import no_data
@@ -311,7 +311,7 @@ class _Page:
             card(
                 html.H2(title),
                 *follows,
-                table("history of its hosts", head, rows, class_name="plain-rows"),
+                table("history of its hosts", head, rows, class_name=f"plain-rows {STACKED}"),
             )
         ]
 

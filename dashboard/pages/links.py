@@ -25,7 +25,7 @@ from rankscope.analysis.report.text import (
 from ..address import LINKS, TIMELINE, View, write_address
 from ..text import cut_middle, escape, escape_for_plotly
 from ..theme import DIVERGING, apply_style
-from .components import card, graph, rank_link, rank_links, table
+from .components import STACKED, card, graph, rank_link, rank_links, table
 from .placeholders import no_data
 from .report_page import page_head, report_page
 
@@ -377,5 +377,10 @@ def _bandwidths(bandwidths: tuple[Bandwidth, ...]) -> Component:
         html.P(
             "Bus bandwidth: what each member's link carries, as in nccl-tests.", className="about"
         ),
-        table("bandwidth by operation and size", head, rows, class_name="plain-rows unbroken"),
+        table(
+            "bandwidth by operation and size",
+            head,
+            rows,
+            class_name=f"plain-rows unbroken {STACKED}",
+        ),
     )

@@ -27,7 +27,7 @@ from rankscope.analysis.report.text import (
 from ..address import MFU, View
 from ..figures.waterfall import PART_WORDS, mfu_figure, waterfall_figure
 from ..theme import PART_COLORS
-from .components import card, decorative, graph, table, with_code
+from .components import STACKED, card, decorative, graph, table, with_code
 from .overview_cards import escape_sentence, last_steps, missing_mfu
 from .report_page import choices, page_head, report_page
 
@@ -157,8 +157,7 @@ def _bubble(bubble: PipelineBubble | None) -> list[Component]:
     formula = (
         f"Bubble of the pipeline: {format_percent(bubble.measured_ratio, digits=1)} of useful"
         f" compute as measured, {format_percent(bubble.formula_ratio, digits=1)} by its formula"
-        f" (p - 1) / (v m) with p = {bubble.num_stages} stages, v = {bubble.num_chunks} model"
-        f" chunks a stage and m = {bubble.num_microbatches} micro-batches."
+        f" {bubble.formula}."
     )
     return [html.P(formula, className="bubble-line")]
 
@@ -221,7 +220,9 @@ def _memory(use: MemoryUse | None) -> list[Component]:
     )
     missing = f"Activations n/a {use.missing_activations}." if use.missing_activations else ""
     whole = f"{use.whole_text[:1].upper()}{use.whole_text[1:]}." if use.whole else ""
-    known = table("memory by stage", head, [*map(_memory_row, use.stages)], class_name="plain-rows")
+    known = table(
+        "memory by stage", head, [*map(_memory_row, use.stages)], class_name=f"plain-rows {STACKED}"
+    )
     return [
         card(
             html.H2("Memory"),

@@ -334,7 +334,8 @@ class Communication:
     # -- internal ------------------------------------------------------------
 
     def _intern_heads(self, operation: Operation, group: CommGroup) -> Heads:
-        kinds = {Direction.GROUP: group.kind, Direction.SEND: group.send_kind}
+        collective = self._groups.kind_of(operation.name, group)
+        kinds = {Direction.GROUP: collective, Direction.SEND: group.send_kind}
         kind = kinds.get(operation.direction, group.recv_kind)
         heads = self._heads[operation.name, group.kind] = intern_heads(
             self._recorder, operation.name, kind

@@ -41,7 +41,11 @@ DESCRIBED = {
 }
 """Axis of each group of Megatron-LM, by its description in `parallel_state.py`."""
 
-AXES = ("pp", "dp", "tp", "cp", "ep")
+AXES = ("pp", "dp", "tp", "cp")
+"""Axes whose sizes multiply to the world size; ep overlays dp."""
+
+EXCHANGE = "all_to_all"
+"""Begin of the names of operations that only the experts' axis has, not the data axis below it."""
 
 P2P_KINDS = (SpanKind.PP_SEND, SpanKind.PP_RECV)
 """Kinds of a send and a receive in a group that belongs to no axis: those of the pipeline."""
@@ -106,6 +110,7 @@ class Groups:
     def __init__(self, recorder: Recorder, layout: Layout | None) -> None:
         self._recorder = recorder
         self._world_axis = sole_axis(layout)
+        self._is_of_experts = layout is not None and 1 < layout.ep == layout.world_size
         self._seen: dict[int, tuple[weakref.ref[Any], CommGroup | None]] = {}
         """By `id` of torch's object, as long as that is alive."""
 
@@ -182,6 +187,12 @@ class Groups:
             name=f"{axis or 'group'}:{group.name}",
             members=sorted(group.members),
         )
+
+    def kind_of(self, operation_name: str, group: CommGroup) -> SpanKind:
+        """Return the kind of a collective: that of its group, or ``ep-comm`` if both share it."""
+        is_of_experts = self._is_of_experts and group.kind is SpanKind.DP_COMM
+        is_exchange = is_of_experts and operation_name.startswith(EXCHANGE)
+        return SpanKind.EP_COMM if is_exchange else group.kind
 
     def __iter__(self) -> Iterator[CommGroup]:
         return iter(list(self._groups.values()))

@@ -89,9 +89,9 @@ def microbatch_table(table: pa.Table) -> MicrobatchTable:
 
 
 def sample_table(table: pa.Table) -> SampleTable:
-    """Return samples, in the order of the table."""
-    host, hosts = to_codes(table["host"])
-    name, names = to_codes(table["name"])
+    """Return samples, in the order of the table, which their codes follow."""
+    host, hosts = _ordered_codes(table["host"])
+    name, names = _ordered_codes(table["name"])
     return SampleTable(
         host=host,
         device=to_numpy(table["device"]),
@@ -101,6 +101,17 @@ def sample_table(table: pa.Table) -> SampleTable:
         hosts=hosts,
         names=names,
     )
+
+
+def _ordered_codes(
+    column: pa.ChunkedArray[Any],
+) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+    """Return `to_codes` with ascending texts: a dictionary of the store has any order."""
+    codes, texts = to_codes(column)
+    order = sorted(range(len(texts)), key=texts.__getitem__)
+    places = np.empty(len(texts), dtype=np.int32)
+    places[order] = np.arange(len(texts))
+    return places[codes], tuple(texts[at] for at in order)
 
 
 def _kind_codes(codes: NDArray[np.int32], kinds: tuple[str, ...]) -> NDArray[np.int8]:

@@ -440,8 +440,7 @@ def _format_waterfall(report: RunReport, width: int, view: View) -> list[str]:
         return lines
     text = (
         f"bubble: {_format_percent(bubble.measured_ratio)} of the useful compute; expected"
-        f" (p - 1) / (v m) = {_format_percent(bubble.formula_ratio)} for p = {bubble.num_stages}"
-        f" stages, v = {bubble.num_chunks} chunks, m = {bubble.num_microbatches} micro-batches"
+        f" {_format_percent(bubble.formula_ratio)} = {bubble.formula}"
     )
     return [*lines, *_paragraph(text, width)]
 

@@ -198,8 +198,7 @@ def test_unequal_lengths_show_as_time_against_length() -> None:
     # One stage: 8 ranks x 12 steps x 8 micro-batches.
     assert card.cloud.num == 8 * NUM_STEPS * 8
     assert len(card.cloud.x) == len(card.cloud.y) == MAX_POINTS
-    assert card.cloud.correlation is not None
-    assert card.cloud.correlation > 0.95
+    assert np.corrcoef(card.cloud.x, card.cloud.y)[0, 1] > 0.95
 
 
 def test_a_late_batch_is_beside_those_of_the_other_ranks() -> None:

@@ -124,7 +124,6 @@ def test_the_file_has_all_that_the_page_has_and_no_script() -> None:
         num=2,
         x=(1e6, 2e6),
         y=(1e7, 2e7),
-        correlation=0.99,
     )
     facts = (ProofFact(label="rank 3", text="lr = 1 < 2", is_culprit=True),)
     report = make_report()

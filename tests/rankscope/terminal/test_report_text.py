@@ -185,8 +185,8 @@ def test_the_waterfall_is_a_table_without_its_zero_parts() -> None:
         "waiting                30.0 %  for rank 5 28.0 %, for rank 1 2.0 %",
         "bubble, warm-up         9.0 %",
         (
-            "  bubble: 14.8 % of the useful compute; expected (p - 1) / (v m) = 25.0 %"
-            " for p = 2 stages, v = 1 chunks, m = 4"
+            "  bubble: 14.8 % of the useful compute; expected 25.0 % = (p - 1) / (v m)"
+            " with p = 2 stages, v = 1 chunks, m = 4"
         ),
         "  micro-batches",
     ]

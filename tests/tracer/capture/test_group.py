@@ -6,6 +6,7 @@ import contextlib
 import gc
 from typing import TYPE_CHECKING
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
@@ -14,6 +15,7 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401 - register
 from rankscope import tracer
 from rankscope.tracer.capture.group import Groups
 from rankscope.tracer.span import hash_group
+from rankscope.tracer.topology import Coords, Layout
 from tests.support.tracer.reading import Row, only_folder, read_spans
 from tests.support.tracer.recording import recorder_in
 
@@ -72,6 +74,22 @@ def test_the_same_members_under_the_same_name_continue_their_numbers(tmp_path: P
     (name,) = names
     rows = [(row.group_id, row.seq) for row in launched(tmp_path)]
     assert rows == [(hash_group(name, (0, 1)), seq) for seq in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("experts", "expected"),
+    [(1, ("dp-comm", "dp-comm")), (3, ("dp-comm", "ep-comm"))],
+)
+def test_all_ranks_are_the_data_axis_and_the_experts_that_overlay_it(
+    tmp_path: Path, experts: int, expected: tuple[str, str]
+) -> None:
+    """Torch reuses the default group for both, and the names of the axes are lost."""
+    tracer.install(spool=tmp_path, run="run", layout=Layout(dp=3, ep=experts), coords=Coords())
+    with world_of_three():
+        dist.all_reduce(torch.ones(2))
+        dist.all_to_all_single(torch.ones(3), torch.ones(3))
+
+    assert tuple(row.kind for row in launched(tmp_path)) == expected
 
 
 def test_objects_of_destroyed_groups_are_released(tmp_path: Path) -> None:
