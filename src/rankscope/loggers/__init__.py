@@ -1,0 +1,1 @@
+"""What rankscope finds, written into the experiment trackers that people look at."""
