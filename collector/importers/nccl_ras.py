@@ -150,7 +150,7 @@ def _add(recorded: Recorded, communicator: _Communicator, members: tuple[int, ..
         dump = recorded.dumps[members[rank]]
         dump.members[name] = "", members
         called = sum(counts.values())
-        # What all have launched may have ended. What some have not, nobody can have left.
+        # What all have launched may have ended. What some have not, none can have left.
         for seq in sorted({before, min(called, before + 1), called} - {0}):
             functions = ahead[rank] if seq > before else []
             dump.calls.append(

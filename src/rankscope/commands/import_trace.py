@@ -341,7 +341,7 @@ FORMATS = {
         has_many_paths=True,
     ),
     "nccl-ras": Format(
-        description="output of `ncclras --format json`, twice some seconds apart, of a job that"
+        description="output of `ncclras --format json`, twice within a minute, of a job that"
         " hangs; a stored run gets it as evidence",
         read=import_nccl_ras,
         has_many_paths=True,

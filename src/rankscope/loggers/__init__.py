@@ -1,1 +1,1 @@
-"""What rankscope finds, written into the experiment trackers that people look at."""
+"""Loggers: steps and findings of a run, in the experiment trackers that people look at."""

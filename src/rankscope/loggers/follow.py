@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -72,7 +72,7 @@ class LogRequest:
 
 @dataclass(slots=True, kw_only=True)
 class Logged:
-    """What was logged of a run into one place; kept in a file, so that no row is written twice."""
+    """Rows that were logged of a run into one place, as a file keeps them."""
 
     into: str | None = None
     """Where, as the sink says it."""
@@ -112,47 +112,90 @@ def log_run(
         FailedError: The tracker failed at the beginning, or after the run's end.
         StoreError: The store failed likewise.
     """
-    sink: Sink | None = None
-    reader: _Reader | None = None
-    logged, path = Logged(), folder
-    is_over, failed = False, ""
-    while not is_over:
-        has_ended = False
-        try:
-            reader = reader or _Reader(request)
-            summary = reader.find()
-            has_ended = summary.state != RUNNING
-            with _tracker_failures(request.to):
-                if sink is None:
-                    path = folder / f"{_key(request, summary)}.json"
-                    logged = _read(path)
-                    sink = _open(request, summary, logged)
-                    show(f"logging run {request.run} into {request.to}: {sink.into}")
-                new = reader.read_new(summary, after=logged.step)
-                if new is not None:
-                    _write(sink, *new, logged)
-                    _keep(path, logged)
-                if has_ended:
-                    sink.close(has_ended=True)
-            is_over = has_ended
-        except UnknownRunError:
-            if not request.waits or sink is not None:
-                raise
-        except (StoreError, FailedError, OSError) as error:
-            if sink is None or has_ended:
-                raise
-            if str(error) != failed:
-                show(f"{error}: trying again")
-            failed = str(error)
-            if reader is not None:
-                reader.close()
-                reader = None
-        if not is_over:
-            sleep(LOOK_S)
-    if reader is not None:
-        reader.close()
-    num = len(logged.findings)
-    return f"logged run {request.run} up to step {logged.step}, with {format_count(num, 'finding')}"
+    with closing(_Follower(request, folder=folder, show=show)) as follower:
+        while not follower.is_over:
+            try:
+                follower.look()
+            except UnknownRunError:
+                if not request.waits or follower.has_begun:
+                    raise
+            except (StoreError, FailedError, OSError) as error:
+                if follower.has_ended or not follower.has_begun:
+                    raise
+                follower.reopen(error)
+            if not follower.is_over:
+                sleep(LOOK_S)
+    return follower.summarize()
+
+
+class _Follower:
+    """A run, the tracker into which it is logged, and what was logged."""
+
+    def __init__(self, request: LogRequest, *, folder: Path, show: Callable[[str], None]) -> None:
+        self._request, self._folder, self._show = request, folder, show
+        self._reader: _Reader | None = None
+        self._sink: Sink | None = None
+        self._logged, self._path = Logged(), folder
+        self._failure = ""
+        self.has_ended = False
+        """Whether the run had ended at the last look."""
+
+        self.is_over = False
+        """Whether an ended run is logged."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether the tracker has been opened."""
+        return self._sink is not None
+
+    def look(self) -> None:
+        """Log what is new of the run."""
+        self._reader = self._reader or _Reader(self._request)
+        summary = self._reader.find()
+        self.has_ended = summary.state != RUNNING
+        with _tracker_failures(self._request.to):
+            self._sink = self._sink or self._open(summary)
+            new = self._reader.read_new(summary, after=self._logged.step)
+            if new is not None:
+                _write(self._sink, *new, self._logged)
+                _keep(self._path, self._logged)
+        self.is_over = self.has_ended
+
+    def reopen(self, error: Exception) -> None:
+        """Open the store anew at the next look, and say why."""
+        if str(error) != self._failure:
+            self._show(f"{error}: trying again")
+        self._failure = str(error)
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = None
+
+    def summarize(self) -> str:
+        """Return a line that says what is logged."""
+        num = format_count(len(self._logged.findings), "finding")
+        return f"logged run {self._request.run} up to step {self._logged.step}, with {num}"
+
+    def close(self) -> None:
+        """Close store and tracker."""
+        if self._reader is not None:
+            self._reader.close()
+        if self._sink is not None:
+            with _tracker_failures(self._request.to):
+                self._sink.close(has_ended=self.is_over)
+
+    def _open(self, summary: RunSummary) -> Sink:
+        request = self._request
+        self._path = self._folder / f"{_key(request, summary)}.json"
+        self._logged = _read(self._path)
+        target = Target(
+            run=request.run,
+            started_ns=summary.started_ns or 0,
+            into=request.into or self._logged.into,
+        )
+        sink = SINKS[request.to](target)
+        self._logged.into = sink.into
+        self._show(f"logging run {request.run} into {request.to}: {sink.into}")
+        return sink
 
 
 def _write(sink: Sink, steps: Sequence[LoggedStep], diagnosis: Diagnosis, logged: Logged) -> None:
@@ -176,18 +219,6 @@ def _write(sink: Sink, steps: Sequence[LoggedStep], diagnosis: Diagnosis, logged
 
 def _finding_key(finding: Finding) -> list[str]:
     return [finding.cause, str(finding.severity or ""), ",".join(map(str, finding.ranks))]
-
-
-def _open(request: LogRequest, summary: RunSummary, logged: Logged) -> Sink:
-    sink = SINKS[request.to](
-        Target(
-            run=request.run,
-            started_ns=summary.started_ns or 0,
-            into=request.into or logged.into,
-        )
-    )
-    logged.into = sink.into
-    return sink
 
 
 def _key(request: LogRequest, summary: RunSummary) -> str:

@@ -1,7 +1,7 @@
 """Steps as spans and metrics, findings as logs, over OTLP: for Tempo, Jaeger, Loki, Grafana.
 
-Ids follow from run and step, so a receiver can tell a span that is sent again. All is exported at
-once, and not by the SDK's queues, which drop what is too much.
+Ids follow from run and step, so a receiver can recognize a span that is sent again. All is exported
+at once, and not by the SDK's queues, which drop what is too much.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is logged of a run, and what takes it."""
+"""Steps and diagnoses as they are logged, and the interface of a tracker."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LoggedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What a run's newest report says."""
+    """The newest report of a run, for a tracker."""
 
     step: int
     """Newest step of the report; -1 without one."""

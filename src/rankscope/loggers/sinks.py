@@ -27,7 +27,7 @@ MAX_BATCH = 1000
 """Values of one request. Source: the limit of MLflow's `log-batch`."""
 
 MAX_TAG = 5000
-"""Characters of a tag. Source: the limit of MLflow's servers, which is 8,000 from 2.18 on."""
+"""Characters of a tag. Source: what MLflow guarantees of all backends (`MlflowClient.set_tag`)."""
 
 PROJECT = "rankscope"
 """Project or experiment, if the tracker's own settings name none."""
@@ -46,9 +46,10 @@ class WandbSink:
     def __init__(self, target: Target) -> None:
         wandb = need("wandb", "wandb")
         name = f"{target.run}\0{target.started_ns}"
-        self.into = target.into or hashlib.sha256(name.encode()).hexdigest()[:16]
+        own = hashlib.sha256(name.encode()).hexdigest()[:16]
+        self.into = target.into or own
         is_offline = os.environ.get("WANDB_MODE", "online") != "online"
-        is_second = target.into is not None and not is_offline
+        is_second = self.into != own and not is_offline
         options: dict[str, Any] = {
             # Those of this process say nothing of the training.
             "x_disable_stats": True,
@@ -65,7 +66,7 @@ class WandbSink:
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             id=self.into,
-            name=None if target.into else target.run,
+            name=target.run if self.into == own else None,
             resume=None if is_second or is_offline else "allow",
             settings=wandb.Settings(**options),
         )

@@ -1,4 +1,4 @@
-"""Logs of NCCL's Inspector, written by hand after its format 4.2: what becomes of them."""
+"""Logs of NCCL's Inspector, built after its format 4.2: what becomes of them."""
 
 from __future__ import annotations
 

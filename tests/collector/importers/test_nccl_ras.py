@@ -1,4 +1,4 @@
-"""Snapshots of NCCL's RAS, written by hand after the format of NCCL 2.30: what they prove."""
+"""Snapshots of NCCL's RAS, built after the format of NCCL 2.30: what they prove."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def communicator(name: str, counts: Mapping[int, Mapping[str, int] | None]) -> d
             status = {"unresponsive": True, "considered_dead": False}
             missing.append(place(rank, of) | {"status": status})
             continue
-        status = {
+        state: dict[str, Any] = {
             "init_state": 0, "async_error": 0, "finalize_called": False, "destroy_flag": False,
             "abort_flag": False,
         }  # fmt: skip
         answered.append(
-            place(rank, of) | {"status": status, "collective_counts": {**zero, **launched}}
+            place(rank, of) | {"status": state, "collective_counts": {**zero, **launched}}
         )
     return {
         "hash": name,
@@ -87,7 +87,7 @@ def diagnose(tmp_path: Path, files: Sequence[Path]) -> tuple[Finding, RunInfo]:
 
 
 def test_the_rank_that_launched_fewer_collectives_than_the_others_is_named(tmp_path: Path) -> None:
-    # GIVEN two snapshots ten seconds apart, in which rank 2 is one behind
+    # GIVEN two snapshots within ten seconds, in which rank 2 is one behind
     world = communicator("0xaa", {0: ENTERED, 1: ENTERED, 2: BEHIND, 3: ENTERED})
     files = [write(tmp_path / f"{at}.json", at, world) for at in (5, 15)]
 
