@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rankscope.tracer.span import NONE, NS_PER_S
 
 from ..errors import TraceError
-from .flight_dump import MAX_MEMBERS, MAX_RANKS, MAX_SEQ, Call, Dump, State
+from .flight_dump import MAX_RANKS, MAX_SEQ, Call, Dump, State
 from .flight_recorder import Recorded
 from .json_file import read_json
 from .kineto_trace import Group
@@ -193,7 +193,7 @@ def _read_snapshot(path: Path) -> _Snapshot:
 
 
 def _read_communicator(path: Path, document: dict[str, Any]) -> _Communicator:
-    size = document["size"]
+    size = read_number(document["size"], MAX_RANKS + 1)
     answered, missing = document["ranks"], document["missing_ranks"]
     processes = {
         read_number(each["rank"], size): _Process(
@@ -202,8 +202,8 @@ def _read_communicator(path: Path, document: dict[str, Any]) -> _Communicator:
         for each in (*answered, *missing)
         if each["pid"] != NONE
     }
-    if not 0 < size <= MAX_RANKS or len(answered) + len(missing) > MAX_MEMBERS:
-        raise TraceError(path, f"has a communicator of {size} ranks")
+    if (num := len(answered) + len(missing)) != size:
+        raise TraceError(path, f"has a communicator of {size} ranks that lists {num}")
     return _Communicator(
         hash=str(document["hash"]),
         size=size,

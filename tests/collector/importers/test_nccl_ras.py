@@ -153,6 +153,11 @@ def test_a_process_that_does_not_answer_is_the_silent_one(tmp_path: Path) -> Non
         ({"timestamp": "now"}, "is no output of"),
         ({"communicators": [{"hash": "0x1", "size": 1}]}, "is no output of"),
         ({"communicators": []}, "no communicator of all 0 processes"),
+        (
+            {"communicators": [communicator("0x1", {0: ENTERED}) | {"size": 9}]},
+            "ranks that lists 1",
+        ),
+        ({"communicators": [communicator("0x1", {0: ENTERED}) | {"size": 1.0}]}, "is no output of"),
     ],
 )
 def test_a_file_that_is_no_snapshot_is_refused_with_the_reason(

@@ -8,11 +8,13 @@ import shutil
 import sqlite3
 import struct
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.collector.store.store import open_store
 from rankscope.errors import BadInputError, FailedError
 from rankscope.loggers.follow import LogRequest, log_run
@@ -298,6 +300,25 @@ def test_what_a_receiver_refuses_is_sent_again_while_the_run_lives(
     # THEN the failure is said, and the spans are there
     assert "did not take the spans" in lines[1]
     assert {attributes(span)["rankscope.step"] for span in decode(receiver)["spans"]} == {*STEPS}
+
+
+def test_an_unknown_run_is_an_error_unless_it_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    url = f"chdb://{tmp_path}/store"
+
+    def begin(_: float) -> None:
+        with open_store(url) as store:
+            begin_run(store, num_steps=NUM_STEPS)
+            end_run(store, num_stored=NUM_STEPS)
+
+    for waits in (False, True):
+        request = LogRequest(run=RUN, to="tensorboard", waits=waits, store_url=url)
+        with nullcontext() if waits else pytest.raises(UnknownRunError):
+            log_run(request, folder=Path("logged"), show=lambda _: None, sleep=begin)
+
+    assert [*Path("runs/live/rankscope").iterdir()]
 
 
 @pytest.mark.parametrize(
