@@ -5,6 +5,7 @@ VENV := .venv
 AUDIT := .venv-audit
 FLOORS := .venv-floors
 NEWEST := .venv-newest
+TRACKERS := .venv-trackers
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard tracer/native/*.[ch] analysis/replay/*.c)
@@ -29,7 +30,7 @@ SHARED_RUN := -m "not alone and not nightly" $(PROCESSES) --durations=10
 ALONE := $(shell grep -rlF --include='test_*.py' 'pytest.mark.alone' tests)
 FAST_RUN := -m "not nightly and not slow and not multiproc and not browser and not alone" $(PROCESSES)
 
-.PHONY: help demo test test-fast nightly lint types check-imports collect pytest format diagnosis faults edges fuzz outage other-torch floors newest lock audit browser servers clean
+.PHONY: help demo test test-fast nightly lint types check-imports collect pytest format diagnosis faults edges fuzz outage other-torch floors newest lock audit browser servers clean trackers
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -114,6 +115,11 @@ other-torch: ## the tracer's tests under another torch: make other-torch TORCH=2
 	@$(OTHER)/bin/python -m pip install --disable-pip-version-check --quiet torch==$(TORCH) accelerate hypothesis networkx numpy psutil pyarrow pytest pytest-timeout pytest-xdist transformers
 	@$(OTHER)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --editable .
 	@$(OTHER)/bin/python -m pytest tests/tracer --ignore tests/tracer/integrations --numprocesses 2 --timeout 150 $(ARGS)
+
+trackers: ## the tests of the trackers with the newest of each, in an environment of its own (5 minutes, 1.5 GB)
+	@test -x $(TRACKERS)/bin/python || $(PYTHON) -m venv $(TRACKERS)
+	@$(TRACKERS)/bin/python -m pip install --disable-pip-version-check --quiet --upgrade ".[embedded]" hypothesis mlflow-skinny opentelemetry-exporter-otlp-proto-http opentelemetry-sdk pytest pytest-timeout tensorboard trackio wandb
+	@$(TRACKERS)/bin/python -m pytest tests/rankscope/loggers $(ARGS)
 
 floors: ## install the oldest versions that pyproject.toml allows into a new environment, and try all of it (3 minutes, 1.5 GB)
 	@rm -rf $(FLOORS) && $(PYTHON) -m venv $(FLOORS)

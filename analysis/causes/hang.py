@@ -439,13 +439,15 @@ def _doubt_dumps(job: _Job, unlike: Finding | None) -> Finding | None:
         unlike: What ranks called unlike, which is a fact in any case.
     """
     also = f"; {unlike.evidence}" if unlike else ""
+    is_ras = any(event.data.get("source") == "nccl-ras" for event in job.dumps.values())
+    dumps = "snapshots of NCCL's RAS" if is_ras else "dumps of the flight recorder"
     times = (event.data.get("silent_ns") for event in job.dumps.values())
     silent_ns = next((time for time in times if isinstance(time, int)), MIN_SILENCE_NS)
     num, num_without = len(job.dumps), len(job.without_dump)
     if not job.stuck and not job.left_behind and not len(job.spans):
         return insufficient(
-            "no rank was in a communication when the dumps of the flight recorder were written, so"
-            f" they do not show a hang{also}"
+            f"no rank was in a communication when the {dumps} were written, so they do not show a"
+            f" hang{also}"
         )
     if job.stuck and all(len(comm.members) == 1 for comm in job.stuck):
         entry = job.stuck[0].inside[0]
@@ -455,14 +457,17 @@ def _doubt_dumps(job: _Job, unlike: Finding | None) -> Finding | None:
         )
     if job.stuck and silent_ns < MIN_SILENCE_NS:
         return insufficient(
-            f"the dumps of the flight recorder were written {format_duration(silent_ns)} after the"
-            " newest communication in them, so the job may not have hung: write them again when it"
+            f"the {dumps} were written {format_duration(silent_ns)} after the newest communication"
+            " in them, so the job may not have hung: write them again when it"
             f" has been silent for {format_duration(MIN_SILENCE_NS)}{also}"
         )
     if job.stuck and not unlike and num_without >= THRESHOLDS.majority_share * num:
         return insufficient(
             f"only {num - num_without} of {num} ranks have a dump of the flight recorder, so it is"
             " unknown which of the others is missing: collect the dumps of all hosts"
+            if not is_ras
+            else f"only {num - num_without} of {num} ranks answered NCCL's RAS, so it is unknown"
+            " which of the others is missing"
         )
     return None
 

@@ -57,6 +57,11 @@ class Recorded:
     that is unknown. A file that is copied may get a later time."""
 
     groups: dict[Key, Group] = field(default_factory=dict)
+    source: str = FLIGHT_RECORDER
+    """Program that wrote them."""
+
+    hosts: dict[int, str] = field(default_factory=dict)
+    """By rank, if they say it."""
 
     @property
     def newest_ns(self) -> int:
@@ -223,10 +228,10 @@ def to_processes(recorded: Recorded, run_id: str) -> Iterator[Process]:
             run_id=run_id,
             rank=rank,
             world_size=recorded.world_size,
-            host="",
+            host=recorded.hosts.get(rank, ""),
             manifest={
                 **_find_layout(recorded, rank),
-                "config": {"imported": "flight recorder"},
+                "config": {"imported": recorded.source.replace("-", " ")},
                 "started_ns": min((call.created_ns for call in dump.calls), default=None)
                 if dump else None,
             },
@@ -328,6 +333,8 @@ def to_events(recorded: Recorded) -> dict[int, dict[str, Any]]:
             data["last"] = _to_entry(call, group) | {"frames": list(call.frames)}
         if recorded.silent_ns is not None:
             data["silent_ns"] = recorded.silent_ns
+        if recorded.source != FLIGHT_RECORDER:
+            data["source"] = recorded.source
         text = "no dump" if dump is None else f"dump {dump.path.name}"
         num_open = len(data.get("open", ()))
         events[rank] = {

@@ -15,6 +15,7 @@ from .doctor import doctor
 from .export import export
 from .hosts import hosts
 from .import_trace import import_
+from .log import log
 from .mcp import mcp
 from .notebooks import notebooks
 from .run import run
@@ -64,6 +65,7 @@ app.command()(findings)
 app.command()(serve)
 app.command()(agent)
 app.command()(control)
+app.command()(log)
 app.command()(mcp)
 app.command()(demo)
 app.command()(notebooks)

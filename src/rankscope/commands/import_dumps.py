@@ -1,4 +1,4 @@
-"""`rankscope import --format flight-recorder`: dumps of PyTorch's flight recorder."""
+"""`rankscope import`: dumps of PyTorch's flight recorder, and snapshots of NCCL's RAS."""
 
 import tempfile
 from contextlib import closing
@@ -30,24 +30,45 @@ def import_flight_recorder(request: "ImportRequest") -> str:
         CollectorError: The name of the run is not valid, or no file can be read.
         StoreError: The store could not be opened or written.
     """
-    from rankscope.collector.client.served_writer import run_writer
-    from rankscope.collector.identity import check_run_name
-    from rankscope.collector.importers.flight_recorder import read_dumps, to_processes
-    from rankscope.collector.importers.spool_folder import write_process
+    from rankscope.collector.importers.flight_recorder import read_dumps
 
     from ..memory import without_collection
-    from ..sources.store_source import StoreSource
-    from ..spool_check import read_spool, say_unread
 
-    run_id = request.run_id
-    check_run_name(run_id)
     files = [file for path in request.paths for file in _dumps_of(path)]
     with without_collection(), Progress() as progress:
         recorded = read_dumps(
             files, show=lambda num: progress.show(f"read {num:,} of {len(files):,} dumps")
         )
     _say_left_out(recorded)
-    num = f"dumps of {len(recorded.dumps):,} of {recorded.world_size:,} ranks"
+    return _store(request, recorded, "dumps")
+
+
+def import_nccl_ras(request: "ImportRequest") -> str:
+    """Store what snapshots of NCCL's RAS say of a job's ranks.
+
+    Raises:
+        BadInputError: A path is neither a file nor a folder.
+        CollectorError: The name of the run is not valid, or a file can't be read.
+        StoreError: The store could not be opened or written.
+    """
+    from rankscope.collector.importers.nccl_ras import read_snapshots
+
+    files = [file for path in request.paths for file in _dumps_of(path)]
+    return _store(request, read_snapshots(files), "counts")
+
+
+def _store(request: "ImportRequest", recorded: "Recorded", what: str) -> str:
+    from rankscope.collector.client.served_writer import run_writer
+    from rankscope.collector.identity import check_run_name
+    from rankscope.collector.importers.flight_recorder import to_processes
+    from rankscope.collector.importers.spool_folder import write_process
+
+    from ..sources.store_source import StoreSource
+    from ..spool_check import read_spool, say_unread
+
+    run_id = request.run_id
+    check_run_name(run_id)
+    num = f"{what} of {len(recorded.dumps):,} of {recorded.world_size:,} ranks"
     with (
         tempfile.TemporaryDirectory(prefix="rankscope-") as folder,
         open_store(request.store_url) as store,

@@ -13,7 +13,7 @@ import typer
 from ..errors import BadInputError
 from ..terminal.lines import Progress, say
 from .flags import Store, open_store
-from .import_dumps import import_flight_recorder
+from .import_dumps import import_flight_recorder, import_nccl_ras
 
 if TYPE_CHECKING:
     from rankscope.collector.importers.spool_folder import Process
@@ -169,6 +169,29 @@ def import_kineto(request: ImportRequest) -> str:
         return store_processes(processes, request, progress=progress)
 
 
+def import_nccl_inspector(request: ImportRequest) -> str:
+    """Store the logs of NCCL's Inspector of a job's processes.
+
+    Raises:
+        BadInputError: A path holds no log.
+        CollectorError: See `collector.importers.nccl_inspector.read_logs`.
+        StoreError: The store could not be opened or written.
+    """
+    from rankscope.collector.importers.nccl_inspector import read_logs
+
+    from ..memory import without_collection
+
+    files = [
+        file
+        for path in request.paths
+        for file in (sorted(path.glob("*.log*")) if path.is_dir() else [path])
+    ]
+    if not files:
+        raise BadInputError(f"{request.paths[0]} has no file *.log of NCCL's Inspector")
+    with without_collection():
+        return store_processes(read_logs(files, request.run_id), request)
+
+
 def import_chrome(request: ImportRequest) -> str:
     """Store a Chrome trace in which a training framework wrote forwards and backwards.
 
@@ -310,6 +333,17 @@ FORMATS = {
         description="dumps of PyTorch's flight recorder, one of each rank, or their folder; a"
         " stored run gets them as evidence",
         read=import_flight_recorder,
+        has_many_paths=True,
+    ),
+    "nccl-inspector": Format(
+        description="verbose logs of NCCL's Inspector, one of each process, or their folder",
+        read=import_nccl_inspector,
+        has_many_paths=True,
+    ),
+    "nccl-ras": Format(
+        description="output of `ncclras --format json`, twice within a minute, of a job that"
+        " hangs; a stored run gets it as evidence",
+        read=import_nccl_ras,
         has_many_paths=True,
     ),
     "kineto": Format(

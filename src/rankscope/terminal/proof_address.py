@@ -22,13 +22,22 @@ def format_proof(report: RunReport, server: ServerFile | None) -> str:
         report: The diagnosis.
         server: The server of the store that runs now.
     """
-    top = report.top_finding
-    if top.severity is Severity.NONE:
+    if report.top_finding.severity is Severity.NONE:
         return ""
-    view = View(run=report.run)
-    if top.proof is not None:
+    return format_report_address(report, None if server is None else server.url)
+
+
+def format_report_address(report: RunReport, address: str | None) -> str:
+    """Return where a run is shown, at the place that proves its top finding if there is one.
+
+    Args:
+        report: The diagnosis.
+        address: Address at which the pages are served; None: it is not known.
+    """
+    top, view = report.top_finding, View(run=report.run)
+    if top.proof is not None and top.severity is not Severity.NONE:
         view = view_finding(view, top)
-    return _format_place(view, server)
+    return _format_place(view, address)
 
 
 def format_incident(run: str, number: int | None, server: ServerFile | None) -> str:
@@ -41,11 +50,12 @@ def format_incident(run: str, number: int | None, server: ServerFile | None) -> 
     """
     if number is None:
         return ""
-    return _format_place(View(page=INCIDENT, run=run, show=str(number)), server)
+    view = View(page=INCIDENT, run=run, show=str(number))
+    return _format_place(view, None if server is None else server.url)
 
 
-def _format_place(view: View, server: ServerFile | None) -> str:
-    if server is not None:
-        return write_address(view, base_path=f"{server.url.rstrip('/')}/")
+def _format_place(view: View, address: str | None) -> str:
+    if address is not None:
+        return write_address(view, base_path=f"{address.rstrip('/')}/")
     path = write_address(view, base_path="/")
     return f"rankscope serve, then {path} behind the address that it prints"

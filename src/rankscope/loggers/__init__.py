@@ -1,0 +1,1 @@
+"""Loggers: steps and findings of a run, in the experiment trackers that people look at."""
