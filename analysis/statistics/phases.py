@@ -189,6 +189,7 @@ def _recurring_phases(
     threshold = np.maximum(threshold, THRESHOLDS.min_excess_ratio)
     is_far = np.minimum(high, high - low) >= threshold
     is_far &= is_slow.sum(axis=1) >= THRESHOLDS.min_lasting_steps
+    is_far &= low < threshold  # If its faster steps are slow too, the row has a lasting phase.
     found = []
     for row in np.flatnonzero(is_far).tolist():
         columns = np.flatnonzero(is_slow[row])

@@ -215,6 +215,18 @@ def test_rows_that_are_slow_at_random_are_none_of_them_at_fault() -> None:
     assert recurring(excess) == []
 
 
+def test_a_row_that_is_slow_in_all_steps_and_slower_in_some_has_a_lasting_phase() -> None:
+    # GIVEN a row that is far above the others in each step, and above that in five of them
+    excess = np.random.default_rng(0).normal(0.0, 0.01, (4, 60))
+    excess[2] += 3.0
+    excess[2, [1, 12, 26, 38, 42]] += 2.0
+
+    (phase,) = find_phases(excess, has_few_peers=True, may_recur=True)
+
+    assert (phase.row, phase.first, phase.last, phase.columns) == (2, 0, 59, None)
+    assert phase.excess_ratio == pytest.approx(3.0, abs=0.02)
+
+
 def test_the_slow_steps_of_one_row_are_no_noise_to_another() -> None:
     excess = np.zeros((4, 40))
     excess[1, ::4] = 1.5

@@ -1,0 +1,1 @@
+"""The same job with the same faults under several tools."""
