@@ -132,11 +132,13 @@ audit: ## ask a database of known holes about all that is pinned; what it does n
 	@$(AUDIT)/bin/pip-audit --strict --disable-pip --require-hashes --requirement deploy/requirements.txt
 	@$(AUDIT)/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
 
+# The reference shows an example as code only below the other word of the style.
 site: ## build the documents as pages into build/site; a broken link fails
 	@test -e $(SITE)/.installed -a $(SITE)/.installed -nt docs/requirements.txt || { $(PYTHON) -m venv $(SITE) && $(SITE)/bin/python -m pip install --disable-pip-version-check --quiet --requirement docs/requirements.txt && touch $(SITE)/.installed; }
 	@rm -rf build/pages build/site && mkdir -p build/pages
 	@cp -r --parents *.md LICENSE docs notebooks/*.ipynb benchmarks/results build/pages
 	@find build/pages -name '*.md' -exec sed -i -E 's#\[(docs/)?([a-z-]+)\.md\]\(#[\2](#g' {} +
+	@rm -rf build/sources && cp -rL src build/sources && find build/sources -name '*.py' -exec sed -i -E 's/^( *)Example:$$/\1Examples:/' {} +
 	@$(SITE)/bin/zensical build --clean --strict
 
 pictures: $(STAMP) ## draw the pictures of the documents anew, from simulated runs (minutes)

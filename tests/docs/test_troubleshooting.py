@@ -28,7 +28,8 @@ def text_of(node: ast.expr) -> str:
             return "".join(text_of(part) for part in parts)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return text_of(left) + text_of(right)
-    return VALUE
+        case _:
+            return VALUE
 
 
 @cache
