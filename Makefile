@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 AUDIT := .venv-audit
 FLOORS := .venv-floors
+SITE := .venv-site
 NEWEST := .venv-newest
 TRACKERS := .venv-trackers
 BIN := $(VENV)/bin
@@ -30,7 +31,7 @@ SHARED_RUN := -m "not alone and not nightly" $(PROCESSES) --durations=10
 ALONE := $(shell grep -rlF --include='test_*.py' 'pytest.mark.alone' tests)
 FAST_RUN := -m "not nightly and not slow and not multiproc and not browser and not alone" $(PROCESSES)
 
-.PHONY: help demo test test-fast nightly lint types check-imports collect pytest format diagnosis faults edges fuzz outage other-torch floors newest lock audit browser servers clean trackers
+.PHONY: help demo test test-fast nightly lint types check-imports collect pytest format diagnosis faults edges fuzz outage other-torch floors newest lock audit browser servers clean trackers site pictures
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -141,5 +142,18 @@ audit: ## ask a database of known holes about all that is pinned; what it does n
 	@$(AUDIT)/bin/pip-audit --strict --disable-pip --require-hashes --requirement deploy/requirements.txt
 	@$(AUDIT)/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
 
+# The reference shows an example as code only below the other word of the style.
+site: ## build the documents as pages into build/site; a broken link fails
+	@test -e $(SITE)/.installed -a $(SITE)/.installed -nt docs/requirements.txt || { $(PYTHON) -m venv $(SITE) && $(SITE)/bin/python -m pip install --disable-pip-version-check --quiet --requirement docs/requirements.txt && touch $(SITE)/.installed; }
+	@rm -rf build/pages build/site && mkdir -p build/pages
+	@cp -r --parents *.md LICENSE docs notebooks/*.ipynb benchmarks/results build/pages
+	@find build/pages -name '*.md' -exec sed -i -E 's#\[(docs/)?([a-z-]+)\.md\]\(#[\2](#g' {} +
+	@rm -rf build/sources && cp -rL src build/sources && find build/sources -name '*.py' -exec sed -i -E 's/^( *)Example:$$/\1Examples:/' {} +
+	@$(SITE)/bin/zensical build --clean --strict
+
+pictures: $(STAMP) ## draw the pictures of the documents anew, from simulated runs (minutes)
+	@$(BIN)/python docs/pictures.py $(ARGS)
+	@$(BIN)/python docs/tour_pictures.py
+
 clean: ## remove what the targets made
-	@rm -rf $(VENV) $(AUDIT) $(FLOORS) $(NEWEST) .venv-torch-* build dist *.egg-info tracer/native/_hot*.so analysis/replay/_loop*.so .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf $(VENV) $(AUDIT) $(FLOORS) $(NEWEST) $(SITE) .venv-torch-* build dist *.egg-info tracer/native/_hot*.so analysis/replay/_loop*.so .mypy_cache .ruff_cache .pytest_cache

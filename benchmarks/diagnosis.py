@@ -4,7 +4,7 @@
     python -m benchmarks.diagnosis --summary FILE.jsonl
 
 Simulates and analyses every scenario of a seed (`benchmarks.diagnosis_scenarios`), writes one line
-of JSON each, and prints the tables of docs/benchmarks.md. The simulator shares no code with the
+of JSON each, and prints the tables of docs/laboratory.md. The simulator shares no code with the
 analysis, but belongs to the same project: `benchmarks.independent` is a generator by another
 author.
 """

@@ -279,7 +279,7 @@ def confidence(excess_ratio: float, threshold: float) -> float:
     threshold, and half as large with each further one.
 
     Source:
-        The labelled benchmark, seeds 8 and 9; docs/benchmarks.md, "Diagnosis".
+        The labelled benchmark, seeds 8 and 9; docs/laboratory.md, "Diagnosis".
     """
     return float(1.0 - THRESHOLDS.doubt_at_threshold * 0.5 ** (excess_ratio / threshold - 1.0))
 

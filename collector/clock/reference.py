@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 REFERENCE_ID_BYTES = 8
 
 PROBES_PER_S = 1_000
-"""Probes of all agents together; docs/operations.md has the cost of one."""
+"""Probes of all agents together; docs/scaling.md has the cost of one."""
 
 LONGEST_PAUSE_NS = 10 * NS_PER_S
 """Longest pause that is asked for. Older agents ignore the pause; without a bound they would lock

@@ -1,4 +1,4 @@
-"""Backup and restore as docs/operations.md describes them, with the embedded engine."""
+"""Backup and restore as docs/backup.md describes them, with the embedded engine."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.support.paths import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-SECTION = PAGE.split("\n### Backup and restore\n")[1].split("\n### ")[0]
+PAGE = (ROOT / "docs" / "backup.md").read_text(encoding="utf-8")
+SECTION = PAGE.split("\n## Backup and restore\n")[1].split("\n## ")[0]
 STATEMENTS = re.findall(r"^(?:BACKUP|RESTORE|SELECT|DROP)[^;]*;", SECTION, re.MULTILINE)
 
 

@@ -179,13 +179,13 @@ def test_each_cause_has_a_section_that_says_what_to_do(cause: str) -> None:
     assert heads == ["Looks like", "Drain", "Confirm", "Do", "Call"]
 
 
-def section_of_operations(title: str) -> str:
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+def section_of_settings(title: str) -> str:
+    text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 def test_the_table_of_environment_variables_has_exactly_those_of_the_code() -> None:
-    table = section_of_operations("Environment variables")
+    table = section_of_settings("Environment variables")
     documented = re.findall(r"^\| `(RANKSCOPE_\w+)`", table, re.MULTILINE)
     product = ("tracer/", "collector/", "analysis/", "dashboard/", "trainer/", "src/")
     read = {
@@ -199,7 +199,7 @@ def test_the_table_of_environment_variables_has_exactly_those_of_the_code() -> N
 
 
 def test_each_constant_of_the_tables_of_periods_exists() -> None:
-    table = section_of_operations("Periods and timeouts")
+    table = section_of_settings("Periods and timeouts")
     named = re.findall(r"`([\w/]+\.py)` `(\w+)` \|$", table, re.MULTILINE)
 
     assert len(named) >= 20

@@ -91,7 +91,7 @@ class Topology:
 def read_topology(path: Path) -> Topology:
     """Read a topology file: JSON if its name ends in ``.json``, else TOML.
 
-    docs/operations.md describes the format.
+    docs/settings.md describes the format.
 
     Raises:
         BadInputError: The file cannot be read, or has another format.

@@ -322,7 +322,7 @@ def test_the_settings_limit_the_engines_memory(folder: Path) -> None:
     assert (found["max_threads"], found["async_insert"]) == ("2", "0")
     assert int(found["max_memory_usage"]) == 4 << 30
     assert int(server["max_server_memory_usage"]) == 6 << 30
-    # The caches and merges that docs/operations.md documents.
+    # The caches and merges that docs/store.md documents.
     assert {name: int(server[name]) >> 20 for name in CACHES} == {
         "mark_cache_size": 256, "query_condition_cache_size": 0,
         "compiled_expression_cache_size": 16, "uncompressed_cache_size": 0,
