@@ -45,9 +45,10 @@ CANNOT_RUN = {
     r"systemctl |install -": "needs root",
     r"rankscope (serve|agent|run) ": "runs until it is stopped: tests/integration starts them",
     r"rankscope serve$": "runs until it is stopped",
-    r"rankscope import .*--format (kineto|bytedance|flight-recorder)": (
+    r"rankscope import .*--format (kineto|bytedance|flight-recorder|nccl)": (
         "needs files of other programs: tests/collector/importers"
     ),
+    r"rankscope log |export WANDB": "needs the packages of trackers: `make trackers`",
     r"rankscope analyze (AR|NAME)": "analyses what such a file has",
     r"rankscope doctor": "judges this machine: tests/rankscope/doctor",
     r"rankscope token revoke ID": "needs the id of a token: test_token.py",
