@@ -43,6 +43,9 @@ STEP = 0
 GATHERS = frozenset({"AllGather", "ReduceScatter"})
 """Functions whose size counts what one rank gives or gets, and not what it moves."""
 
+MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
+"""Errors of a JSON document of another structure."""
+
 ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
 
 
@@ -167,15 +170,7 @@ def _read_log(path: Path) -> Iterator[tuple[_Process, int, _Call | None]]:
                 found = _read_line(path, json.loads(line)) if line.strip() else None
                 if found is not None:
                     yield found
-    except (
-        OSError,
-        EOFError,
-        zlib.error,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ) as error:
+    except (OSError, EOFError, zlib.error, RecursionError, *MALFORMED) as error:
         reason = f"is no log of NCCL's Inspector ({type(error).__name__}: {error})"
         raise TraceError(path, reason) from None
 
@@ -200,8 +195,9 @@ def _read_line(path: Path, line: dict[str, Any]) -> tuple[_Process, int, _Call |
         (read_number(one["kernel_start_ts"], MAX_US), read_number(one["kernel_stop_ts"], MAX_US))
         for one in channels
     ]
-    begins, ends = zip(*times, strict=True)
-    if not 0 < min(begins) <= max(ends):
+    begin_us = min((begin for begin, _ in times), default=0)
+    end_us = max((end for _, end in times), default=0)
+    if not 0 < begin_us <= end_us:
         return None  # the Inspector did not see all of its kernel
     num_bytes = read_number(call["coll_msg_size_bytes"], MAX_SEQ)
     return (
@@ -213,7 +209,7 @@ def _read_line(path: Path, line: dict[str, Any]) -> tuple[_Process, int, _Call |
             function=call["coll"],
             seq=read_number(call["coll_sn"], MAX_SEQ),
             num_bytes=num_bytes * (size if call["coll"] in GATHERS else 1),
-            start_ns=min(begins) * NS_PER_US,
-            end_ns=max(ends) * NS_PER_US,
+            start_ns=begin_us * NS_PER_US,
+            end_ns=end_us * NS_PER_US,
         ),
     )

@@ -163,6 +163,8 @@ def commands(folder: Path, files: dict[str, Path]) -> dict[str, tuple[list[str],
     importing = ["import", "--format", "bytedance", "--run", "r", "--store", store]
     profiled = ["import", "--format", "kineto", "--run", "r", "--store", store]
     recorded = ["import", "--format", "flight-recorder", "--run", "r", "--store", store]
+    counted = ["import", "--format", "nccl-ras", "--run", "r", "--store", store]
+    inspected = ["import", "--format", "nccl-inspector", "--run", "r", "--store", store]
     begun = ["import", "--format", "chrome", "--run", "r", "--store", store]
     serving = ["serve", "--store", store]
     certified = [*serving, "--tls-key", str(folder / "key.pem"), "--tls-cert"]
@@ -178,6 +180,8 @@ def commands(folder: Path, files: dict[str, Path]) -> dict[str, tuple[list[str],
             f"chrome {name}": ([*begun, with_ending(path, "json")], {}),
             f"kineto packed {name}": ([*profiled, with_ending(path, "json.gz")], {}),
             f"dump {name}": ([*recorded, with_ending(path, "0.json")], {}),
+            f"nccl-ras {name}": ([*counted, str(path)], {}),
+            f"nccl-inspector {name}": ([*inspected, str(path)], {}),
             f"scenario {name}": (["simulate", with_ending(path, "toml"), "--run", "r"], {}),
             f"tokens {name}": (["token", "list"], {"RANKSCOPE_TOKENS": str(path)}),
             f"certificate {name}": ([*certified, str(path)], {}),
@@ -207,6 +211,9 @@ def texts(folder: Path, marker: Path) -> dict[str, tuple[list[str], dict[str, st
                 found[f"dump {ending} {name}"] = ([*recorded, with_ending(path, "0")], {})
                 begun = ["import", "--format", "chrome", "--run", "r", str(path)]
                 found[f"chrome {ending} {name}"] = (begun, {})
+                for source in ("nccl-ras", "nccl-inspector"):
+                    read = ["import", "--format", source, "--run", "r", str(path)]
+                    found[f"{source} {ending} {name}"] = (read, {})
                 found[f"scenario {ending} {name}"] = (["simulate", str(path), "--run", "r"], {})
     return found
 

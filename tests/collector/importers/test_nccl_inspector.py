@@ -147,12 +147,16 @@ def test_a_span_has_the_bytes_that_move_and_the_time_of_all_channels(tmp_path: P
     assert members == {"0xb2 all_reduce": (2, 3), "0xaa all_gather": (0, 1, 2, 3)}
 
 
-def test_sends_and_lines_about_the_inspector_itself_are_left_out(tmp_path: Path) -> None:
+def test_sends_lines_about_the_inspector_and_unseen_kernels_are_left_out(tmp_path: Path) -> None:
     lines = job()
     lines[0] += [
         line("0xaa", (0, NUM), 0, {"p2p_perf": {"p2p": "Send", "p2p_sn": 1, "p2p_peer": 1}}),
         line("0xaa", (0, NUM), 0, {"dump_stats": {"coll_records": 1}}),
     ]
+
+    unseen = collective("AllGather", NUM_ROUNDS, MIB, (0, 0))
+    unseen["coll_perf"]["event_trace_ts"]["kernel_events"] = []
+    lines[0].append(line("0xaa", (0, NUM), 0, unseen))
 
     first, *_ = read_logs(write(tmp_path / "logs", lines), "run")
 
