@@ -146,7 +146,7 @@ audit: ## ask a database of known holes about all that is pinned; what it does n
 site: ## build the documents as pages into build/site; a broken link fails
 	@test -e $(SITE)/.installed -a $(SITE)/.installed -nt docs/requirements.txt || { $(PYTHON) -m venv $(SITE) && $(SITE)/bin/python -m pip install --disable-pip-version-check --quiet --requirement docs/requirements.txt && touch $(SITE)/.installed; }
 	@rm -rf build/pages build/site && mkdir -p build/pages
-	@cp -r --parents *.md LICENSE docs notebooks/*.ipynb benchmarks/results build/pages
+	@cp -r --parents *.md LICENSE docs notebooks/*.ipynb benchmarks/results $(wildcard examples) build/pages
 	@find build/pages -name '*.md' -exec sed -i -E 's#\[(docs/)?([a-z-]+)\.md\]\(#[\2](#g' {} +
 	@rm -rf build/sources && cp -rL src build/sources && find build/sources -name '*.py' -exec sed -i -E 's/^( *)Example:$$/\1Examples:/' {} +
 	@$(SITE)/bin/zensical build --clean --strict

@@ -34,7 +34,7 @@ PAGES = {
 }
 SIZE = {"width": 1200, "height": 800}
 NUM_COLORS = 48
-PATIENCE_S = 180
+TIMEOUT_S = 180
 SETTLED = """() => {
   const main = document.querySelector('main');
   return main.querySelectorAll('h1, h2, table').length
@@ -45,7 +45,7 @@ SETTLED = """() => {
 def shoot(page: Page, address: str) -> bytes:
     """Return a small picture of a page, once it shows its results."""
     page.goto(address, wait_until="load")
-    page.wait_for_function(SETTLED, timeout=PATIENCE_S * 1000)
+    page.wait_for_function(SETTLED, timeout=TIMEOUT_S * 1000)
     page.wait_for_timeout(4000)
     picture = Image.open(BytesIO(page.screenshot())).convert("RGB")
     small = picture.resize(

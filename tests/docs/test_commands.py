@@ -60,7 +60,7 @@ CANNOT_RUN = {
 RUN_BY = {"docs/tutorial.md": "tests/integration/test_tutorial.py"}
 """Pages whose commands another test runs, to the letter."""
 
-STANDS_FOR = {
+REPLACED_BY = {
     "RUN": "tuesday",
     "llama-7": "tuesday",
     "RANK": "2",
@@ -70,7 +70,7 @@ STANDS_FOR = {
     "2048": "16",
     "12288": "64",
 }
-"""What stands for the names of the documents, and for sizes that take minutes."""
+"""Names of the documents, and sizes that take minutes, with what is used here."""
 
 
 def shown(page: str) -> list[str]:
@@ -206,7 +206,7 @@ def test_the_commands_of_a_page_run(
             continue
         HAVE_RUN.add(written)
         command = written
-        for name, value in STANDS_FOR.items():
+        for name, value in REPLACED_BY.items():
             command = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", value, command)
         settings = dict(re.findall(r"(?:export |(?<!\S))([A-Z_]+)=(\S+)", command))
         for name, value in settings.items():

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 NAVIGATION = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]["nav"]
 SECTIONS = ["Start", "Use", "Understand", "Operate", "Reference", "Decisions"]
-ON_THE_SITE = re.compile(r"(?:[^/]+\.md|LICENSE|docs/.*|notebooks/.*\.ipynb|benchmarks/results/.*)")
+ON_THE_SITE = re.compile(
+    r"(?:[^/]+\.md|LICENSE|docs/.*|notebooks/.*\.ipynb|benchmarks/results/.*|examples.*)"
+)
 """What the target `site` of the Makefile copies."""
 MAX_PICTURE_BYTES = 64_000
 

@@ -16,7 +16,7 @@ PRODUCT = ("tracer", "collector", "analysis", "dashboard", "src/rankscope")
 MESSAGES = re.findall(r"^\| `([^`|]+)` \|", PAGE, re.MULTILINE)
 REASONS = re.findall(r"^\| dropped: `([^`|]+)` \|", PAGE, re.MULTILINE)
 VALUE = "\0"
-"""Stands for what is filled in when the product runs."""
+"""In place of what is filled in when the product runs."""
 
 
 def text_of(node: ast.expr) -> str:
