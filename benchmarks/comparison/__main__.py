@@ -26,9 +26,14 @@ CASES = {
     "slow-compute": ["--fault", "slow-compute"],
     "slow-loader": ["--fault", "slow-loader"],
     "hang": ["--fault", "hang"],
+    "pipeline": ["--pipeline", "--fault", "slow-compute"],
 }
 TORCHRUN = ["torchrun", "--nproc-per-node", "4"]
-ONLY = {"flight-recorder": ["hang"], "hta": ["slow-compute"], "profiler": [*CASES][:-1]}
+ONLY = {
+    "flight-recorder": ["hang"],
+    "hta": ["slow-compute"],
+    "profiler": ["healthy", "slow-compute", "slow-loader", "pipeline"],
+}
 """Cases of the tools that are not run on all. HTA needs kernels: it reads the made files of the
 tests, in which rank 2 computes 1.4 times as long."""
 

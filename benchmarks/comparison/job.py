@@ -9,6 +9,8 @@ the lines that its documentation asks for (`TOOLS`).
 * slow-compute: forward and backward of rank 2 take 1.4 times as long from step 20.
 * slow-loader: every fourth batch of rank 1 takes 150 ms longer to load.
 * hang: in step 30 rank 2 calls a barrier, the other ranks the all-reduce of their gradients.
+
+With `--pipeline` the ranks are four stages (1F1B, 4 micro-batches), of which rank 2 may be slow.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
@@ -39,6 +42,7 @@ FORWARD_S = 0.03
 SLOW_RANK, SLOW_FACTOR, SLOW_FROM = 2, 1.4, 20
 LOADER_RANK, LOADER_S, LOADER_EVERY = 1, 0.15, 4
 HANG_RANK, HANG_STEP = 2, 30
+NUM_MICROBATCHES = 4
 TIMEOUT_S = int(os.environ.get("TIMEOUT", "600"))
 OUT = Path(os.environ.get("COMPARISON_OUT", "."))
 
@@ -239,10 +243,37 @@ def train(fault: str | None, tool: str | None, num_steps: int) -> None:
     dist.destroy_process_group()
 
 
+def train_pipeline(fault: str | None, tool: str | None, num_steps: int) -> None:
+    """Train `num_steps` steps of this rank's stage."""
+    dist.init_process_group("gloo")
+    rank, num_stages = dist.get_rank(), dist.get_world_size()
+    with TOOLS[tool](rank) if tool else nullcontext(lambda: None) as after_step:
+        model = Model()
+        model.seconds = FORWARD_S / NUM_MICROBATCHES
+        stage = PipelineStage(model, rank, num_stages, torch.device("cpu"))
+        schedule = Schedule1F1B(
+            stage, NUM_MICROBATCHES, loss_fn=lambda out, want: (out - want).square().mean()
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for step, batch in enumerate(DataLoader(Samples(num_steps, slow=False), batch_size=None)):
+            if fault == "slow-compute" and rank == SLOW_RANK and step >= SLOW_FROM:
+                model.seconds = FORWARD_S * SLOW_FACTOR / NUM_MICROBATCHES
+            with around_step(tool, model):
+                optimizer.zero_grad()
+                with around_section(tool, "schedule"):
+                    given = (batch,) if rank == 0 else ()
+                    schedule.step(*given, target=batch if rank == num_stages - 1 else None)
+                optimizer.step()
+            after_step()
+    dist.destroy_process_group()
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fault", choices=["slow-compute", "slow-loader", "hang"])
     parser.add_argument("--tool", choices=sorted(TOOLS))
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--pipeline", action="store_true")
     args = parser.parse_args()
-    train(args.fault, args.tool, args.steps)
+    run = train_pipeline if args.pipeline else train
+    run(args.fault, args.tool, args.steps)

@@ -180,7 +180,8 @@ class RunComparison:
     """Mean seconds of a step by part of the waterfall."""
 
     appeared: tuple[Finding, ...]
-    """Findings of the second alone: no finding of the first has the cause on one of the ranks."""
+    """Findings of the second alone: no finding of the first has the cause on one of the ranks, and
+    matters as this one does or is minor as this one is."""
 
     disappeared: tuple[Finding, ...]
     remained: tuple[Finding, ...]

@@ -206,7 +206,11 @@ def _without(report: RunReport, other: RunReport) -> tuple[Finding, ...]:
 
 
 def _is_same(one: Finding, other: Finding) -> bool:
-    """Return whether two findings are of one cause, on a rank in common or both on none."""
-    if one.cause != other.cause:
+    """Return whether two findings are of one cause, on a rank in common or both on none.
+
+    A minor one is not the same as one that matters: what fell to nothing is gone.
+    """
+    minor = Severity.MINOR
+    if one.cause != other.cause or (one.severity is minor) != (other.severity is minor):
         return False
     return not (one.ranks or other.ranks) or bool({*one.ranks} & {*other.ranks})

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.analysis.report.report import Severity
 from rankscope.analysis.trace.account import RecordAccount
 from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.collector.http.metrics import Metrics, Reading
@@ -86,6 +87,23 @@ def test_two_reports_are_compared_with_what_appeared_and_disappeared(empty_store
     assert [each.cause for each in found.disappeared] == ["healthy"]
     assert found.remained == ()
     assert found.numbers[0].name == "step time, s"
+
+
+def test_a_finding_that_became_minor_is_gone(empty_store: Store) -> None:
+    for run_id in ("a", "b"):
+        describe(empty_store, run_id)
+    first = report(run="a")
+    second = replace(
+        first,
+        run="b",
+        findings=tuple(replace(one, severity=Severity.MINOR) for one in first.findings),
+    )
+    matters = {one.cause for one in first.findings if one.severity is not Severity.MINOR}
+
+    found = compare_finished(StoreSource(empty_store), first, second)
+
+    assert {one.cause for one in found.disappeared} == matters != set()
+    assert {one.cause for one in found.remained}.isdisjoint(matters)
 
 
 @pytest.mark.parametrize(("up", "problems"), [(1.0, 0), (0.0, 1)])
