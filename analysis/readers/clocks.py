@@ -15,6 +15,7 @@ import numpy as np
 
 from rankscope.tracer.span import NONE, SpanFlag
 
+from ..arrays.group_stats import medians_by_key
 from ..arrays.grouping import factorize
 from ..arrays.sorting import argsort_rows, find_positions, is_in_sorted
 from ..report.text import format_count, format_duration, format_names
@@ -193,6 +194,12 @@ class Meetings(NamedTuple):
     kind: NDArray[np.int64]
     """Equal for collectives of one group and name; -1 for p2p, whose ends prove nothing."""
 
+    usual_ns: NDArray[np.float64]
+    """Median of ``ends_ns`` of the pair's communications of this kind."""
+
+    spread_ns: NDArray[np.float64]
+    """Median distance of ``ends_ns`` from it."""
+
     def early_ratio(self, error_ns: int) -> float:
         """Return the share that ends before all members have entered, by the clocks' times."""
         error_ns = max(error_ns, RESOLUTION_NS)
@@ -366,7 +373,10 @@ def _find_meetings(
     pair = of_clock[base] << 32 | of_clock[other]
     by_pair = argsort_rows(pair, end[other])
     bounds = np.flatnonzero(np.diff(pair[by_pair])) + 1
-    columns = (end[other], end[other] - end[base], least, most, kind)
+    ends = end[other] - end[base]
+    usual = medians_by_key(ends, pair, kind)
+    spread = medians_by_key(np.abs(ends - usual), pair, kind)
+    columns: tuple[NDArray[Any], ...] = (end[other], ends, least, most, kind, usual, spread)
     return {
         (int(pair[part[0]]) >> 32, int(pair[part[0]]) & 0xFFFF_FFFF): Meetings(
             *(column[part] for column in columns)
@@ -395,12 +405,18 @@ def _fit(meetings: Meetings) -> ClockLine | None:
         partial(_between, after_ns, least, most), sum(rates) / len(rates) if rates else 0.0
     )
     lines = [halfway]
-    for kind in set(meetings.kind.tolist()) - {NONE}:
-        rows = np.flatnonzero(meetings.kind == kind)
-        ends = after_ns[rows], meetings.ends_ns[rows]
-        line = _simplest(partial(_middle, *ends), _drift(*ends, _median))
+    kinds, first, num = np.unique(meetings.kind, return_index=True, return_counts=True)
+    for kind, row, num_alike in zip(kinds.tolist(), first.tolist(), num.tolist(), strict=True):
+        if kind == NONE:
+            continue
+        spread_ns = ERROR_DEVIATIONS * float(meetings.spread_ns[row])
+        line = (spread_ns, float(meetings.usual_ns[row]), 0.0)
+        if num_alike >= MIN_FITTED:
+            rows = np.flatnonzero(meetings.kind == kind)
+            ends = after_ns[rows], meetings.ends_ns[rows]
+            line = _simplest(partial(_middle, *ends), _drift(*ends, _median))
         error_ns = max(line[0], RESOLUTION_NS)
-        if len(rows) < MIN_FITTED // 3:
+        if num_alike < MIN_FITTED // 3:
             error_ns = max(error_ns, halfway[0])
         lines.append((error_ns, *line[1:]))
     lines.sort()
