@@ -18,7 +18,7 @@ SELECT_KERNELS = """
 SELECT epoch, step, rank, phase, stream, name, num, num_names, total_ns, max_ns, flops, num_bytes,
     dtype
 FROM kernels FINAL
-WHERE run_id = {run_id:String} AND step BETWEEN {first:Int32} AND {last:Int32}
+WHERE run_id = {run_id:String} AND step >= 0
 ORDER BY epoch, step, rank, total_ns DESC, phase, stream, name
 """
 
@@ -36,11 +36,9 @@ ORDER BY step, phase, stream, name
 """
 
 
-def read_kernels(
-    store: Store, run_id: str, *, first: int | None = None, last: int | None = None
-) -> pa.Table:
+def read_kernels(store: Store, run_id: str) -> pa.Table:
     """Return the kernels of each step and rank, the busiest first, in the columns of the table."""
-    return store.arrow(SELECT_KERNELS, step_range(run_id, first, last))
+    return store.arrow(SELECT_KERNELS, {"run_id": run_id})
 
 
 def read_step_kernels(

@@ -421,8 +421,8 @@ def _clean(value: object) -> str:
     )
 
 
-def _int(value: object, *, missing: int | None = None, limit: int = MAX_INT64) -> int | None:
-    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > limit:
+def _int(value: object, *, missing: int | None = None) -> int | None:
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > MAX_INT64:
         return missing
     return value
 

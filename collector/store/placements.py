@@ -302,19 +302,11 @@ class Placements:
     Args:
         store: An open store.
         unix_ns: Clock of the rows.
-        monotonic_ns: Clock of the waits.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        *,
-        unix_ns: Callable[[], int] = time.time_ns,
-        monotonic_ns: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
+    def __init__(self, store: Store, *, unix_ns: Callable[[], int] = time.time_ns) -> None:
         self._store = store
         self._unix_ns = unix_ns
-        self._monotonic_ns = monotonic_ns
         self._asked_ns: dict[str, int] = {}
         self._known: OrderedDict[str, tuple[int, _Known]] = OrderedDict()
         """By declared run: until when what was read of it is used, monotonic."""
@@ -364,7 +356,7 @@ class Placements:
     def _read(self, run_id: str) -> _Known:
         """Return what is known of a name; what others have written since is up to a second old."""
         until_ns, known = self._known.pop(run_id, (0, None))
-        begun_ns = self._monotonic_ns()
+        begun_ns = time.monotonic_ns()
         if known is None or begun_ns >= until_ns:
             rows = self._store.rows(SELECT_UNPLACED, {"run_id": run_id})
             rows += self._store.rows(SELECT_PLACED, {"run_id": run_id})
@@ -373,7 +365,7 @@ class Placements:
                 placed.pop(row["process"], None)  # a placement replaces what a rank's row made
                 placed[row["process"]] = Placed(**row)
             known = _Known(placed.values())
-            now_ns = self._monotonic_ns()
+            now_ns = time.monotonic_ns()
             until_ns = now_ns + max(KNOWN_AGE_NS, KNOWN_AGE_FACTOR * (now_ns - begun_ns))
         self._known[run_id] = (until_ns, known)
         while len(self._known) > MAX_KNOWN:
@@ -444,7 +436,7 @@ class Placements:
         )
 
     def _has_waited(self, new: ProcessFacts) -> bool:
-        now_ns = self._monotonic_ns()
+        now_ns = time.monotonic_ns()
         while len(self._asked_ns) >= MAX_WAITING:
             del self._asked_ns[next(iter(self._asked_ns))]
         return now_ns - self._asked_ns.setdefault(new.process, now_ns) >= WAIT_NS

@@ -114,18 +114,17 @@ def table(
     return html.Div(cells, className="scrolls", tabIndex=0, role="region", **labelled(label))
 
 
-def rank_link(run: str | None, rank: int, base_path: str, *, text: str = "") -> Component:
+def rank_link(run: str | None, rank: int, base_path: str) -> Component:
     """Return a rank's number as a link to its page.
 
     Args:
         run: The run; None: the newest one.
         rank: The rank.
         base_path: Path of the application.
-        text: Shown instead of the number, and not from outside.
     """
     href = write_address(View(page=RANK, run=run, ranks=(rank,)), base_path=base_path)
     title = f"Show rank {rank}"
-    return dcc.Link(text or str(rank), href=href, className="rank-link", title=title)
+    return dcc.Link(str(rank), href=href, className="rank-link", title=title)
 
 
 def rank_links(

@@ -148,9 +148,8 @@ class RequestedStacks:
     The first dump does not wait for a step to begin: the process may hang.
     """
 
-    def __init__(self, recorder: Recorder, *, now_ns: Callable[[], int] = monotonic_ns) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._now_ns = now_ns
         self._requests = Requests(
             STACKS,
             rank=recorder.identity.rank,
@@ -192,7 +191,7 @@ class RequestedStacks:
             {
                 **request.describe("done"),
                 "step": step,
-                "elapsed_ns": None if start_ns is None else self._now_ns() - start_ns,
+                "elapsed_ns": None if start_ns is None else monotonic_ns() - start_ns,
                 "threads": stacks(),
             },
         )

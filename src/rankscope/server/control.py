@@ -174,8 +174,6 @@ def wait_for_answers(
     ranks: Collection[int],
     *,
     wait_s: float,
-    monotonic_s: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[ControlAnswer]:
     """Yield the answers as they come, one for each rank and state, until each rank is done.
 
@@ -184,10 +182,8 @@ def wait_for_answers(
         request: The request, which was sent.
         ranks: Ranks that are to answer.
         wait_s: Longest time.
-        monotonic_s: Clock.
-        sleep: Waits between two readings.
     """
-    until_s = monotonic_s() + wait_s
+    until_s = time.monotonic() + wait_s
     seen: set[tuple[int, str]] = set()
     open_ranks = set(ranks)
     while open_ranks:
@@ -197,9 +193,9 @@ def wait_for_answers(
                 if answer.state != ACCEPTED:
                     open_ranks.discard(answer.rank)
                 yield answer
-        if not open_ranks or monotonic_s() >= until_s:
+        if not open_ranks or time.monotonic() >= until_s:
             return
-        sleep(POLL_S)
+        time.sleep(POLL_S)
 
 
 def name_request() -> str:

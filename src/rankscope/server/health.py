@@ -80,7 +80,6 @@ class HealthReader:
         metrics: The server's metrics.
         read_account: Returns the account of the records of all running jobs.
         read_queue: Returns the number of waiting and running analyses and drawings.
-        unix_ns: Clock.
     """
 
     def __init__(
@@ -90,13 +89,11 @@ class HealthReader:
         *,
         read_account: Callable[[], RecordAccount],
         read_queue: Callable[[], int],
-        unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._store = store
         self._metrics = metrics
         self._read_account = read_account
         self._read_queue = read_queue
-        self._unix_ns = unix_ns
         self._lock = threading.Lock()
         self._read_ns = 0
         self._last: Health | None = None
@@ -105,7 +102,7 @@ class HealthReader:
     def read(self) -> Health:
         """Return the state of the server."""
         with self._lock:
-            now_ns = self._unix_ns()
+            now_ns = time.time_ns()
             if self._last is None or now_ns - self._read_ns >= AGE_NS:
                 self._last, self._read_ns = self._read(now_ns), now_ns
             return self._last
