@@ -39,7 +39,7 @@ class Content:
 
     @property
     def is_pending(self) -> bool:
-        """Whether there is nothing to show until the result is there."""
+        """Return whether there is nothing to show until the result is there."""
         return self.is_unfinished and not self.children
 
 
