@@ -211,7 +211,7 @@
   // An address that leaves the step to the page, or names a finding, gets what is shown: opened
   // later, in a run that goes on, it shows the same. So does one that leaves run or epoch open: a
   // newer run, and a job that was started again, have the same step too.
-  const keepStep = ({ search, run, epoch, step }) => {
+  const keepStep = ({ search, run, epoch, step }, page) => {
     const query = new URLSearchParams(window.location.search);
     const isFinding = query.has("show") && query.get("show") !== "whole";
     if (query.has("step") && !isFinding) {
@@ -223,6 +223,11 @@
     } else if (search) {
       if (isFinding) askFor(search);
       else replaceSearch(search);
+    } else if (!isFinding && page && page.asked === window.location.pathname + window.location.search) {
+      // Chosen while the records were read: the page asks for it by name since.
+      if (step === null || [run, epoch, step].join() !== [page.run, page.epoch, page.step].join()) return;
+      for (const [key, value] of Object.entries({ run, epoch: epoch || 0, step })) query.set(key, value);
+      replaceSearch(`?${query}`);
     }
   };
   // The request leaves at once, and not after the callbacks of a new address.
@@ -316,10 +321,10 @@
   };
 
   // The usual step beneath and the window in the minimap follow the time that is shown.
-  const follow = (relayout, figure, shown) => {
+  const follow = (relayout, figure, shown, page) => {
     scale = shown && shown.scale;
     if (shown) {
-      keepStep(shown);
+      keepStep(shown, page);
       keepFound();
     }
     const gd = plot();

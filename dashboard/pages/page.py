@@ -37,6 +37,11 @@ class Content:
     is_unfinished: bool = False
     """Whether a result is still being made, so that the same data will look different."""
 
+    @property
+    def is_pending(self) -> bool:
+        """Return whether there is nothing to show until the result is there."""
+        return self.is_unfinished and not self.children
+
 
 class Show(Protocol):
     """Returns the content of a page."""

@@ -48,6 +48,8 @@ class Shown(Posted):
     step: Number | None
     revision: str | None
     digests: dict[str, dict[str, str]]
+    is_drawn: bool = False
+    """Whether it is more than a card that says what is missing."""
 
 
 def page_frame() -> list[Component]:
@@ -135,6 +137,9 @@ def register_refresh(
             if is_known and is_same_view:
                 return *(no_update,) * 4, next_tick(num_ticks)
             content = page.render(provider, view, base_path=base_path)
+            if shown is not None and shown.is_drawn and is_same_view and content.is_pending:
+                # Late records of what is shown are being read: it stays until they are there.
+                return *(no_update,) * 3, content.interval_ms or LIVE_MS, next_tick(num_ticks)
         rendered = render_parts(page_children(content))
         changes = rendered.changes(shown.digests if shown is not None else {})
         children = changes.get("page-content", {}).pop("children", no_update)
@@ -145,6 +150,7 @@ def register_refresh(
             epoch=chosen.epoch,
             step=chosen.step,
             revision=None if content.is_unfinished else revision,
+            is_drawn=bool(content.children),
             digests=rendered.digests,
         )
         return (

@@ -85,6 +85,7 @@ def register_around(app: Dash, provider: ReportProvider, *, base_path: str) -> N
         Input("timeline-graph", "relayoutData"),
         Input("timeline-graph", "figure"),
         Input("timeline-shown", "data"),
+        State("page-shown", "data"),
     )
 
 

@@ -359,12 +359,13 @@ def test_a_live_run_refreshes_if_answers_take_longer_than_the_poll_interval(
         provider.num_changes += 1
 
         seen.page.wait_for_selector("text=Rank 5 is still slow.")
-        seen.page.goto(f"{url}{TIMELINE}")
-        seen.page.wait_for_selector(DRAWN)
         provider.is_drawing = True
+        seen.page.goto(f"{url}{TIMELINE}")
+        seen.page.wait_for_selector("text=Drawing step 3")
+        provider.is_drawing = False
         provider.num_changes += 1
 
-        seen.page.wait_for_selector("text=Drawing step 3")
+        seen.page.wait_for_selector(DRAWN)
 
 
 @pytest.mark.usefixtures("_frequent_polls")

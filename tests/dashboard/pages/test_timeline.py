@@ -115,6 +115,22 @@ def test_the_proof_of_a_large_job_shows_the_ranks_that_matter_undimmed() -> None
     assert len(layout["yaxis"]["ticktext"]) == 8
 
 
+def test_a_step_stays_while_its_late_spans_are_read() -> None:
+    provider = training_provider(report(num_steps=4, onset=2))
+    client = create_app(provider).server.test_client()
+    shown = refreshed(client, "/timeline?run=demo-42")["page-shown"]["data"]
+    assert shown["is_drawn"]
+    provider.is_drawing = True
+    provider.num_changes += 1
+
+    again = refreshed(client, "/timeline?run=demo-42", shown=shown)
+    opened = refreshed(client, "/timeline?run=demo-42")
+
+    assert set(again) == {"page-timer"}
+    assert again["page-timer"]["interval"] == opened["page-timer"]["interval"]
+    assert not opened["page-shown"]["data"]["is_drawn"]
+
+
 def test_a_timer_that_fires_before_the_answer_to_an_address_asks_for_that_address() -> None:
     # GIVEN a page whose reader has chosen other rows; Dash drops the first of two answers
     client = create_app(training_provider(report(num_steps=4, onset=2))).server.test_client()
