@@ -1,4 +1,4 @@
-"""What megatron.core needs where there is no GPU: its tensors are made on the CPU."""
+"""Tensors of megatron.core on the CPU, for a machine without a GPU."""
 
 from __future__ import annotations
 
