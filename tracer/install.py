@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import functools
 import os
 import shutil
 import stat
@@ -38,7 +39,7 @@ from .spool import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from .job.identity import Identity
@@ -149,12 +150,22 @@ def _install(
         raise
     set_current(recorder)  # before the captures: a child forked meanwhile drops it
     try:
-        _start_captures(recorder, model, job, count_steps)
+        again = functools.partial(_install_again, spool, run, job) if count_steps else None
+        _start_captures(recorder, model, job, count_steps, again)
         _record_end(recorder)
     except Exception:
         shutdown()
         raise
     return recorder
+
+
+def _install_again(spool: Path, run: str | None, job: JobDescription) -> Tracer:
+    """Install in a process whose rank has become known."""
+    try:
+        return _install(spool, run, None, job, count_steps=True)
+    except Exception as problem:  # noqa: BLE001 - promise 1: harmless
+        print_notice(f"not tracing this process: {_describe_error(problem)}")
+        return NOOP_TRACER
 
 
 def create_process_folder(spool: Path, run_id: str, name: str) -> Path:
@@ -208,6 +219,7 @@ def _start_captures(
     model: Any,  # noqa: ANN401
     job: JobDescription,
     count_steps: bool | None,  # noqa: FBT001
+    again: Callable[[], Tracer] | None,
 ) -> None:
     from .capture.spawned import trace_children
     from .capture.start import start_captures
@@ -222,7 +234,7 @@ def _start_captures(
         count_steps=count_steps,
     )
     watch_slow_steps(recorder)
-    trace_children(recorder, install)
+    trace_children(recorder, install, again)
     offer_profiles(recorder)
 
 

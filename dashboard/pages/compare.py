@@ -206,7 +206,7 @@ def _comparison(found: RunComparison, base_path: str) -> list[Component]:
         ),
         card(
             html.H2("Step time"),
-            graph("compare-steps", _steps_figure(found, names)),
+            graph("compare-steps", compared_steps_figure(found.first, found.second, names)),
             label="step time of both",
         ),
         card(
@@ -324,10 +324,10 @@ def _findings(
     return [html.H3(title), table(title, head, rows, class_name="findings")]
 
 
-def _steps_figure(found: RunComparison, names: tuple[str, str]) -> go.Figure:
+def compared_steps_figure(first: RunReport, second: RunReport, names: tuple[str, str]) -> go.Figure:
     """Draw step times, each from its first step on: ranges of one run lie over each other."""
     figure = go.Figure()
-    both = (found.first.actual_s_by_step, found.second.actual_s_by_step)
+    both = (first.actual_s_by_step, second.actual_s_by_step)
     longest_s = max((seconds for by_step in both for seconds in by_step.values()), default=0.0)
     unit, unit_ns = axis_unit(longest_s * NS_PER_S)
     for seconds, name, color in zip(both, names, (IDEAL, STEP_TIME), strict=True):

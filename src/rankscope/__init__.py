@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rankscope import tracer
     from rankscope.analysis.price.operation_sets import Part
 
     from .comparison import compare
@@ -26,7 +27,17 @@ _HOMES = {
     "what_if_file": "rankscope.sources.bytedance_file",
 }
 
-__all__ = ["Part", "Run", "compare", "embed_figures", "open_run", "query", "runs", "what_if_file"]
+__all__ = [
+    "Part",
+    "Run",
+    "compare",
+    "embed_figures",
+    "open_run",
+    "query",
+    "runs",
+    "tracer",
+    "what_if_file",
+]
 
 
 def __getattr__(name: str) -> object:
@@ -34,6 +45,8 @@ def __getattr__(name: str) -> object:
         from .extras import installed_version
 
         return installed_version()
+    if name == "tracer":
+        return import_module("rankscope.tracer")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
@@ -52,4 +65,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, "__doc__", "__version__"})

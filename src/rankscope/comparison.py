@@ -24,6 +24,8 @@ from .sources.store_source import StoreSource
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import plotly.graph_objects as go
+
     from rankscope.analysis.report.report import RunReport
     from rankscope.analysis.trace.tables import SpanSource
     from rankscope.collector.arrow_columns import Column
@@ -103,6 +105,12 @@ class Comparison:
             names = pa.chunked_array([[name] * found.num_rows], pa.string())
             tables.append(found.add_column(0, "of", names))
         return pa.concat_tables(tables)
+
+    def figure_steps(self) -> go.Figure:
+        """Draw the step times of both from their first step on, as the page Compare does."""
+        from rankscope.dashboard.pages.compare import compared_steps_figure
+
+        return compared_steps_figure(self.first, self.second, (self.first.run, self.second.run))
 
     def _repr_html_(self) -> str:
         """Return the difference in one sentence, the changed settings and the numbers."""

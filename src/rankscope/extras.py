@@ -35,6 +35,7 @@ MODULES: Mapping[str, frozenset[str]] = {
     "embedded": frozenset({"chdb"}),
     "alerts": frozenset({"apprise"}),
     "mcp": frozenset({"mcp"}),
+    "notebook": frozenset({"pandas"}),
     "trainer": frozenset({"torch"}),
 }
 """Modules of other projects by the extra that installs them; the base install has none of them."""

@@ -1,20 +1,24 @@
 """Stored runs in notebooks and scripts: `open_run`, `runs`, `query` and the results of a run.
 
-What has rows is an Arrow table: ``.to_pandas()`` makes a data frame of it, and
-``polars.from_arrow`` one of polars. In a notebook the first rows of a table are shown. Times whose
-name ends in ``_ns`` are in ns; moments among them (``start_ns``, ``at_ns``) are Unix time.
+What has rows is an Arrow table: ``.to_pandas()`` makes a data frame of it, as ``run.df`` does for
+all tables of a run (``run.df.steps()``), and ``polars.from_arrow`` one of polars. In a notebook the
+first rows of a table are shown. Times whose name ends in ``_ns`` are in ns; moments among them
+(``start_ns``, ``at_ns``) are Unix time.
 """
 
 from __future__ import annotations
 
-from functools import cached_property
+from contextlib import suppress
+from functools import cached_property, wraps
 from html import escape
-from typing import TYPE_CHECKING, Self
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Self
 
 from rankscope.analysis.analyze import analyze_run, read_operations
 from rankscope.analysis.breakdown.run_history import StepMark, summarize_history
 from rankscope.analysis.drawing.timeline import read_timeline
 from rankscope.analysis.report.text import format_percent
+from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.client.served_store import open_for_reading
 from rankscope.collector.read.kernels import read_kernels
@@ -24,6 +28,7 @@ from rankscope.collector.read.spans import read_filtered_spans
 from rankscope.collector.read.steps import read_step_bounds, read_step_marks, read_steps
 from rankscope.collector.store.location import default_store_url
 
+from .extras import advise_install
 from .sources.goodput import read_goodput
 from .sources.incidents import IncidentSource, read_incidents
 from .sources.result_tables import (
@@ -44,7 +49,7 @@ from .sources.result_tables import (
 from .sources.store_source import StoreSource
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     import networkx as nx
     import numpy as np
@@ -143,6 +148,15 @@ class Run:
         self.info = info
         """Layout, ranks and groups."""
 
+    @property
+    def df(self) -> DataFrames:
+        """The same tables as data frames of pandas, which the extra ``notebook`` installs.
+
+        Example:
+            >>> run.df.steps().plot(x="step", y="actual_s")
+        """
+        return DataFrames(self)
+
     @cached_property
     def report(self) -> RunReport:
         """The diagnosis of all steps, as `rankscope analyze` prints it."""
@@ -227,7 +241,7 @@ class Run:
         )
 
     def steps(self) -> pa.Table:
-        """Return one row per step of the job: actual and ideal seconds, S, MFU, tokens, loss.
+        """Return one row per step of the job: begin, actual and ideal time, S, MFU, tokens, loss.
 
         Example:
             >>> run.steps().to_pandas().nlargest(3, "actual_s")
@@ -271,18 +285,30 @@ class Run:
 
         return kind_times_table(sum_kind_times(self.timeline(step, epoch=epoch)))
 
-    def communications(self, step: int, *, epoch: int | None = None) -> pa.Table:
-        """Return the communications of one step on each rank: wait, transfer, last member.
+    def communications(self, steps: int | tuple[int, int], *, epoch: int | None = None) -> pa.Table:
+        """Return the communications of steps on each rank: wait, transfer, last member.
 
         What is null is unknown: a member was not recorded.
 
         Example:
-            >>> run.communications(12).to_pandas().nlargest(5, "wait_ns")[["rank", "last_rank"]]
+            >>> run.communications((8, 12)).to_pandas().groupby("step")["wait_ns"].max()
+
+        Args:
+            steps: One step, or the first and the last of several; those without spans are left out.
+            epoch: Epoch of the steps. None: the last one.
 
         Raises:
-            EmptyRunError: The step holds no spans.
+            EmptyRunError: None of them holds spans.
         """
-        return communications_table(self.timeline(step, epoch=epoch))
+        if isinstance(steps, int):
+            return communications_table([self.timeline(steps, epoch=epoch)])
+        timelines = []
+        for step in range(steps[0], steps[1] + 1):
+            with suppress(EmptyRunError):
+                timelines.append(self.timeline(step, epoch=epoch))
+        if not timelines:
+            raise EmptyRunError(f"run {self.info.run_id!r} has no spans of steps {steps}")
+        return communications_table(timelines)
 
     def events(self) -> pa.Table:
         """Return what happened once, in order of time: exits, tracebacks, stalls, alerts.
@@ -417,6 +443,146 @@ class Run:
         named = self.report.top_finding.cause if cause is None else cause
         finding = next((each for each in self.report.findings if each.cause == named), None)
         return None if finding is None else proof_figure(self.report, finding)
+
+    def figure_ranks(
+        self, of: str = "compute", *, steps: tuple[int, int] | None = None
+    ) -> go.Figure | None:
+        """Draw a quantity of all ranks as a heat map by host, as the page Rank does.
+
+        None if it is not known in these steps.
+
+        Example:
+            >>> run.figure_ranks("evidence")
+
+        Args:
+            of: ``evidence`` of the top finding, or ``compute``; ``wait``, ``exposed`` and ``host``
+                if a server has summed up the run.
+            steps: The first and the last step. None: the newest.
+        """
+        from rankscope.dashboard.figures.host_boxes import arrange_hosts
+        from rankscope.dashboard.figures.rank import heat_map_figure
+        from rankscope.dashboard.records.rank_details import RankQuantity
+
+        from .server.rank_view import read_quantity
+
+        values = read_quantity(self._store, self.report, quantity=RankQuantity(of), steps=steps)
+        if values is None or not values.seconds:
+            return None
+        step_s = self.report.step_time_s.actual
+        return heat_map_figure(arrange_hosts(values), values, run=self.info.run_id, step_s=step_s)
+
+    def figure_rank(self, rank: int) -> go.Figure | None:
+        """Draw one rank over the steps beside its peers, as its page does; None if it is unknown.
+
+        Example:
+            >>> run.figure_rank(2)
+        """
+        from rankscope.dashboard.figures.rank import rank_over_steps_figure
+
+        from .server.rank_view import read_rank_details
+
+        details = read_rank_details(self._store, self.info.run_id, rank, self.report.coords)
+        return None if details is None else rank_over_steps_figure(self.report, details)
+
+    def figure_place(self, rank: int) -> go.Figure:
+        """Draw where a rank is in the parallel layout, as its page does.
+
+        Example:
+            >>> run.figure_place(2)
+        """
+        from rankscope.dashboard.figures.rank import place_figure
+
+        return place_figure(self.report, rank)
+
+    def figure_waits(self, ranks: int | Collection[int] = ()) -> go.Figure | None:
+        """Draw who waits for some ranks, directly or not, as the page Graph does.
+
+        None if no rank waits for them.
+
+        Example:
+            >>> run.figure_waits(2)
+
+        Args:
+            ranks: The ranks that are waited for. None given: those of the top finding.
+        """
+        from rankscope.analysis.breakdown.wait_graph import MAX_NODES, follow_waits
+        from rankscope.dashboard.figures.wait_graph import wait_graph_figure
+
+        report = self.report
+        named = [ranks] if isinstance(ranks, int) else [*ranks] or [*report.top_finding.ranks]
+        if report.direct_waits is None or not named:
+            return None
+        graph = follow_waits(report.direct_waits, named, report.coords, max_nodes=MAX_NODES)
+        return wait_graph_figure(graph, run=report.run) if graph.edges else None
+
+    def figure_links(self) -> go.Figure | None:
+        """Draw the transfer time of each pair above alike ones, as the page Links does.
+
+        None if the run has no pair whose transfers could be measured.
+
+        Example:
+            >>> run.figure_links()
+        """
+        from rankscope.dashboard.pages.links import link_matrix_figure
+
+        links = self.report.links
+        if links is None or links.matrix is None:
+            return None
+        return link_matrix_figure(links.matrix, run=self.report.run)
+
+    def figure_mfu(self) -> go.Figure:
+        """Draw MFU, HFU and loss over the steps, as the page MFU does.
+
+        Example:
+            >>> run.figure_mfu()
+        """
+        from rankscope.dashboard.figures.waterfall import mfu_figure
+
+        return mfu_figure(self.report, self.history)
+
+    def figure_waterfall(self, by: str = "rank") -> go.Figure | None:
+        """Draw what the time of a step goes to, side by side, as the page MFU does.
+
+        None if no step was analysed, or the axis has one position.
+
+        Example:
+            >>> run.figure_waterfall("step")
+
+        Args:
+            by: ``step``, ``rank``, or an axis: ``pp``, ``dp``, ``tp``, ``cp``, ``ep``.
+        """
+        from rankscope.analysis.breakdown.waterfall_views import WaterfallBy, list_rows
+        from rankscope.dashboard.figures.waterfall import waterfall_figure
+
+        rows = list_rows(self.report, WaterfallBy(by))
+        return None if rows is None else waterfall_figure(rows, run=self.report.run)
+
+    def figure_start_up(self) -> go.Figure | None:
+        """Draw what the ranks did before their first step, as the page Start-up does.
+
+        None if no span is outside the steps.
+
+        Example:
+            >>> run.figure_start_up()
+        """
+        from rankscope.dashboard.pages.start_up import start_up_figure
+
+        from .server.around_runs import read_startup
+
+        found = read_startup(self._store, self.info.run_id)
+        return None if found is None else start_up_figure(found)
+
+    def figure_history(self) -> go.Figure:
+        """Draw all steps of the run with findings, pauses and restarts, as above the timeline.
+
+        Example:
+            >>> run.figure_history()
+        """
+        import plotly.graph_objects as go
+
+        from rankscope.dashboard.figures.run_axis import run_axis_figure
+
+        return go.Figure(run_axis_figure(self.report, self.history, step=None, links={}))
 
     def figure_timeline(self, step: int, *, epoch: int | None = None) -> go.Figure:
         """Draw every span of a step, in rows by rank; for some hundred ranks, or fewer.
@@ -624,3 +790,36 @@ class Run:
             f"<p><b>{escape(self.info.run_id)}</b>, {self.info.world_size} ranks:"
             f" {escape(self.verdict)}</p><table>{head}{rows}</table>"
         )
+
+
+class DataFrames:
+    """The tables of a run as data frames: ``run.df.steps()`` is ``run.steps().to_pandas()``."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in _TABLES:
+            raise AttributeError(f"{name!r} is no table of a run: {', '.join(_TABLES)}")
+        method = getattr(self._run, name)
+
+        @wraps(method)
+        def read(*args: object, **options: object) -> Any:  # noqa: ANN401 - pandas has no types
+            try:
+                import_module("pandas")
+            except ModuleNotFoundError as error:
+                line = advise_install(error, user="run.df")
+                raise ModuleNotFoundError(line or str(error), name=error.name) from None
+            return method(*args, **options).to_pandas()
+
+        return read
+
+    def __dir__(self) -> list[str]:
+        return [*_TABLES]
+
+
+_TABLES = tuple(
+    name
+    for name, value in vars(Run).items()
+    if getattr(value, "__annotations__", {}).get("return") == "pa.Table"
+)

@@ -91,6 +91,10 @@ SAID = {
     "what_if": ("fixing rank 5 saves 2", "rank 1 0%, together 10"),
     "mfu": ("if every rank ran like the median", "a rank reaches "),
     "compare_two_runs": ("tuesday against monday: a step is ", "tuesday against tuesday: "),
+    "hang": ("rank 9: after wait recv 52, step 6", "\n9    39\n"),
+    "slow_link": ("\n4      5.9\n", "a healthy group saves 98% of the lost time"),
+    "imported_profile": ("AddmmBackward0", "<run 'profiled': 1 ranks>"),
+    "all_runs": ("week-4     slow-link", "<week-4 against week-1: a step is "),
 }
 
 

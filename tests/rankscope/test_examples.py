@@ -69,17 +69,17 @@ def questions() -> dict[str, str]:
 
 def test_each_question_of_the_page_is_one_line(names: dict[str, Any]) -> None:
     known: dict[str, Any] = {}
-    exec("from rankscope import Part, compare, open_run, query, runs", known)
+    exec("import pandas\nfrom rankscope import Part, compare, open_run, query, runs", known)
     answers = {}
     for question, line in questions().items():
         *before, last = line.splitlines()
         exec("\n".join(before), known)
         answers[question] = eval(last, known)
 
-    assert len(answers) == 31
+    assert len(answers) == 33
     assert answers["What is wrong?"] == names["run"].verdict
     assert answers["Which ranks are slow?"]["rank"].iloc[0] == 2
-    assert answers["Which ranks waited the least in it?"].index[0] == 2
+    assert answers["Which ranks waited the least in step 12?"].index[0] == 2
     (hours,) = (answer for question, answer in answers.items() if "GPU-hours" in question)
     assert max(hours, key=hours.__getitem__) in {GoodputPart.PRODUCTIVE, GoodputPart.FINDINGS}
     (waits,) = (answer for question, answer in answers.items() if "do the others wait" in question)

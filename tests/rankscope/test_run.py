@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 import rankscope
 from rankscope import Part, compare
+from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.collector.spool.tail import SpoolTail
 from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter
@@ -127,6 +129,49 @@ def test_the_waterfall_of_a_host_that_runs_ahead_covers_the_steps_of_the_device(
     # THEN each step has the time of the device, and all of it is compute
     assert waterfall["total_ns"].to_pylist() == [62 * MS, 62 * MS]
     assert waterfall["useful_compute_ns"].to_pylist() == [62 * MS, 62 * MS]
+
+
+def test_the_tables_are_data_frames_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run.df.waits().equals(run.waits().to_pandas())
+    assert run.df.spans(1, ranks=0)["rank"].tolist() == [0, 0]
+    assert {"steps", "communications", "waits"} < set(dir(run.df))
+    with pytest.raises(
+        AttributeError, match="'report' is no table of a run: findings, spans, steps, "
+    ):
+        run.df.report  # noqa: B018
+
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "rankscope\[notebook\]"'):
+        run.df.steps()
+
+
+def test_a_step_begins_with_its_first_rank(run: Run) -> None:
+    assert run.steps()["start_ns"].to_pylist() == run.rank_steps()["start_ns"].to_pylist()[::2]
+
+
+def test_communications_of_several_steps_are_those_of_each(run: Run) -> None:
+    both = run.communications((0, 9))
+
+    assert both.equals(pa.concat_tables([run.communications(0), run.communications(1)]))
+    assert both["step"].to_pylist() == [0, 0, 1, 1]
+    with pytest.raises(EmptyRunError, match=r"no spans of steps \(7, 9\)"):
+        run.communications((7, 9))
+
+
+def test_the_figures_are_those_of_the_pages_or_none(run: Run) -> None:
+    names = [name for name in dir(run) if name.startswith("figure_")]
+    needed = {"figure_rank": (1,), "figure_place": (1,), "figure_waits": (1,)}
+    needed["figure_timeline"] = (1,)
+    drawn = {name: getattr(run, name)(*needed.get(name, ())) for name in names}
+
+    # No pair sends, no span is outside of the steps, and no finding of the two ranks has a proof.
+    assert {name for name, figure in drawn.items() if figure is None} <= {
+        "figure_links",
+        "figure_proof",
+        "figure_start_up",
+    }
+    assert "heatmap" in {one.type for one in drawn["figure_ranks"].data}
+    assert run.figure_rank(7) is None
 
 
 def test_fixing_the_slow_rank_recovers_all_lost_time(run: Run) -> None:

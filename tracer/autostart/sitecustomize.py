@@ -5,7 +5,9 @@ the job's command stays as it is: interpreter options, shell scripts and launche
 tracebacks, `sys.argv` and `sys.path` are those of a job that is not traced.
 
 A process is traced from its import of torch on, unless it is a launcher or a helper of a traced one
-(a worker of a loader, a compiler). Nothing here raises into the job or prints.
+(a worker of a loader, a compiler). A process that no launcher has numbered, though it belongs to
+others, is traced once it initialises `torch.distributed`: a worker of Ray, a rank that Lightning
+starts. Nothing here raises into the job or prints.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ LAUNCHERS = frozenset(
 TRACED_VARIABLE = "RANKSCOPE_TRACED"
 """Rank variables of the traced process above; a child with the same ones is its helper."""
 
-PLACE_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+PLACE_VARIABLES = (*RANKS, "LOCAL_RANK")
 OPTIONS_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib takes 5 ms
 PACKAGE = os.path.dirname(os.path.dirname(FOLDER))  # noqa: PTH120
@@ -58,10 +61,14 @@ def _start() -> None:
     if (
         sys.version_info < (3, 11)  # the interpreter is the job's
         or not os.environ.get("RANKSCOPE_TRACE")
-        or os.environ.get(TRACED_VARIABLE) == _place()
         or find_main(sys.orig_argv) in LAUNCHERS
     ):
         return
+    is_numbered = any(name in os.environ for name in RANKS)
+    is_helper = os.environ.get(TRACED_VARIABLE) == _place()
+    if is_helper and is_numbered:
+        return
+    is_one_of_several = os.environ.get("WORLD_SIZE", "1") != "1" and not is_numbered
     from importlib.util import module_from_spec, spec_from_file_location
 
     # By its path: importing the tracer itself takes 0.1 s, in each process that needs no torch.
@@ -71,7 +78,8 @@ def _start() -> None:
         watch = module_from_spec(spec)
         spec.loader.exec_module(watch)
         sys.meta_path.append(_Package())  # type: ignore[arg-type]
-        watch.after_import("torch", _trace)
+        waits = is_helper or is_one_of_several
+        watch.after_import("torch", _trace_once_it_is_a_rank if waits else _trace)
 
 
 def _place() -> str:
@@ -83,6 +91,14 @@ def _trace() -> None:
     from rankscope.tracer import install
 
     install(count_steps=True)
+
+
+def _trace_once_it_is_a_rank() -> None:
+    from rankscope.tracer import install
+    from rankscope.tracer.capture.spawned import arm_unnumbered
+
+    epoch = 1 + int(os.environ.get("RANKSCOPE_EPOCH") or 0)
+    arm_unnumbered(os.environ["RANKSCOPE_TRACE"], epoch, install)
 
 
 class _Package:

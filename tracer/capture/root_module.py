@@ -203,6 +203,9 @@ class RootFinder:
 def find_root(optimizer: Any = None) -> Any | None:  # noqa: ANN401 - a Module
     """Return the outermost module with the most trained parameters; None if there is none.
 
+    If none has a parameter of the optimizer, it trains copies (DeepSpeed's ZeRO, weights of higher
+    precision): then the parameters that require a gradient count.
+
     Args:
         optimizer: The optimizer whose parameters count; if None, those of all optimizers.
     """
@@ -222,14 +225,17 @@ def find_root(optimizer: Any = None) -> Any | None:  # noqa: ANN401 - a Module
         optimizers = [optimizer]
     trained = set().union(*map(trained_parameter_ids, optimizers))
     parts = {id(part) for module in modules for part in module._modules.values()}
-    best, most = None, 0
-    for module in modules:
-        if id(module) in parts:
-            continue
-        num_trained = sum(id(parameter) in trained for parameter in module.parameters())
-        if num_trained > most:
-            best, most = module, num_trained
+    outermost = [module for module in modules if id(module) not in parts]
+    best = _with_most(outermost, lambda parameter: id(parameter) in trained)
+    if best is None and trained:
+        best = _with_most(outermost, lambda parameter: parameter.requires_grad)
     return best
+
+
+def _with_most(modules: list[Any], counts: Callable[[Any], bool]) -> Any | None:  # noqa: ANN401
+    nums = [sum(map(counts, module.parameters())) for module in modules]
+    most = max(nums, default=0)
+    return modules[nums.index(most)] if most else None
 
 
 def trained_parameter_ids(optimizer: Any) -> set[int]:  # noqa: ANN401

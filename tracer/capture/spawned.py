@@ -1,7 +1,9 @@
-"""Ranks that a script starts itself with `multiprocessing`, by spawn, forkserver or fork.
+"""Ranks that no launcher has numbered when they start.
 
-A child is a rank if it initialises `torch.distributed`; workers of a loader never do. It is traced
-from then on. The parent, which trained nothing, stays in the run's epoch before that of the ranks.
+A script starts them itself with `multiprocessing` (by spawn, forkserver or fork), or another
+program does and numbers them later: Lightning, Ray. A process is a rank if it initialises
+`torch.distributed`; workers of a loader never do. It is traced from then on. A process that was
+traced before, as the only rank, stays in the run's epoch before that of the ranks.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ import functools
 import multiprocessing.process
 import multiprocessing.spawn
 import os
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
 from ..errors import print_notice
+from ..job.identity import distributed
 from ..patches import Patches
 from ..record.current import current_tracer, shutdown
 from ..record.recorder import Recorder
@@ -43,8 +47,11 @@ As text, because a child that can't import this package must start as it would w
 _of_forks: tuple[str, str, int, Callable[..., Tracer]] | None = None
 """Spool, run and epoch of the ranks that this process may fork, and the function that installs."""
 
-_own: tuple[str, str, int, Callable[..., Tracer]] | None = None
+_own: tuple[str, str | None, int, Callable[..., Tracer]] | None = None
 """Those of this process, if it is a child that may become a rank."""
+
+_alone: tuple[Recorder, Callable[[], Tracer]] | None = None
+"""The recorder of this process if it may be one rank of several, and what installs another."""
 
 
 class _Arming:
@@ -57,17 +64,21 @@ class _Arming:
         return exec, (self._code, {})
 
 
-def trace_children(recorder: Recorder, install: Callable[..., Tracer]) -> None:
-    """Trace the ranks that this process starts before its own first step.
+def trace_children(
+    recorder: Recorder, install: Callable[..., Tracer], again: Callable[[], Tracer] | None
+) -> None:
+    """Trace the ranks that this process starts before its own first step, or that it becomes.
 
     Args:
         recorder: The recorder of this process.
         install: `tracer.install`.
+        again: Installs as before; None if this process stays what it is.
     """
-    global _of_forks  # noqa: PLW0603 - read in a forked child
-    if any(name in os.environ for name in LAUNCHER_VARIABLES):
-        return
+    global _of_forks, _alone  # noqa: PLW0603 - read in a forked child
     identity = recorder.identity
+    if identity.world_size > 1 or any(name in os.environ for name in LAUNCHER_VARIABLES):
+        return
+    _alone = None if again is None else (recorder, again)
     spool = os.path.abspath(recorder.folder.parent.parent)  # noqa: PTH100 - its links stay
     settings = spool, identity.run_id, identity.epoch + 1
     code = ARM.format(module=__name__, install=install, settings=settings)
@@ -98,11 +109,11 @@ def _starts_ranks() -> bool:
 
 
 def _start_no_ranks() -> None:
-    global _of_forks  # noqa: PLW0603
-    _of_forks = None
+    global _of_forks, _alone  # noqa: PLW0603
+    _of_forks = _alone = None
 
 
-def arm(spool: str, run: str, epoch: int, install: Callable[..., Tracer]) -> None:
+def arm(spool: str, run: str | None, epoch: int, install: Callable[..., Tracer]) -> None:
     """Install a tracer in this child once it has initialised `torch.distributed`."""
     global _own  # noqa: PLW0603
     _own = spool, run, epoch, install
@@ -111,8 +122,34 @@ def arm(spool: str, run: str, epoch: int, install: Callable[..., Tracer]) -> Non
     _watch_end()
 
 
+def arm_unnumbered(spool: str, epoch: int, install: Callable[..., Tracer]) -> None:
+    """Do the same in a process of another program, which may kill it when its training is done.
+
+    Ray does so. What is recorded ends with the process group, and a later group is another epoch.
+    """
+    if _own is not None:  # a child of `multiprocessing`
+        return
+    arm(spool, None, epoch, install)
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def destroy_process_group(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            global _own  # noqa: PLW0603
+            result = original(*args, **kwargs)
+            # In a `finally` the exception that ends the process is still to come.
+            if distributed() is None and sys.exc_info()[0] is None:
+                shutdown()
+                _own = spool, None, epoch + 1, install
+            return result
+
+        return destroy_process_group
+
+    patches = Patches()
+    after_import(C10D, lambda: _wrap_in_torch(patches, "destroy_process_group", wrap))
+
+
 def watch_group(patches: Patches) -> None:
-    """Call `_install_once` after `init_process_group`.
+    """Call `_install_once` or `_install_again` after `init_process_group`.
 
     In the parent too: a script may import the function by its name, before it forks.
     """
@@ -122,14 +159,21 @@ def watch_group(patches: Patches) -> None:
         def init_process_group(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             result = original(*args, **kwargs)
             _install_once()
+            _install_again()
             return result
 
         return init_process_group
 
+    _wrap_in_torch(patches, "init_process_group", wrap)
+
+
+def _wrap_in_torch(
+    patches: Patches, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> None:
     c10d, dist = sys.modules[C10D], sys.modules["torch.distributed"]
-    patches.wrap(c10d, "init_process_group", wrap)
-    if hasattr(dist, "init_process_group"):  # else it copies the name in a moment
-        patches.wrap(dist, "init_process_group", lambda _: c10d.init_process_group)
+    patches.wrap(c10d, name, wrap)
+    if hasattr(dist, name):  # else it copies the name in a moment
+        patches.wrap(dist, name, lambda _: getattr(c10d, name))
 
 
 def _install_once() -> None:
@@ -144,6 +188,22 @@ def _install_once() -> None:
     os.environ.setdefault(EPOCH_VARIABLE, str(epoch))
     if install(spool=spool, run=run, count_steps=True).enabled:
         Finalize(None, shutdown, exitpriority=0)  # a child runs no exit handlers
+
+
+def _install_again() -> None:
+    """Replace the tracer of a process that took itself for the only rank, and is one of several."""
+    global _alone
+    settings, _alone = _alone, None
+    dist = distributed()
+    if settings is None or dist is None or dist.get_world_size() == 1:
+        return
+    recorder, install = settings
+    if current_tracer() is recorder:
+        shutdown()
+        if dist.get_rank() > 0:  # the run's epoch before that of the ranks has one process
+            shutil.rmtree(recorder.folder, ignore_errors=True)
+        os.environ[EPOCH_VARIABLE] = str(recorder.identity.epoch + 1)
+        install()
 
 
 def _watch_end() -> None:

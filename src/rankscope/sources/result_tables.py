@@ -48,6 +48,7 @@ _FINDINGS: dict[str, pa.DataType] = {
 }
 _STEPS: dict[str, pa.DataType] = {
     "step": pa.int32(),
+    "start_ns": pa.int64(),
     "actual_s": pa.float64(),
     "ideal_s": pa.float64(),
     "slowdown": pa.float64(),
@@ -89,6 +90,7 @@ def findings_table(report: RunReport) -> pa.Table:
 def step_times_table(report: RunReport, steps: StepTable) -> pa.Table:
     """Return one row per step: its time, the ideal time, MFU, tokens and loss of the whole job.
 
+    ``start_ns`` is when the first rank began it, Unix time by the clocks of the hosts.
     ``num_tokens`` is the sum over the data-parallel and context-parallel positions, and ``loss``
     the mean over the ranks that reported one. Of a repeated step the last epoch counts.
     """
@@ -101,6 +103,7 @@ def step_times_table(report: RunReport, steps: StepTable) -> pa.Table:
         rows.append(
             {
                 "step": number,
+                "start_ns": min(steps.start_ns[rank_rows].tolist(), default=None),
                 "actual_s": actual_s,
                 "ideal_s": report.ideal_s_by_step.get(number),
                 "slowdown": report.slowdown_by_step.get(number),
@@ -205,12 +208,16 @@ def kind_times_table(times: KindTimes) -> pa.Table:
     return pa.table(columns).add_column(1, "kind", pa.chunked_array([kinds], pa.string()))
 
 
-def communications_table(timeline: StepTimeline) -> pa.Table:
+def communications_table(timelines: Iterable[StepTimeline]) -> pa.Table:
     """Return one row per communication of a step and rank; see `StepTimeline`."""
+    return pa.concat_tables(map(_communications_of_step, timelines))
+
+
+def _communications_of_step(timeline: StepTimeline) -> pa.Table:
     rows = np.flatnonzero(timeline.communication)
     spans, wait_ns = timeline.spans, timeline.wait_ns[rows]
     known = wait_ns >= 0
-    names = ("rank", "start_ns", "duration_ns", "group_id", "seq", "src_rank", "dst_rank")
+    names = ("step", "rank", "start_ns", "duration_ns", "group_id", "seq", "src_rank", "dst_rank")
     columns: dict[str, Any] = {name: getattr(spans, name)[rows] for name in names}
     columns["kind"] = pa.array([KINDS[code].value for code in spans.kind[rows].tolist()])
     columns["name"] = pa.array([spans.names[code] for code in spans.name[rows].tolist()])

@@ -379,6 +379,24 @@ def test_a_model_that_the_first_optimizer_does_not_train_is_replaced(tmp_path: P
     assert other.param_groups
 
 
+def test_the_model_of_an_optimizer_that_trains_a_copy_of_its_weights_is_found(
+    tmp_path: Path,
+) -> None:
+    # GIVEN an optimizer of one flat vector, as DeepSpeed's ZeRO has it
+    tracer.install(spool=tmp_path, run="flat", count_steps=True)
+    frozen, model = nn.Linear(64, 64).requires_grad_(requires_grad=False), Model()
+    flat = nn.Parameter(torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone())
+    optimizer = torch.optim.SGD([flat])
+
+    for batch in DataLoader(sequences(1, 2, 3)):  # type: ignore[arg-type]
+        model(**batch).sum().backward()
+        optimizer.step()
+
+    spans = [row for row in spans_in(tmp_path) if row.kind == "forward"]
+    assert [(row.step, row.microbatch) for row in spans] == [(0, 0), (1, 0), (2, 0)]
+    assert frozen.in_features == 64
+
+
 def test_captures_leave_nothing_behind(tmp_path: Path) -> None:
     from torch.utils.data import dataloader
 
