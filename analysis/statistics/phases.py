@@ -134,6 +134,19 @@ def find_phases(  # noqa: PLR0913  # a matrix, and what is known of its rows
     partners = np.arange(len(excess)) if partners is None else partners
     recurring = _recurring_phases(excess, partners) if may_recur else ()
     if recurring:
+        usual = excess.copy()
+        for phase in recurring:
+            usual[phase.row, phase.shown] = np.nan
+        between = find_phases(
+            usual,
+            has_few_peers=few,
+            partners=partners,
+            min_steps=THRESHOLDS.min_lasting_steps,
+            deviation=deviation,
+            may_vary=may_vary,
+        )
+        recurring = tuple(phase for phase in recurring if not _lasts(phase, between, usual))
+    if recurring:
         # What recurs on one row is no noise to the others.
         excess = excess.copy()
         excess[[phase.row for phase in recurring]] = np.nan
@@ -189,7 +202,6 @@ def _recurring_phases(
     threshold = np.maximum(threshold, THRESHOLDS.min_excess_ratio)
     is_far = np.minimum(high, high - low) >= threshold
     is_far &= is_slow.sum(axis=1) >= THRESHOLDS.min_lasting_steps
-    is_far &= low < threshold  # If its faster steps are slow too, the row has a lasting phase.
     found = []
     for row in np.flatnonzero(is_far).tolist():
         columns = np.flatnonzero(is_slow[row])
@@ -216,6 +228,23 @@ def _recurring_phases(
             )
         )
     return tuple(found)
+
+
+def _lasts(recurring: Phase, between: tuple[Phase, ...], usual: NDArray[np.float64]) -> bool:
+    """Return whether a row is slow between the steps of its recurring phase, too.
+
+    Args:
+        between: Phases of the matrix without the slow steps of recurring phases.
+        usual: That matrix; NaN where they are.
+    """
+    known = ~np.isnan(usual[recurring.row, recurring.inside])
+    columns = (
+        slice(max(phase.first - recurring.first, 0), max(phase.last - recurring.first + 1, 0))
+        for phase in between
+        if phase.row == recurring.row
+    )
+    least = THRESHOLDS.majority_share * np.count_nonzero(known)
+    return any(np.count_nonzero(known[slow]) > least for slow in columns)
 
 
 def _costs_most(row: int, lost: NDArray[np.float64], partners: NDArray[np.int64]) -> bool:

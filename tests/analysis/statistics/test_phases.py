@@ -227,6 +227,17 @@ def test_a_row_that_is_slow_in_all_steps_and_slower_in_some_has_a_lasting_phase(
     assert phase.excess_ratio == pytest.approx(3.0, abs=0.02)
 
 
+def test_a_row_of_two_noisy_levels_that_are_both_slow_has_a_lasting_phase() -> None:
+    """Compute of four ranks under Ray on a busy host, over that of the peers; rank 1 sleeps."""
+    slow = [1.3, 7.35, 1.96, 1.63, 4.59, 2.53, 5.51, 4.27, 2.95, 0.29, 0.47, 2.12, 1.64, 1.93]
+    excess = np.random.default_rng(0).normal(0.0, 0.2, (4, 18))
+    excess[1] = [*slow, 1.3, 0.6, 1.52, 4.19]
+
+    (phase,) = find_phases(excess, may_recur=True)
+
+    assert (phase.row, phase.first, phase.last, phase.columns) == (1, 0, 17, None)
+
+
 def test_the_slow_steps_of_one_row_are_no_noise_to_another() -> None:
     excess = np.zeros((4, 40))
     excess[1, ::4] = 1.5
