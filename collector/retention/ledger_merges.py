@@ -23,7 +23,7 @@ PAST = -1
 """Day of the merged lines."""
 
 SELECT_DAYS = """
-SELECT DISTINCT day FROM ledger WHERE day >= 0 AND day < {today:Int32} ORDER BY day
+SELECT day FROM ledger WHERE day >= 0 AND day < {today:Int32} GROUP BY day ORDER BY day
 """
 
 MERGE_DAY = """

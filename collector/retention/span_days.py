@@ -36,7 +36,8 @@ EPOCHS_AT_ONCE = 200
 SPANS, KEPT_SPANS, MICROBATCHES, PICTURES = "spans", "kept_spans", "microbatches", "pictures"
 
 SELECT_DAYS = """
-SELECT DISTINCT day FROM {table:Identifier} WHERE day >= 0 AND day < {first_day:Int32} ORDER BY day
+SELECT day FROM {table:Identifier} WHERE day >= 0 AND day < {first_day:Int32}
+GROUP BY day ORDER BY day
 """
 
 SELECT_EPOCHS = """
