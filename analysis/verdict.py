@@ -181,7 +181,10 @@ def _held_up(report: RunReport, finding: Finding) -> str:
     pronoun, cause = _pronoun(finding), CAUSES[finding.cause]
     if cause is hang.CAUSE:
         is_waited_for = finding.ranks and hang.TOO_MANY not in finding.evidence
-        return f" All other ranks wait for {pronoun}." if is_waited_for else ""
+        place = ""
+        if hang.OTHER_ORDER in finding.evidence:
+            place = f", which {'is' if len(finding.ranks) == 1 else 'are'} in another communication"
+        return f" All other ranks wait for {pronoun}{place}." if is_waited_for else ""
     if cause.subject is Subject.JOB or cause.ends_run or finding.saved_s is None:
         return ""  # of a misconfiguration it is not known whether it costs anything
     culprits = set(finding.ranks)

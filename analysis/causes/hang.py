@@ -71,6 +71,9 @@ fail: the surest first."""
 TOO_MANY = "a collective too many"
 """In the evidence, if the others do not wait for the named ranks."""
 
+OTHER_ORDER = "the order of collectives differs between ranks"
+"""In the evidence, if the named ranks are in another communication than the others."""
+
 CAUSE = Cause(
     name="hang",
     one="hangs",
@@ -1021,7 +1024,7 @@ def _evidence(job: _Job, shown: _Stuck, culprits: Iterable[int]) -> str:
     there = f"{_they_are(inside)} blocked"
     elsewhere = [comm for comm in job.stuck if {entry.rank for entry in comm.inside} & named]
     if elsewhere:
-        reason = "the order of collectives differs between ranks"
+        reason = OTHER_ORDER
         if not all(comm.members for comm in elsewhere):
             reason = "the other side of that is unknown"
         text = f"no rank is silent: {there} in {shown}, which {missing} has not entered, because it"

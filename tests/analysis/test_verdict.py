@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from rankscope.analysis.causes.hang import OTHER_ORDER
 from rankscope.analysis.report.network import WaitedLink
 from rankscope.analysis.report.report import Finding, RunReport, Starved, StepTimes, WaitsOn
 from rankscope.analysis.verdict import verdict_sentence
@@ -113,6 +114,15 @@ def test_how_a_job_ended_names_the_step_and_no_waits_of_those_before(
     found = verdict_sentence(replace(made, findings=(ended,)))
 
     assert found == f"Rank 5 (dp 0, stage 1, tp 1) {sentence}"
+
+
+def test_a_rank_that_hangs_in_another_communication_is_said_to() -> None:
+    made = diagnosed("hang", (5,))
+    unlike = replace(made.findings[0], evidence=f"no rank is silent; {OTHER_ORDER}")
+
+    sentence = verdict_sentence(replace(made, findings=(unlike,)))
+
+    assert "All other ranks wait for it, which is in another communication." in sentence
 
 
 def test_other_findings_are_listed_beside_a_healthy_run() -> None:
