@@ -27,6 +27,10 @@ def speaking(talk: Callable[[socket.socket], object]) -> Iterator[int]:
             with connection, suppress(OSError):
                 connection.recv(65536)
                 talk(connection)
+                # A close with unread bytes of the request resets the connection.
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):
+                    pass
 
         threading.Thread(target=accept, daemon=True).start()
         yield server.getsockname()[1]
