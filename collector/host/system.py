@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
-from rankscope.tracer.span import NS_PER_MS, NS_PER_S
+from rankscope.tracer.span import NS_PER_MS, NS_PER_S, NS_PER_US
 
 from ..names import storable_name
 from .sample import PART_MARK, WHOLE_HOST, Sample, SourceAbsentError, read_text
@@ -52,7 +52,6 @@ a host's processes are idle, and to read them is most of the cost of all samples
 MAX_COMMANDS = 1024
 MAX_ANCESTORS = 16
 PRESSURES = ("cpu", "memory", "io")
-NS_PER_US = 1_000
 KERNEL_WORKER = re.compile(r"^(k\w+|irq|migration|ksoftirqd)/.*")
 BLOCK_ROOT = Path("/sys/block")
 NOT_DISKS = ("loop", "ram", "zram")

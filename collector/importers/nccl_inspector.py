@@ -22,7 +22,7 @@ import zlib
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rankscope.tracer.span import SpanFlag, SpanKind
+from rankscope.tracer.span import NS_PER_US, SpanFlag, SpanKind
 
 from ..errors import TraceError
 from .event_stream import open_unpacked
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-NS_PER_US = 1_000
 MAX_US = MAX_NS // NS_PER_US
 MAX_LINE_BYTES = 1 << 20
 MAX_CALLS = 20_000_000

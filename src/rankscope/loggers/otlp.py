@@ -11,11 +11,10 @@ import time
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from rankscope.analysis.report.report import Severity
 from rankscope.tracer.span import NS_PER_S
 
 from ..errors import FailedError
-from .records import need
+from .records import level_of, need
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,9 +35,6 @@ MAX_BATCH = 500
 UNITS = {"step_time_s": ("rankscope.step.duration", "s"), "mfu": ("rankscope.mfu", "1"),
          "slowdown": ("rankscope.slowdown", "1")}  # fmt: skip
 """Name and unit of each value's metric."""
-
-SEVERITIES = {Severity.CRITICAL: "ERROR", Severity.WARNING: "WARN"}
-"""Severity of a finding's log; INFO for the others."""
 
 
 class OtlpSink:
@@ -164,7 +160,7 @@ class OtlpSink:
     def _to_log(self, finding: Finding, diagnosis: Diagnosis) -> object:
         api = need("opentelemetry._logs", PACKAGES)
         trace = need("opentelemetry.trace", PACKAGES)
-        level = SEVERITIES.get(finding.severity or Severity.NONE, "INFO")
+        level = level_of(finding.severity)
         step = diagnosis.step if finding.steps is None else finding.steps[1]
         trace_id, span_id = self._ids(step)
         known = {
@@ -179,7 +175,7 @@ class OtlpSink:
             "rankscope.link": diagnosis.link,
         }
         record = api.LogRecord(
-            timestamp=diagnosis.at_ns or time.time_ns(),
+            timestamp=diagnosis.at_ns,
             observed_timestamp=time.time_ns(),
             trace_id=trace_id if step >= 0 else None,
             span_id=span_id if step >= 0 else None,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rankscope.analysis.report.report import Severity
 from rankscope.analysis.report.text import format_ranks
 
 from ..errors import BadInputError
@@ -13,10 +14,17 @@ from ..errors import BadInputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankscope.analysis.report.report import Finding, Severity
+    from rankscope.analysis.report.report import Finding
 
 PREFIX = "rankscope/"
 """Begin of the names of all that is logged: trackers group values by it."""
+
+
+def level_of(severity: Severity | None) -> str:
+    """Return the level of a severity: the names are those of trackio and of OpenTelemetry."""
+    return {Severity.CRITICAL: "ERROR", Severity.WARNING: "WARN"}.get(
+        severity or Severity.NONE, "INFO"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +60,7 @@ class Diagnosis:
     """Newest step of the report; -1 without one."""
 
     at_ns: int
-    """End of that step, Unix ns; 0 without one."""
+    """End of the newest step that is logged with it, else the time of the diagnosis; Unix ns."""
 
     verdict: str
     severity: Severity

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope.analysis.report.report import Severity
-from rankscope.tracer.span import NS_PER_S
+from rankscope.tracer.span import NS_PER_MS, NS_PER_S
 
 from .otlp import OtlpSink
-from .records import PREFIX, need
+from .records import PREFIX, level_of, need
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
     from rankscope.analysis.report.report import Finding
 
     from .records import Diagnosis, LoggedStep, Sink, Target
-
-NS_PER_MS = 1_000_000
 
 MAX_BATCH = 1000
 """Values of one request. Source: the limit of MLflow's `log-batch`."""
@@ -31,9 +27,6 @@ MAX_TAG = 5000
 
 PROJECT = "rankscope"
 """Project or experiment, if the tracker's own settings name none."""
-
-ALERT_LEVELS = {Severity.CRITICAL: "ERROR", Severity.WARNING: "WARN"}
-"""Of trackio; INFO for the others."""
 
 
 class WandbSink:
@@ -179,7 +172,7 @@ class TensorBoardSink:
     def log_diagnosis(self, diagnosis: Diagnosis, new: Sequence[Finding]) -> None:
         """Write a text at the newest step."""
         text = self._text(f"{PREFIX}verdict", diagnosis.to_markdown())
-        self._add(max(diagnosis.step, 0), diagnosis.at_ns or time.time_ns(), text)
+        self._add(max(diagnosis.step, 0), diagnosis.at_ns, text)
 
     def flush(self) -> None:
         """Write what is queued."""
@@ -217,7 +210,7 @@ class TrackioSink:
 
     def log_diagnosis(self, diagnosis: Diagnosis, new: Sequence[Finding]) -> None:
         """Raise an alert with the verdict and the link."""
-        level = self._trackio.AlertLevel[ALERT_LEVELS.get(diagnosis.severity, "INFO")]
+        level = self._trackio.AlertLevel[level_of(diagnosis.severity)]
         self._run.alert(diagnosis.verdict, text=diagnosis.link, level=level)
 
     def flush(self) -> None:
