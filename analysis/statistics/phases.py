@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..arrays.group_stats import row_medians
+from ..arrays.group_stats import lower_medians, row_medians
 from ..report.text import format_ordinal, format_steps
 from .baseline import clear_levels
 from .noise import (
@@ -190,7 +190,9 @@ def _recurring_phases(
     The slow steps belong to the row if they have one distance, or if alike rows that have them at
     random would leave so many to one of them with a chance of `chance_of_turns` at most, or if they
     cost `min_excess_ratio` over all steps and `peer_peak_factor` times what any other row loses so.
-    Half of the rows may be at fault, each in steps of its own.
+    Without one distance, they must also be above what half of the rows vary by: the faster steps of
+    a row that is only noisy differ less than all of its steps do. Half of the rows may be at fault,
+    each in steps of its own.
     """
     low, high, noise = clear_levels(excess)
     limit = (low + high) / 2
@@ -202,6 +204,8 @@ def _recurring_phases(
     threshold = np.maximum(threshold, THRESHOLDS.min_excess_ratio)
     is_far = np.minimum(high, high - low) >= threshold
     is_far &= is_slow.sum(axis=1) >= THRESHOLDS.min_lasting_steps
+    spread = row_medians(np.abs(excess - row_medians(excess)[:, None])) * DEVIATION_PER_MAD
+    clear = required_deviations(excess.size) * float(lower_medians(spread[:, None])[0])
     found = []
     for row in np.flatnonzero(is_far).tolist():
         columns = np.flatnonzero(is_slow[row])
@@ -209,10 +213,12 @@ def _recurring_phases(
         if len(columns) > THRESHOLDS.whole_share * np.count_nonzero(known):
             continue  # a lasting phase
         alike = excess >= limit[row]
-        if not (
-            find_period(columns)
-            or _is_of_one_row(row, alike, partners)
-            or _costs_most(row, np.where(alike, excess, 0.0), partners)
+        if not find_period(columns) and (
+            high[row] - low[row] < clear
+            or not (
+                _is_of_one_row(row, alike, partners)
+                or _costs_most(row, np.where(alike, excess, 0.0), partners)
+            )
         ):
             continue
         found.append(

@@ -215,6 +215,22 @@ def test_rows_that_are_slow_at_random_are_none_of_them_at_fault() -> None:
     assert recurring(excess) == []
 
 
+def test_the_slower_steps_of_a_row_that_varies_as_others_do_are_noise() -> None:
+    """Transfers of the eight groups of a simulated job without a fault, over their median, in %."""
+    percent = [
+        [-5.4, 2.0, -9.2, -23.1, 1.5, 2.1, -9.3, 16.3, 1.2, 9.6, 12.4, 9.5, 13.9, -10.7],
+        [-14.0, 0.7, -3.0, 17.2, -14.6, -14.5, -0.4, 3.9, -3.8, -4.1, -17.6, 2.9, 3.7, 5.9],
+        [19.8, 25.7, 4.1, 20.6, 14.0, -2.0, -10.6, -9.2, 13.0, 7.3, 25.1, 8.5, 6.4, 8.7],
+        [2.1, -4.8, -5.6, 27.3, -1.0, 2.3, -10.2, 2.6, -7.3, -0.5, -19.4, 5.8, -4.6, -19.5],
+        [9.7, 9.3, -0.5, 6.0, 4.8, -13.7, 5.3, -2.1, 4.0, 5.6, -7.9, -17.8, 11.4, -0.8],
+        [-1.3, -0.5, 3.0, -9.5, -3.5, 6.1, 11.7, 1.8, -16.0, -9.1, 11.2, -9.3, 3.9, 8.9],
+        [-1.1, -2.0, 0.9, -5.3, 0.3, -5.5, 4.5, 30.5, 2.8, 18.0, -12.8, -22.7, 0.0, 0.8],
+        [-18.3, -7.6, 6.4, -9.3, 18.8, 8.0, 3.5, -17.9, 20.2, -6.1, 3.4, -4.6, -6.6, -4.0],
+    ]
+
+    assert recurring(np.array(percent) / 100) == []
+
+
 def test_a_row_that_is_slow_in_all_steps_and_slower_in_some_has_a_lasting_phase() -> None:
     # GIVEN a row that is far above the others in each step, and above that in five of them
     excess = np.random.default_rng(0).normal(0.0, 0.01, (4, 60))
