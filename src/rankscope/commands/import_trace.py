@@ -188,8 +188,9 @@ def import_nccl_inspector(request: ImportRequest) -> str:
     ]
     if not files:
         raise BadInputError(f"{request.paths[0]} has no file *.log of NCCL's Inspector")
-    with without_collection():
-        return store_processes(read_logs(files, request.run_id), request)
+    with without_collection(), Progress() as progress:
+        processes = read_logs(files, request.run_id, show=progress.show)
+        return store_processes(processes, request, progress=progress)
 
 
 def import_chrome(request: ImportRequest) -> str:
