@@ -31,7 +31,7 @@ SHARED_RUN := -m "not alone and not nightly" $(PROCESSES) --durations=10
 ALONE := $(shell grep -rlF --include='test_*.py' 'pytest.mark.alone' tests)
 FAST_RUN := -m "not nightly and not slow and not multiproc and not browser and not alone" $(PROCESSES)
 
-.PHONY: help demo test test-fast nightly lint types check-imports collect pytest format diagnosis faults edges fuzz outage other-torch floors newest lock audit browser servers clean trackers site pictures
+.PHONY: help demo test test-fast nightly lint types check-imports collect pytest format diagnosis faults edges fuzz outage other-torch trackers floors newest lock audit site pictures browser servers clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -156,4 +156,4 @@ pictures: $(STAMP) ## draw the pictures of the documents anew, from simulated ru
 	@$(BIN)/python docs/tour_pictures.py
 
 clean: ## remove what the targets made
-	@rm -rf $(VENV) $(AUDIT) $(FLOORS) $(NEWEST) $(SITE) .venv-torch-* build dist *.egg-info tracer/native/_hot*.so analysis/replay/_loop*.so .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf $(VENV) $(AUDIT) $(FLOORS) $(NEWEST) $(SITE) $(TRACKERS) .venv-torch-* build dist *.egg-info tracer/native/_hot*.so analysis/replay/_loop*.so .mypy_cache .ruff_cache .pytest_cache
