@@ -33,24 +33,20 @@ NUMPY_NAMES = {
 }
 """Names of Arrow types in numpy."""
 
-ARROW_TYPES: dict[str, pa.DataType] = {
-    "int8": pa.int8(),
-    "int16": pa.int16(),
-    "int32": pa.int32(),
-    "int64": pa.int64(),
-    "uint8": pa.uint8(),
-    "uint16": pa.uint16(),
-    "uint32": pa.uint32(),
-    "uint64": pa.uint64(),
-    "float32": pa.float32(),
-    "float64": pa.float64(),
+ARROW_TYPES: dict[np.dtype[Any], pa.DataType] = {
+    np.dtype(arrow_type.to_pandas_dtype()): arrow_type
+    for arrow_type in (
+        *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
+        *(pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+    )
 }
+"""Arrow types by numpy's. Their names would take longer to find than a small column to convert."""
 
 
 def numbers(values: NDArray[Any], dtype: Any = None) -> Column:  # noqa: ANN401  # a numpy dtype
     """Return the Arrow column over ``values``, converted to ``dtype`` if it differs."""
     held = np.ascontiguousarray(values, dtype=dtype)
-    arrow_type = ARROW_TYPES[held.dtype.name]
+    arrow_type = ARROW_TYPES[held.dtype]
     return pa.Array.from_buffers(arrow_type, len(held), [None, pa.py_buffer(held.data)])
 
 
@@ -59,7 +55,7 @@ def optional_numbers(values: NDArray[Any], known: NDArray[np.bool_]) -> Column:
     held = np.ascontiguousarray(values)
     bits = np.packbits(known, bitorder="little")
     buffers: list[pa.Buffer | None] = [pa.py_buffer(bits.data), pa.py_buffer(held.data)]
-    return pa.Array.from_buffers(ARROW_TYPES[held.dtype.name], len(held), buffers)
+    return pa.Array.from_buffers(ARROW_TYPES[held.dtype], len(held), buffers)
 
 
 def strings(texts: Sequence[str | None]) -> Column:

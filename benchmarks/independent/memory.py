@@ -20,7 +20,7 @@ from rankscope.analysis.trace.tables import (
 )
 from rankscope.collector.clock.map import ClockMap
 from rankscope.collector.spool.cut import CutKey
-from rankscope.collector.spool.records import RECORD, decode
+from rankscope.collector.spool.records import RECORD, Part, decode
 from rankscope.sources.arrow_tables import microbatch_table, span_table, step_table
 from rankscope.tracer.spool import HEADER_BYTES, SEGMENT_MAGIC, read_header, read_names, sealed_rows
 from rankscope.tracer.topology import Coords, Layout
@@ -114,11 +114,10 @@ def read_spool(
                 first_row=0, end_row=num,
             )  # fmt: skip
             clock = ClockMap.fixed(head.anchor_unix_ns - head.anchor_monotonic_ns)
-            found = decode(
-                records, np.arange(num, dtype=np.uint32), key=key, names=names, clock=clock
-            )
-            for name, rows in tables.items():
-                rows.append(getattr(found, name))
+            rows = np.arange(num, dtype=np.uint32)
+            (found,) = decode([Part(key=key, records=records, rows=rows, names=names, clock=clock)])
+            for name, stored in tables.items():
+                stored.append(getattr(found, name))
     whole = {name: pa.concat_tables(rows).sort_by(ORDER[:3]) for name, rows in tables.items()}
     spans = whole["spans"].filter(pa.compute.greater_equal(whole["spans"]["step"], pa.scalar(0)))
     hosts = {info.host for info in ranks}

@@ -14,7 +14,8 @@ import os
 import secrets
 import shutil
 import stat
-from contextlib import contextmanager, suppress
+import threading
+from contextlib import ExitStack, contextmanager, suppress
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -205,9 +206,35 @@ def _inner_folders(folder: Path, depth: int) -> list[Path]:
     return [folder / name for name in sorted(names)]
 
 
+_held = threading.local()
+
+
+@contextmanager
+def held_open(process: Path) -> Iterator[os.stat_result | None]:
+    """Keep the folder of a process open: this thread's uses of its files open it no more.
+
+    Yields:
+        Its status; None if it can't be opened, which each use will raise.
+    """
+    with ExitStack() as stack:
+        status = None
+        with suppress(OSError):
+            descriptor = stack.enter_context(_opened(process, PROCESS))
+            status = os.fstat(descriptor)
+            _held.folder = process, descriptor
+        try:
+            yield status
+        finally:
+            _held.folder = None
+
+
 @contextmanager
 def _opened(folder: Path, depth: int) -> Iterator[int]:
     """Open a folder of a spool; none of the last ``depth`` parts of its path may be a link."""
+    held = getattr(_held, "folder", None)
+    if held is not None and depth == PROCESS and held[0] == folder:
+        yield held[1]
+        return
     spool, names = folder.absolute(), list[str]()
     for _ in range(depth):
         spool, names = spool.parent, [spool.name, *names]

@@ -243,6 +243,9 @@ class JsonLines:
             self.has_more = True
             return []
         try:
+            if stat_spool_file(self.path).st_size == self._offset:
+                self.has_more = False
+                return []
             data = _read_at(self.path, offset=self._offset, num_bytes=MAX_LINE_BYTES + 1)
         except FileNotFoundError:
             return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from bisect import bisect
 from collections import deque
 from contextlib import suppress
@@ -33,23 +34,24 @@ from .descriptions import (
     kernel_rows,
     rank_row,
 )
-from .folder import TEMPORARY, remove_spool_file, segment_paths
+from .folder import TEMPORARY, held_open, remove_spool_file, segment_paths
 from .liveness import Liveness, read_liveness
 from .process import MAX_LINE_BYTES, LineBudget, SpoolFolderError
-from .records import decode
+from .records import Part, decode
 from .segment import CHUNK_ROWS, NotReadyError, SegmentReader, read_open_spans
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Set
+    from collections.abc import Iterator, Mapping, Sequence, Set
     from pathlib import Path
 
     from rankscope.tracer.spool import SpoolCounts
 
     from ..clock.map import ClockMap
     from ..identity import Row
-    from .cut import Resume
+    from .cut import CutKey, Resume
     from .deaths import DeathWatch
     from .process import ProcessFiles
+    from .records import CutRows
     from .segment import Reading
 
 PRODUCED_PERIOD_NS = 60_000_000_000
@@ -59,6 +61,9 @@ keeps such a row for each rank, so more often would be a load."""
 MAX_READERS = 64
 """Segments of a process that are open at once: more than it has lanes. A process of short threads
 leaves thousands of small ones."""
+
+SETTLED_NS = 2_000_000_000
+"""A folder may change again within the tick of the clock that its last change has."""
 
 COUNTS_PERIOD_NS = 1_000_000_000
 """A running process writes its counters so often: it may have ended so much after the last ones."""
@@ -104,7 +109,7 @@ class ProcessTail:
         self.problems: list[str] = []
         self.last_step = -1
         self.last_end_ns = 0
-        self._clock = clock
+        self.clock = clock
         self._resume = resume
         self._grace_ns = grace_ns
         self._chunk_rows = chunk_rows
@@ -113,6 +118,9 @@ class ProcessTail:
         """Segments that are not open, the next one first."""
 
         self._newest_opened: Path | None = None
+        self._listed_ns: int | None = None
+        """When the folder of which all segments are known was changed."""
+
         self._finished: dict[Path, int] = {}
         """Inodes of the segments of which all rows are stored, by path."""
 
@@ -167,7 +175,12 @@ class ProcessTail:
             now_ns: Current time of a monotonic clock.
             budget: What may be read of the line files; None: that of one process.
         """
-        budget = budget or LineBudget()
+        with held_open(self.files.folder) as status:
+            return self._poll(status, now_ns=now_ns, budget=budget or LineBudget())
+
+    def _poll(
+        self, folder: os.stat_result | None, *, now_ns: int, budget: LineBudget
+    ) -> NewDescriptions:
         files = self.files
         self._now_ns = now_ns
         if self._progress_ns is None:
@@ -182,7 +195,11 @@ class ProcessTail:
             self._exit_seen_ns = now_ns
         self._has_ended = self._check_ended(now_ns)
         self._dropped, self._counts = files.counts()
-        self._find_segments()
+        changed_ns = 0 if folder is None or self._has_ended else folder.st_mtime_ns
+        if not changed_ns or changed_ns != self._listed_ns:
+            self._find_segments()
+            is_settled = time.time_ns() - changed_ns > SETTLED_NS
+            self._listed_ns = changed_ns if is_settled else None
         groups, wrong_lines = group_rows(files, files.groups.read(budget))
         events, wrong_events = event_rows(files, files.events.read(budget))
         kernels, wrong_kernels = kernel_rows(files, files.kernels.read(budget))
@@ -196,7 +213,7 @@ class ProcessTail:
         """True if complete lines wait for the next poll."""
         return any(lines.has_more for lines in self.files.line_files)
 
-    def cuts(self, *, now_ns: int) -> Iterator[Cut]:
+    def cuts(self, *, now_ns: int) -> Iterator[RawCut]:
         """Yield one cut for each segment with new rows; `advance` moves the cursors."""
         self._open_waiting()
         readers = {key: self._reader_of(key.segment) for key in self._unanswered}
@@ -204,13 +221,13 @@ class ProcessTail:
         is_missing = [key for key, reader in readers.items() if reader is None]
         self._unanswered = is_missing if self._waiting else []
         for key, reader in again:
-            yield self._cut(reader, reader.reread(key.first_row, key.end_row))
+            yield RawCut(self, reader, reader.reread(key.first_row, key.end_row))
         if again:
             return  # the cursors are before these cuts until they are stored
         for reader in list(self._readers.values()):
             reading = reader.read(now_ns=now_ns, has_ended=self._has_ended)
             if reading is not None:
-                yield self._cut(reader, reading)
+                yield RawCut(self, reader, reading)
             elif reader.is_finished:
                 self._finish(reader)
 
@@ -402,7 +419,7 @@ class ProcessTail:
         error_ns = 0 if at_ns is not None else COUNTS_PERIOD_NS
         if at_ns is None and self._counts is not None:
             at_ns = self._counts.at_ns
-        ran_ns = self._clock.unix_at(at_ns) if at_ns else 0
+        ran_ns = self.clock.unix_at(at_ns) if at_ns else 0
         status = None if self._pidfd is None else self._deaths.exit_status(self._pidfd)
         ended = {} if status is None else {"exit_code": os.waitstatus_to_exitcode(status)}
         return self._open_event(
@@ -444,7 +461,7 @@ class ProcessTail:
                     "name": storable_name(files.texts([span.name_id])[0]),
                     "kind": str(KINDS[span.kind]) if span.kind < len(KINDS) else "other",
                     "step": span.step,
-                    "start_ns": self._clock.unix_at(span.start_ns),
+                    "start_ns": self.clock.unix_at(span.start_ns),
                     "group_id": f"{span.group_id:016x}",
                     "seq": span.seq,
                     **({"num_bytes": span.num_bytes} if span.num_bytes > 0 else {}),
@@ -460,7 +477,6 @@ class ProcessTail:
         newest = self._newest_opened
         behind = 0 if newest is None else bisect(waiting, newest)
         self._waiting = deque(waiting[behind:] + waiting[:behind])
-        self._open_waiting()
 
     def _open_waiting(self) -> None:
         """Open waiting segments in turn, in place of those that have no new rows."""
@@ -484,6 +500,7 @@ class ProcessTail:
         try:
             reader = SegmentReader(path, grace_ns=self._grace_ns, chunk_rows=self._chunk_rows)
         except (FileNotFoundError, NotReadyError):
+            self._listed_ns = None  # look for it again
             return
         except SpoolError as error:
             self._skip(path, str(error))
@@ -527,16 +544,50 @@ class ProcessTail:
                 return reader
         return None
 
-    def _cut(self, reader: SegmentReader, reading: Reading) -> Cut:
-        key = self.files.cut_key(reader.number, reading.first_row, reading.end_row)
-        return Cut(
-            key=key,
-            sha256=hashlib.sha256(reading.data).hexdigest(),
-            num_torn=reading.num_torn,
-            rows=decode(
-                reading.records, reading.rows, key=key, names=self.files, clock=self._clock
-            ),
+
+@dataclass(slots=True)
+class RawCut:
+    """Rows of a segment that leave the spool together, not decoded yet."""
+
+    tail: ProcessTail
+    reader: SegmentReader
+    reading: Reading
+
+    @property
+    def num_rows(self) -> int:
+        """Number of its rows, torn ones included."""
+        return self.reading.end_row - self.reading.first_row
+
+    def extend(self, *, now_ns: int) -> None:
+        """Add the row after the last one if a second reading agrees with the first.
+
+        Else the last row of each step would be a cut of its own.
+        """
+        self.reading = self.reader.extended(self.reading, now_ns=now_ns)
+
+    def part(self) -> Part:
+        """Return what is decoded."""
+        files, reading = self.tail.files, self.reading
+        return Part(
+            key=files.cut_key(self.reader.number, reading.first_row, reading.end_row),
+            records=reading.records,
+            rows=reading.rows,
+            names=files,
+            clock=self.tail.clock,
         )
+
+    def cut(self, key: CutKey, rows: CutRows) -> Cut:
+        """Return the cut with its decoded rows."""
+        reading = self.reading
+        sha256 = hashlib.sha256(reading.data).hexdigest()
+        return Cut(key=key, sha256=sha256, num_torn=reading.num_torn, rows=rows)
+
+
+def decode_cuts(raw: Sequence[RawCut]) -> list[Cut]:
+    """Decode cuts, which are faster together."""
+    parts = [each.part() for each in raw]
+    rows = decode(parts)
+    return [each.cut(part.key, own) for each, part, own in zip(raw, parts, rows, strict=True)]
 
 
 def count_removed_rows(

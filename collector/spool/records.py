@@ -11,7 +11,7 @@ import pyarrow as pa
 from rankscope.tracer.span import KINDS, NONE, SPAN_COLUMNS
 from rankscope.tracer.spool import COMM_OFFSET, HAS_COMM, NAME_CAPACITY, RECORD_BYTES, RecordType
 
-from ..arrow_columns import coded_strings, numbers, optional_numbers, repeated_string, strings
+from ..arrow_columns import coded_strings, numbers, optional_numbers, strings
 from ..names import storable_name
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ RECORD = np.dtype(
 )
 """One record of `tracer.spool` as a numpy type; the second halves of the types overlap."""
 
+_BYTES = np.dtype(f"V{RECORD_BYTES}")
+
 MAX_DURATION_NS = 30 * 24 * 3600 * 10**9
 """Thirty days. A longer span comes from a broken clock."""
 
@@ -104,33 +106,102 @@ class CutRows:
     bad_rows: pa.Table
 
 
-def decode(
-    records: Records, rows: NDArray[np.uint32], *, key: CutKey, names: Names, clock: ClockMap
-) -> CutRows:
-    """Decode committed records.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Committed records of one cut, which are decoded together with those of other cuts."""
+
+    key: CutKey
+    records: Records
+    """Shape (rows,), dtype `RECORD`."""
+
+    rows: NDArray[np.uint32]
+    """Shape (rows,): row number of each record in its segment."""
+
+    names: Names
+    """The process's names."""
+
+    clock: ClockMap
+    """Map of the host's monotonic clock to Unix time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Joint:
+    """Records of one type, of all parts and in their order."""
+
+    parts: Sequence[Part]
+    records: Records
+    rows: NDArray[np.uint32]
+    counts: NDArray[np.int64]
+    """Shape (parts,): records of each part."""
+
+    def only(self, chosen: NDArray[np.bool_]) -> _Joint:
+        """Return some of the records."""
+        if chosen.all():
+            return self
+        counts = np.bincount(self.part_of[chosen], minlength=len(self.parts))
+        records, rows = self.records[chosen], self.rows[chosen]
+        return _Joint(parts=self.parts, records=records, rows=rows, counts=counts)
+
+    @property
+    def part_of(self) -> NDArray[np.int64]:
+        """Part of each record."""
+        return np.repeat(np.arange(len(self.parts)), self.counts)
+
+    def unix_ns(self, at_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return a time of each record as Unix time."""
+        mapped = np.empty_like(at_ns)
+        ends = np.cumsum(self.counts).tolist()
+        for part, count, end in zip(self.parts, self.counts.tolist(), ends, strict=True):
+            if count:
+                mapped[end - count : end] = part.clock.unix_ns(at_ns[end - count : end])
+        return mapped
+
+    def slices(self, table: pa.Table) -> list[pa.Table]:
+        """Return the rows of each part, without a copy."""
+        ends = np.cumsum(self.counts).tolist()
+        none = table.slice(0, 0)
+        return [
+            table.slice(end - count, count) if count else none
+            for end, count in zip(ends, self.counts.tolist(), strict=True)
+        ]
+
+
+def decode(parts: Sequence[Part]) -> list[CutRows]:
+    """Decode the records of cuts; together, thousands of small ones take as long as a few.
 
     A record that can't be a measurement (unknown type or kind, time out of range) goes to
     ``bad_rows`` with the reason.
 
     Args:
-        records: Shape (rows,), dtype `RECORD`.
-        rows: Row number of each record in its segment.
-        key: Identity of the cut.
-        names: The process's names.
-        clock: Map of the host's monotonic clock to Unix time.
+        parts: At least one.
+
+    Returns:
+        The rows of each part: slices of tables that they share.
     """
-    reason = _bad_reason(records)
-    good = reason < 0
-    is_span = good & (records["type"] == RecordType.SPAN)
-    is_step = good & (records["type"] == RecordType.STEP)
-    is_microbatch = good & (records["type"] == RecordType.MICROBATCH)
-    spans, span_rows = (records, rows) if is_span.all() else (records[is_span], rows[is_span])
-    return CutRows(
-        spans=_spans(spans, span_rows, key=key, names=names, clock=clock),
-        steps=_steps(records[is_step], rows[is_step], key=key, clock=clock),
-        microbatches=_microbatches(records[is_microbatch], rows[is_microbatch], key=key),
-        bad_rows=_bad_rows(records[~good], rows[~good], reason=reason[~good], key=key),
+    joint = _Joint(
+        parts=parts,
+        # As bytes: numpy would copy the fields of a record one after the other.
+        records=np.concatenate([part.records.view(_BYTES) for part in parts]).view(RECORD),
+        rows=np.concatenate([part.rows for part in parts]),
+        counts=np.array([len(part.rows) for part in parts]),
     )
+    reason = _bad_reason(joint.records)
+    is_good, kind = reason < 0, joint.records["type"]
+    spans = joint.only(is_good & (kind == RecordType.SPAN))
+    steps = joint.only(is_good & (kind == RecordType.STEP))
+    microbatches = joint.only(is_good & (kind == RecordType.MICROBATCH))
+    bad = joint.only(~is_good)
+    tables = zip(
+        spans.slices(_spans(spans)),
+        steps.slices(_steps(steps)),
+        microbatches.slices(_microbatches(microbatches)),
+        bad.slices(_bad_rows(bad, reason[~is_good])),
+        strict=True,
+    )
+    return [
+        CutRows(spans=spans, steps=steps, microbatches=microbatches, bad_rows=bad_rows)
+        for spans, steps, microbatches, bad_rows in tables
+    ]
 
 
 def _bad_reason(records: Records) -> NDArray[np.int8]:
@@ -151,26 +222,25 @@ def _bad_reason(records: Records) -> NDArray[np.int8]:
     return reason
 
 
-def _spans(
-    records: Records, rows: NDArray[np.uint32], *, key: CutKey, names: Names, clock: ClockMap
-) -> pa.Table:
+def _spans(spans: _Joint) -> pa.Table:
+    records = spans.records
     flags = records["flags"]
     launch_ns = np.where(records["launch_ns"] == 0, records["start_ns"], records["launch_ns"])
-    parent, has_parent = find_parent_rows(records, rows)
+    parent, has_parent = find_parent_rows(records, spans.rows, segment=spans.part_of)
     computed = {
-        "start_ns": numbers(clock.unix_ns(records["start_ns"])),
+        "start_ns": numbers(spans.unix_ns(records["start_ns"])),
         "kind": coded_strings(records["kind"], [str(kind) for kind in KINDS]),
-        "name": _named(records["name"], names),
-        "track": _named(records["track"], names),
+        "name": _named(records["name"], spans),
+        "track": _named(records["track"], spans),
         "duration_ns": numbers(records["end_ns"] - records["start_ns"]),
-        "launch_ns": numbers(np.where(launch_ns < 0, NONE, clock.unix_ns(launch_ns))),
+        "launch_ns": numbers(np.where(launch_ns < 0, NONE, spans.unix_ns(launch_ns))),
         "parent_row": optional_numbers(parent, has_parent),
         "flags": numbers(flags & ~np.uint16(HAS_COMM)),
         "depth": numbers(np.minimum(records["depth"], MAX_DEPTH), np.int16),
-        "row": numbers(rows),
+        "row": numbers(spans.rows),
     }
     has_comm = (flags & HAS_COMM) != 0
-    named = _identity(len(records), key)
+    named = _identity(spans)
     for column in SPAN_COLUMNS:
         if column.offset is None:
             named[column.name] = computed[column.name]
@@ -182,10 +252,11 @@ def _spans(
     return pa.Table.from_arrays(list(named.values()), names=list(named))
 
 
-def _steps(records: Records, rows: NDArray[np.uint32], *, key: CutKey, clock: ClockMap) -> pa.Table:
-    start_ns = clock.unix_ns(records["start_ns"])
+def _steps(steps: _Joint) -> pa.Table:
+    records = steps.records
+    start_ns = steps.unix_ns(records["start_ns"])
     named = {
-        **_identity(len(records), key),
+        **_identity(steps),
         "step": numbers(records["step"]),
         "start_ns": numbers(start_ns),
         # The duration does not pass through the clock map.
@@ -197,56 +268,61 @@ def _steps(records: Records, rows: NDArray[np.uint32], *, key: CutKey, clock: Cl
         # Stored plus one: older tracers wrote zeros there.
         "peak_reserved_bytes": numbers(records["peak_reserved_bytes"] - 1),
         "num_alloc_retries": numbers(records["num_alloc_retries"] - 1),
-        "row": numbers(rows),
+        "row": numbers(steps.rows),
     }
     return pa.Table.from_arrays(list(named.values()), names=list(named))
 
 
-def _microbatches(records: Records, rows: NDArray[np.uint32], *, key: CutKey) -> pa.Table:
+def _microbatches(microbatches: _Joint) -> pa.Table:
+    records = microbatches.records
     named = {
-        **_identity(len(records), key),
+        **_identity(microbatches),
         "step": numbers(records["step"]),
         "microbatch": numbers(records["microbatch"]),
         "num_tokens": numbers(records["num_tokens"]),
         "sum_squared_lengths": numbers(records["sum_squared_lengths"]),
         "sum_windowed_lengths": numbers(records["sum_windowed_lengths"] - 1),
-        "row": numbers(rows),
+        "row": numbers(microbatches.rows),
     }
     return pa.Table.from_arrays(list(named.values()), names=list(named))
 
 
-def _bad_rows(
-    records: Records, rows: NDArray[np.uint32], *, reason: NDArray[np.int8], key: CutKey
-) -> pa.Table:
+def _bad_rows(bad: _Joint, reason: NDArray[np.int8]) -> pa.Table:
     named = {
-        **_identity(len(records), key),
-        "row": numbers(rows),
+        **_identity(bad),
+        "row": numbers(bad.rows),
         "reason": coded_strings(reason, BAD_REASONS),
-        "record": strings([record.tobytes().hex() for record in records]),
+        "record": strings([record.tobytes().hex() for record in bad.records]),
     }
     return pa.Table.from_arrays(list(named.values()), names=list(named))
 
 
-def _identity(num_rows: int, key: CutKey) -> dict[str, Any]:
+def _identity(joint: _Joint) -> dict[str, Any]:
+    keys, part_of = [part.key for part in joint.parts], joint.part_of
     return {
-        "run_id": repeated_string(key.run_id, num_rows),
-        "epoch": numbers(np.full(num_rows, key.epoch, dtype=np.int32)),
-        "rank": numbers(np.full(num_rows, key.rank, dtype=np.int32)),
-        "segment": numbers(np.full(num_rows, key.segment, dtype=np.uint64)),
+        "run_id": coded_strings(part_of, [key.run_id for key in keys]),
+        "epoch": numbers(np.array([key.epoch for key in keys], dtype=np.int32)[part_of]),
+        "rank": numbers(np.array([key.rank for key in keys], dtype=np.int32)[part_of]),
+        "segment": numbers(np.array([key.segment for key in keys], dtype=np.uint64)[part_of]),
     }
 
 
-def _named(ids: NDArray[np.uint32], names: Names) -> Any:  # noqa: ANN401  # an Arrow column
+def _named(ids: NDArray[np.uint32], joint: _Joint) -> Any:  # noqa: ANN401  # an Arrow column
     """Return the column of names; an id beyond the name table is read as `OTHER_NAME`, id 0."""
-    held = np.where(ids < NAME_CAPACITY, ids, 0)
-    used = np.bincount(held) > 0
-    codes = (np.cumsum(used) - 1).astype(np.int32)
-    texts = names.texts(np.flatnonzero(used).tolist())
-    return coded_strings(codes[held], [storable_name(text) for text in texts])
+    held = np.where(ids < NAME_CAPACITY, ids, 0).astype(np.int64)
+    pairs, codes = np.unique(joint.part_of * NAME_CAPACITY + held, return_inverse=True)
+    owners, used = np.divmod(pairs, NAME_CAPACITY)
+    ends = np.cumsum(np.bincount(owners, minlength=len(joint.parts)))[:-1]
+    texts = [
+        storable_name(text)
+        for part, own in zip(joint.parts, np.split(used, ends), strict=True)
+        for text in part.names.texts(own.tolist())
+    ]
+    return coded_strings(codes, texts)
 
 
 def find_parent_rows(
-    records: Records, rows: NDArray[np.uint32]
+    records: Records, rows: NDArray[np.uint32], *, segment: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
     """Return the parent row of each span, and whether it is known.
 
@@ -254,8 +330,9 @@ def find_parent_rows(
     is one level less deep, if it contains the child in time. A parent in a later cut is unknown.
 
     Args:
-        records: Shape (rows,): spans of one segment in row order.
+        records: Shape (rows,): spans of segments, those of one in row order and together.
         rows: Shape (rows,): their row numbers.
+        segment: Shape (rows,): a number of their segment that grows.
     """
     start_ns, depth = records["start_ns"], records["depth"]
     end_ns = records["end_ns"]
@@ -270,6 +347,7 @@ def find_parent_rows(
         child, place = child[place < len(outer)], place[place < len(outer)]
         candidate = outer[place]
         inside = (start_ns[candidate] <= start_ns[child]) & (end_ns[candidate] >= end_ns[child])
+        inside &= segment[candidate] == segment[child]
         parent[child[inside]] = rows[candidate[inside]]
         has_parent[child[inside]] = True
     return parent, has_parent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -190,6 +190,22 @@ class SegmentReader:
         data = self._rows(first_row, end_row)
         rows = first_row + np.flatnonzero(_committed(data, first_row=first_row))
         return Reading(first_row=first_row, end_row=end_row, data=data, rows=rows.astype(np.uint32))
+
+    def extended(self, reading: Reading, *, now_ns: int) -> Reading:
+        """Return a reading with the row after its last one, if two readings of that row agree.
+
+        Args:
+            reading: The newest reading.
+            now_ns: As for `read`, but later.
+        """
+        row = reading.end_row
+        if self._last_seen is None or self._last_seen[0] != row:
+            return reading
+        record = self._rows(row, row + 1)
+        if not self._agrees(row, record, now_ns=now_ns):
+            return reading
+        rows = np.append(reading.rows, np.uint32(row))
+        return replace(reading, end_row=row + 1, data=reading.data + record, rows=rows)
 
     def advance(self, end_row: int) -> None:
         """Move the cursor past stored rows."""

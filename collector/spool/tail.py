@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -17,7 +18,7 @@ from .deaths import DeathWatch
 from .descriptions import LOST, RUNNING, manifest_row, run_row, run_state
 from .folder import TEMPORARY, process_folders, run_folders
 from .process import LineBudget, ProcessFiles, SpoolFolderError
-from .process_tail import ProcessTail
+from .process_tail import ProcessTail, decode_cuts
 from .segment import read_first_step
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ..clock.map import Clocks
     from ..identity import Row
     from .cut import Cut, Resume, Sink
+    from .process_tail import RawCut
 
 GRACE_NS = 2_000_000_000
 """How long a claimed row may stay uncommitted before it counts as torn."""
@@ -165,7 +167,7 @@ class SpoolTail:
         while True:
             self._poll_processes(now_ns)
             self._store_states()
-            for batch in self._batches(now_ns):
+            for batch in self._batches():
                 self._pending_cuts = batch
                 self._send_cuts(totals)
                 self._delete_segments()  # within a long poll, too: the ranks may need the space
@@ -411,7 +413,7 @@ class SpoolTail:
         self._upsert("events", events)
         self._upsert("kernels", kernels)
 
-    def _batches(self, now_ns: int) -> Iterator[list[tuple[ProcessTail, Cut]]]:
+    def _batches(self) -> Iterator[list[tuple[ProcessTail, Cut]]]:
         """Yield batches of cuts until all segments have few new rows.
 
         The ranks go on writing meanwhile. Their few new rows wait for the next poll, because
@@ -420,34 +422,56 @@ class SpoolTail:
         has_more, num_cuts = True, 0
         while has_more and num_cuts < CUTS_PER_POLL:
             has_more = False
-            batch: list[tuple[ProcessTail, Cut]] = []
+            batch: list[RawCut] = []
             num_rows = 0
-            for tail, cut in self._cuts(now_ns):
-                batch.append((tail, cut))
+            for raw in self._cuts():
+                batch.append(raw)
                 num_cuts += 1
-                cut_rows = cut.key.end_row - cut.key.first_row
-                num_rows += cut_rows
-                has_more |= tail.has_ended or cut_rows >= FEW_ROWS or tail.has_waiting_segments
+                num_rows += raw.num_rows
+                tail = raw.tail
+                has_more |= tail.has_ended or raw.num_rows >= FEW_ROWS or tail.has_waiting_segments
                 if num_rows >= self._batch_rows:
-                    yield batch
+                    yield self._decoded(batch)
                     batch, num_rows = [], 0
             if batch:
-                yield batch
+                yield self._decoded(batch)
 
-    def _cuts(self, now_ns: int) -> Iterator[tuple[ProcessTail, Cut]]:
+    def _cuts(self) -> Iterator[RawCut]:
         """Yield at most one cut for each segment of each process."""
         for tail in list(self._active.values()):
-            try:
-                for cut in tail.cuts(now_ns=now_ns):
-                    yield tail, cut
-            except Exception as error:  # noqa: BLE001  # as above
-                self._abandon(tail, error)
+            with self._abandoning(tail):
+                yield from tail.cuts(now_ns=self._monotonic_ns())
+
+    def _decoded(self, batch: list[RawCut]) -> list[tuple[ProcessTail, Cut]]:
+        """Return the cuts of a batch, without those of processes that can't be read any more."""
+        now_ns = self._monotonic_ns()
+        for raw in batch:
+            with self._abandoning(raw.tail):
+                raw.extend(now_ns=now_ns)
+        try:
+            return [(raw.tail, cut) for raw, cut in zip(batch, decode_cuts(batch), strict=True)]
+        except Exception:  # noqa: BLE001  # of one process, which is found by decoding each alone
+            cuts: list[tuple[ProcessTail, Cut]] = []
+            for raw in batch:
+                with self._abandoning(raw.tail):
+                    cuts += [(raw.tail, cut) for cut in decode_cuts([raw])]
+            return cuts
+
+    @contextmanager
+    def _abandoning(self, tail: ProcessTail) -> Iterator[None]:
+        """Abandon a process after an error, whatever it wrote: the others go on."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # see above
+            self._abandon(tail, error)
 
     def _abandon(self, tail: ProcessTail, error: Exception) -> None:
         """Stop following a folder that was removed or can't be read any more."""
         if isinstance(error, OSError) and error.errno in TEMPORARY:
             return
         folder = tail.files.folder
+        if folder not in self._active:
+            return
         self._problems.append(
             f"{folder} can't be read any more ({error.strerror}): what was read of it is kept"
             if isinstance(error, OSError)

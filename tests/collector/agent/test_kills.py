@@ -53,7 +53,7 @@ def test_a_kill_at_every_change_of_the_journal_loses_and_duplicates_no_row(tmp_p
         point += 1
         has_crashed = crash_once(tmp_path / str(point), point)
 
-    assert point > 12
+    assert point > 8
 
 
 def crash_once(folder: Path, point: int) -> bool:

@@ -109,6 +109,27 @@ def test_a_child_has_the_row_of_its_parent_in_the_same_cut(
     ]
 
 
+def test_ranks_that_are_decoded_together_keep_their_names_and_parents(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    first, second = (SpoolBuilder(tmp_path, run_id=run_id, rank=rank) for rank in (0, 1))
+    first.span("of the first", start_ns=10, duration_ns=5, depth=1)
+    second.span("of the second", start_ns=0, duration_ns=50, depth=0)
+    for spool in (first, second):
+        spool.end()
+
+    SpoolTail(tmp_path, StoreWriter(store)).poll()
+
+    found = store.rows(
+        "SELECT rank, name, parent_row FROM spans WHERE run_id = {r:String} ORDER BY rank",
+        {"r": run_id},
+    )
+    assert [(row["rank"], row["name"], row["parent_row"]) for row in found] == [
+        (0, "of the first", None),
+        (1, "of the second", None),
+    ]
+
+
 def test_ranks_of_one_host_share_one_clock(store: Store, run_id: str, tmp_path: Path) -> None:
     # The anchor of the second process is off by 7 ns. On one host that must not show.
     boot_id = os.urandom(16)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,12 +12,11 @@ from rankscope.collector.read.spans import read_spans
 from rankscope.collector.spool.tail import SegmentPolicy, SpoolTail
 from rankscope.collector.store.writer import StoreWriter
 from rankscope.sources.store_source import StoreSource
+from rankscope.tracer.spool import PROCESS_FILE
 from tests.support.collector.spool_builder import SpoolBuilder, this_host
 from tests.support.collector.stored import names_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rankscope.collector.store.store import Store
     from tests.collector.conftest import FakeClock
 
@@ -44,6 +45,30 @@ def test_a_folder_that_is_removed_while_it_is_read_is_reported(
     assert names_of(store, run_id) == ["still here"]
     ranks = StoreSource(store).run_info(run_id).epochs[0].ranks
     assert [rank.exit_state for rank in ranks] == ["lost", "ended"]
+
+
+def test_a_rank_whose_names_are_removed_keeps_no_other_from_being_stored(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    gone, stays = (
+        SpoolBuilder(tmp_path, run_id=run_id, rank=rank, **this_host()) for rank in (0, 1)
+    )
+    for spool in (gone, stays):
+        spool.span("first")
+        spool.span("second")
+
+    def clock() -> int:
+        """Remove the names when the segments have been read."""
+        if segments <= {os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()}:
+            (gone.folder / PROCESS_FILE).unlink(missing_ok=True)
+        return 10**12
+
+    segments = {str(gone.segment), str(stays.segment)}
+
+    progress = SpoolTail(tmp_path, StoreWriter(store), monotonic_ns=clock).poll()
+
+    assert [str(gone.folder) in problem for problem in progress.problems] == [True]
+    assert names_of(store, run_id) == ["first"]
 
 
 def test_a_half_written_line_waits_for_its_end(

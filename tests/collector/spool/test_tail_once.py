@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -52,6 +53,22 @@ def test_the_newest_row_of_a_live_segment_is_read_at_the_second_poll(
     assert tail.poll().num_spans == 0  # too soon for the second poll
     clock.advance_s(0.1)
     assert tail.poll().num_spans == 1
+
+
+def test_the_newest_row_leaves_with_the_others_if_the_poll_lasts_long_enough(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    spool = SpoolBuilder(tmp_path, run_id=run_id, **this_host())
+    for name in ("a", "b", "c"):
+        spool.span(name)
+    ticks = count(10**12, 10**7)
+    tail = SpoolTail(tmp_path, StoreWriter(store), monotonic_ns=lambda: next(ticks))
+
+    progress = tail.poll()
+
+    assert (progress.num_cuts, progress.num_spans) == (1, 3)
+    assert tail.poll().num_cuts == 0
+    assert names_of(store, run_id) == ["a", "b", "c"]
 
 
 class DyingStore(Store):
