@@ -195,7 +195,10 @@ class RunWindow:
             num_spans = len(self._source.spans(self._run_id, first=last, last=last))
             num = min(self._max_steps, self._max_spans // max(num_spans, 1))
             first = int(np.unique(steps.step)[-max(num, 1) :][0])
-            steps = select_rows(steps, steps.step >= first)
+        elif self._contents is not None:
+            num_spans = len(self._contents.spans) // len(np.unique(self._contents.steps.step))
+            first = max(first, last + 1 - max(1, self._max_spans // max(num_spans, 1)))
+        steps = select_rows(steps, steps.step >= first)
         spans = self._source.spans(self._run_id, first=first, last=last)
         pairs = np.unique(_pairs(steps.epoch, steps.step))
         is_newest = np.isin(_pairs(spans.epoch, spans.step), pairs)

@@ -89,6 +89,18 @@ def test_advancing_reads_the_new_steps_and_the_few_that_may_be_incomplete(whole:
     assert len(source.reads) == 1
 
 
+def test_advancing_reads_no_steps_for_which_there_is_no_room(whole: Source) -> None:
+    source = Training(whole, newest=5)
+    window = RunWindow(source, "tiny", max_spans=len(whole.span_table) // NUM_STEPS)
+    window.advance()
+    source.reads.clear()
+
+    source.newest = 6
+    assert window.advance() == 1
+    assert source.reads == [(6, 6)]
+    assert np.unique(window.steps("tiny").step).tolist() == [6]
+
+
 def test_a_late_span_is_read_with_the_next_step(whole: Source) -> None:
     late = whole.span_table
     keep = np.arange(len(late)) != np.flatnonzero(late.step == 3)[-1]
