@@ -169,9 +169,10 @@ def find_phases(  # noqa: PLR0913  # a matrix, and what is known of its rows
         peaks = _peer_peaks(alone[others], number[others])
         deviations = required_deviations(excess.size)
         least = max(THRESHOLDS.min_excess_ratio, deviations * deviation)
-        for row, threshold in zip(others.tolist(), np.maximum(least, peaks).tolist(), strict=True):
-            if np.nanmax(excess[row]) >= threshold:
-                found[row] = _short_phase(excess[row], deviation, threshold, may_recur=may_recur)
+        thresholds = np.maximum(least, peaks)
+        for place in np.flatnonzero(np.nanmax(excess[others], axis=1) >= thresholds).tolist():
+            row, threshold = int(others[place]), float(thresholds[place])
+            found[row] = _short_phase(excess[row], deviation, threshold, may_recur=may_recur)
     others_found = (
         replace(phase, row=int(rows[row]))
         for row, phase in found.items()
