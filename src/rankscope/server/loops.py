@@ -81,7 +81,7 @@ class Loop:
 
     Args:
         name: Name of the thread.
-        turn: The work.
+        turn: The work. It may return a longer pause, s.
         pause_s: Pause between two turns.
         say: Logs a line. None: `terminal.lines.say`.
     """
@@ -89,7 +89,7 @@ class Loop:
     def __init__(
         self,
         name: str,
-        turn: Callable[[], None],
+        turn: Callable[[], float | None],
         *,
         pause_s: float,
         say: Callable[[str], None] | None = None,
@@ -132,7 +132,7 @@ class Loop:
             begun_ns = time.monotonic_ns()
             pause_s = self._pause_s
             try:
-                self._turn()
+                pause_s = max(pause_s, self._turn() or 0.0)
             except Exception as error:  # noqa: BLE001  # nothing ends a loop but `stop`
                 if self._stopping.is_set() and isinstance(error, StoreClosedError):
                     return
@@ -320,7 +320,8 @@ def tail_loop(
     control = ControlWriter(say=terminal.say)
     rows = HostEventRows(socket.gethostname(), unix_ns=time.time_ns)
 
-    def turn() -> None:
+    def turn() -> float:
+        begun_s = time.monotonic()
         progress = tail.poll()
         if host_events is not None and sink is not None:
             rows.note_running(tail.running)
@@ -338,6 +339,8 @@ def tail_loop(
             running = tail.running
             for run_id in {files.run_id for files in running}:
                 control.write(running, requests.of_run(run_id))
+        # To look at thousands of ranks takes seconds: in vain, for half of the time at most.
+        return 0.0 if progress.num_cuts else time.monotonic() - begun_s
 
     loop = Loop("tail", turn, pause_s=TAIL_PAUSE_S)
     return loop

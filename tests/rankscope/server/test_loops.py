@@ -95,6 +95,21 @@ def test_a_turn_that_outlives_its_loop_logs_no_closed_store(
     assert loop.num_failures == 0
 
 
+def test_a_turn_may_ask_for_a_longer_pause() -> None:
+    begun_s: Queue[float] = Queue()
+
+    def turn() -> float:
+        begun_s.put(time.monotonic())
+        return 0.2
+
+    loop = Loop("work", turn, pause_s=0.001)
+    loop.start()
+    first, second = (begun_s.get(timeout=TIMEOUT_S) for _ in range(2))
+    loop.stop()
+
+    assert second - first >= 0.15
+
+
 def test_a_failing_loop_has_a_reason() -> None:
     turns = Turns(*[FailedError("the store is unavailable")] * 100_000)
     loop = Loop("work", turns, pause_s=0.001, say=lambda _: None)
