@@ -22,10 +22,11 @@ EXPLORING = --hypothesis-profile=nightly --hypothesis-seed=$(SEED) --timeout=360
 # ruff follows no link by itself; behind the links of src/rankscope it sees the packages by their installed names.
 SOURCES := . src/rankscope/*/
 
-# Three processes share the test files, also on two cores: tests wait for half of their time, for other processes, pages
-# and timeouts. Tests that measure or keep a pace run last, with no other test beside them. A run narrowed by ARGS uses
+# Two processes more than there are cores share the test files: tests wait for half of their time, for other processes,
+# pages and timeouts. More than eight would take more memory than many machines have, 2 GB each. Tests that measure or keep a pace run last, with no other test beside them. A run narrowed by ARGS uses
 # one process, because starting more takes longer.
-PROCESSES := --numprocesses=3 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
+NUM_PROCESSES := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() + 2, 8))' 2> /dev/null || echo 4)
+PROCESSES := --numprocesses=$(NUM_PROCESSES) --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
 SHARED_RUN := -m "not alone and not nightly" $(PROCESSES) --durations=10
 # These alone are collected: of all tests, it would take longer than they do.
 ALONE := $(shell grep -rlF --include='test_*.py' 'pytest.mark.alone' tests)

@@ -134,8 +134,13 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Note what was collected, before `-m` or `-k` deselects any of it."""
+    """Note what was collected, before `-m` or `-k` deselects any of it, and order the files.
+
+    Processes of xdist take file by file. The last files by name start ranks and take minutes: as
+    the last ones, one of them would run alone at the end.
+    """
     config.stash[COLLECTED] = functions_by_file(items)
+    items.sort(key=lambda item: item.path, reverse=True)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
