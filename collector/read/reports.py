@@ -8,18 +8,21 @@ if TYPE_CHECKING:
     from ..identity import Row
     from ..store.store import Store
 
-SELECT_BODY = """
-SELECT version, num_spans, num_steps, num_rows, state, body FROM reports FINAL
-WHERE run_id = {run_id:String}
-"""
+HAS_EXPIRED = "run_id IN (SELECT run_id FROM expired WHERE last_step != 2147483647) AS has_expired"
+"""Whether spans of the run are gone; imported traces keep all of theirs."""
+
+SELECT_BODY = f"""
+SELECT version, num_spans, num_steps, num_rows, state, {HAS_EXPIRED}, body FROM reports FINAL
+WHERE run_id = {{run_id:String}}
+"""  # noqa: S608  # constants
 
 SELECT_HEAD = SELECT_BODY.replace(", body ", ", notEmpty(body) AS has_body ")
 
-SELECT_LINES = """
+SELECT_LINES = f"""
 SELECT run_id, cause, severity, ranks, verdict, step_s, mfu, loss, duration_ns, num_dropped,
-    num_spans, num_steps, num_rows, state, version
+    num_spans, num_steps, num_rows, state, version, {HAS_EXPIRED}
 FROM reports FINAL
-"""
+"""  # noqa: S608  # constants
 
 SELECT_COMPARABLE_MFU = """
 WITH counted AS (

@@ -212,6 +212,7 @@ class Retention:
         if self._policy.findings_ns is not None:
             first_day = (age_ns - self._policy.findings_ns) // DAY_NS
             num_spans += days.expire_kept(first_day=first_day, now_ns=now_ns)
+            days.expire_pictures(first_day=first_day)
         return num_spans
 
 

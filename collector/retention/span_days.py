@@ -55,6 +55,15 @@ WHERE run_id IN {run_ids:Array(String)} AND first_step IS NOT NULL AND cause NOT
     ('healthy', 'insufficient-evidence')
 """
 
+SELECT_OLD_PICTURES = """
+SELECT run_id, epoch, max(step) AS last_step FROM closed_steps FINAL
+WHERE step >= 0 AND at_ns < {before_ns:Int64}
+    AND (run_id, epoch) IN (SELECT run_id, epoch FROM pictures)
+    AND run_id NOT IN (SELECT run_id FROM runs WHERE source_format != {own:String})
+GROUP BY run_id, epoch ORDER BY run_id, epoch
+"""
+"""By the time at which they were drawn: of an old spool that is read today, they are new."""
+
 COUNT_KEPT = """
 SELECT run_id, count() AS num_kept FROM kept_spans WHERE day = {day:Int32} GROUP BY run_id
 """
@@ -191,10 +200,17 @@ class SpanDays:
             for some in _portions(rows):
                 self._store.insert_rows("expired", some)
                 self._hide(MICROBATCHES, some)
-                self._hide(PICTURES, some)
             removed.update({row["run_id"]: row["num_spans"] for row in epochs})
             self._drop(KEPT_SPANS, day)
         return removed
+
+    def expire_pictures(self, *, first_day: int) -> None:
+        """Remove the pictures that were drawn before ``first_day``, with or without findings."""
+        bound = {"before_ns": first_day * DAY_NS, "own": OWN_FORMAT}
+        rows = self._store.rows(SELECT_OLD_PICTURES, bound)
+        for some in _portions([{**row, "kept_first": [], "kept_last": []} for row in rows]):
+            self._hide(PICTURES, some)
+        wait_for_removals(self._store, (PICTURES,))
 
     def _days(self, table: str, first_day: int) -> list[int]:
         rows = self._store.rows(SELECT_DAYS, {"table": table, "first_day": first_day})

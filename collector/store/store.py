@@ -137,7 +137,13 @@ RETRY_DELAYS_S = (0.5, 1.0, 2.0, 4.0)
 same tables; a replica that does not have the first change yet refuses the second."""
 
 
-def open_store(url: str, *, read_only: bool = False) -> Store:
+def _say_nothing(_: str) -> None:
+    """Take a line that nobody reads."""
+
+
+def open_store(
+    url: str, *, read_only: bool = False, say: Callable[[str], None] = _say_nothing
+) -> Store:
     """Open a store and migrate its tables to the current version.
 
     Args:
@@ -145,6 +151,7 @@ def open_store(url: str, *, read_only: bool = False) -> Store:
             ``clickhouse://user:password@host:8123/database``, with ``?cluster=NAME`` if its
             tables are on a cluster.
         read_only: Make the engine refuse every write, and do not migrate.
+        say: Takes a line before each migration of a store of an older version.
 
     Raises:
         StoreUrlError: The URL has an unknown form.
@@ -155,7 +162,7 @@ def open_store(url: str, *, read_only: bool = False) -> Store:
     store = Store(url, read_only=read_only)
     try:
         if not read_only:
-            migrate(store)
+            migrate(store, say=say)
     except BaseException:
         store.close()
         raise
@@ -381,7 +388,12 @@ class Store:
         return _connect(self.location, url=self.url, read_only=self.read_only)
 
 
-def migrate(store: Store, *, sleep: Callable[[float], None] = time.sleep) -> int:
+def migrate(
+    store: Store,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    say: Callable[[str], None] = _say_nothing,
+) -> int:
     """Apply the migrations that the store lacks, in order; return its version.
 
     If the store is current, this is one read. An interrupted migration runs again, because its
@@ -391,6 +403,7 @@ def migrate(store: Store, *, sleep: Callable[[float], None] = time.sleep) -> int
     Args:
         store: The store.
         sleep: Waits before a retry; only a server is retried.
+        say: See `open_store`.
 
     Raises:
         StoreVersionError: The store has a newer version than this code.
@@ -399,13 +412,13 @@ def migrate(store: Store, *, sleep: Callable[[float], None] = time.sleep) -> int
     is_server = isinstance(store.location, ServerLocation)
     for delay_s in RETRY_DELAYS_S if is_server else ():
         try:
-            return _apply_migrations(store, is_server=is_server)
+            return _apply_migrations(store, is_server=is_server, say=say)
         except StoreQueryError:
             sleep(delay_s)
-    return _apply_migrations(store, is_server=is_server)
+    return _apply_migrations(store, is_server=is_server, say=say)
 
 
-def _apply_migrations(store: Store, *, is_server: bool) -> int:
+def _apply_migrations(store: Store, *, is_server: bool, say: Callable[[str], None]) -> int:
     newest = known_migrations()[-1].version
     version = store.schema_version()
     if version > newest:
@@ -415,6 +428,8 @@ def _apply_migrations(store: Store, *, is_server: bool) -> int:
     rows: list[Row] = []
     for migration in known_migrations()[version:]:
         is_needed = not (is_server and migration.is_embedded_only)
+        if version:
+            say(f"upgrading the store: {migration.name}")
         for statement in migration.statements() if is_needed else ():
             store.command(statement)
         rows.append({"version": migration.version, "name": migration.name})

@@ -306,7 +306,7 @@ def _open_when_up(url: str) -> Store:
     is_logged = False
     while True:
         try:
-            return open_store(url)
+            return open_store(url, say=say)
         except StoreUnreachableError as error:
             if time.monotonic() >= end_s:
                 raise

@@ -55,7 +55,9 @@ MAX_RANKS = 512
 class StoredReports:
     """The reports of ended runs in one store.
 
-    A report counts only for the data and the version of rankscope that it was made of and by.
+    A report counts only for the data and the version of rankscope that it was made of and by. If
+    spans of the run have expired, it counts for later versions too, and no other replaces it: what
+    it says could not be found again.
     """
 
     def __init__(self, store: Store) -> None:
@@ -76,7 +78,9 @@ class StoredReports:
     def has(self, summary: RunSummary) -> bool:
         """Return whether the report of a run as it is now is stored, without reading it."""
         row = read_report_head(self._store, summary.run_id)
-        return row is not None and bool(row["has_body"]) and is_of(row, summary)
+        if row is None or not row["has_body"] or not is_of(row, summary):
+            return False
+        return is_of_version(row) or self.find(summary) is not None
 
     def keep(self, summary: RunSummary, report: RunReport) -> None:
         """Store the report of an ended run, and its findings.
@@ -85,11 +89,15 @@ class StoredReports:
         """
         if summary.state == RUNNING:
             return
+        before = read_report_head(self._store, summary.run_id)
+        if before is not None and before["has_expired"] and is_of(before, summary):
+            return
         body = write_report(report)
         top = report.top_finding
         bounds = read_step_bounds(self._store, summary.run_id)
         row = {
             "run_id": summary.run_id,
+            "version": _version(),
             **_revision(summary),
             "at_ns": time.time_ns(),
             "cause": top.cause,
@@ -164,7 +172,7 @@ def _line(
         and (cost := lost_device_h(finding, run.world_size)) is not None
     ]
     line = RunLine(run=run, lost_device_h=sum(costs) if costs else None)
-    if row is not None and is_of(row, run):
+    if row is not None and is_of_data(row, run):
         ranks = tuple(row["ranks"])
         alike = [
             finding.number
@@ -197,14 +205,30 @@ def _weight(finding: StoredFinding) -> tuple[bool, float]:
 
 
 def is_of(row: Row, summary: RunSummary) -> bool:
-    """Return whether a row of table ``reports`` is of a run as it is now, by this version."""
+    """Return whether a row of table ``reports`` counts for a run as it is now.
+
+    It is of the same data, and by this version unless spans have expired since.
+    """
+    return is_of_data(row, summary) and (is_of_version(row) or bool(row["has_expired"]))
+
+
+def is_of_version(row: Row) -> bool:
+    """Return whether a row of table ``reports`` was written by this version."""
+    return bool(row["version"] == _version())
+
+
+def is_of_data(row: Row, summary: RunSummary) -> bool:
+    """Return whether a row of table ``reports`` is of a run as it is now, by any version."""
     wanted = _revision(summary)
     return {name: row[name] for name in wanted} == wanted
 
 
+def _version() -> str:
+    return f"{installed_version('rankscope')}+{report_form()}"
+
+
 def _revision(summary: RunSummary) -> dict[str, str | int]:
     return {
-        "version": f"{installed_version('rankscope')}+{report_form()}",
         "num_spans": summary.num_spans,
         "num_steps": summary.num_steps,
         "num_rows": summary.num_rows,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -185,6 +186,36 @@ def test_spans_expire_by_their_own_time_except_around_findings(
     Deletions(store).delete(run_id)  # the store is shared
 
 
+def test_pictures_expire_a_month_after_they_were_drawn(store: Store, run_id: str) -> None:
+    # GIVEN a run with a finding and one without, whose later half was drawn ten days later
+    runs = [run_id, f"{run_id}-found"]
+    for run in runs:
+        store_run(store, run)
+        drawn = {step: NOW_NS + step // 100 * 10 * DAY_NS for step in range(NUM_STEPS)}
+        store.insert_rows(
+            "closed_steps",
+            [{"run_id": run, "step": step, "at_ns": at} for step, at in drawn.items()],
+        )
+        store.insert_rows("pictures", [{"run_id": run, "step": step} for step in drawn])
+    add_finding(store, runs[1], 50, 51)
+
+    def kept() -> list[int]:
+        return [
+            len(store.rows("SELECT step FROM pictures WHERE run_id = {r:String}", {"r": run}))
+            for run in runs
+        ]
+
+    # WHEN the spans expire, and then those around the finding THEN no picture goes before its time
+    expire(store, after_ns=3 * DAY_NS)
+    assert kept() == [NUM_STEPS, NUM_STEPS]
+    expire(store, after_ns=32 * DAY_NS)
+    assert kept() == [NUM_STEPS // 2, NUM_STEPS // 2]
+    expire(store, after_ns=42 * DAY_NS)
+    assert kept() == [0, 0]
+    for run in runs:
+        Deletions(store).delete(run)  # the store is shared
+
+
 def test_a_live_run_loses_one_day_after_the_other(store: Store, run_id: str) -> None:
     # GIVEN three days of a live run, with a step over midnight, and findings on both sides
     first_day = NOW_NS // DAY_NS + 100
@@ -346,6 +377,36 @@ def test_a_run_with_recent_heartbeats_is_live(store: Store, run_id: str) -> None
     assert not Deletions(store).is_deleted(run_id)
     expire(store, after_ns=366 * DAY_NS + 16 * MINUTE_NS)
     assert Deletions(store).is_deleted(run_id)
+
+
+def test_of_an_old_clock_its_first_offset_and_last_error_stay(store: Store, run_id: str) -> None:
+    # GIVEN a host that reported its clock each minute, of two boots, one of which goes on
+    minutes = range(3 * 24 * 60)
+    began_ns = time.time_ns() - len(minutes) * MINUTE_NS
+    for boot, num_reports in (("first", 50), ("second", len(minutes))):
+        rows = [
+            {"host": run_id, "boot_id": boot, "at_ns": began_ns + minute * MINUTE_NS,
+             "offset_ns": minute, "clock_error_ns": 1000 + minute}
+            for minute in minutes[:num_reports]
+        ]  # fmt: skip
+        store.insert_rows("clock", rows[: num_reports // 2])
+        store.insert_rows("clock", rows[num_reports // 2 :])
+
+    def read() -> list[Row]:
+        return store.rows(
+            "SELECT boot_id, argMin(offset_ns, at_ns) AS offset_ns, min(at_ns) AS begin_ns,"
+            " argMax(clock_error_ns, at_ns) AS error_ns FROM clock"
+            " WHERE host = {h:String} GROUP BY boot_id ORDER BY boot_id",
+            {"h": run_id},
+        )
+
+    before = read()
+
+    store.command("OPTIMIZE TABLE clock FINAL")
+
+    assert read() == before
+    (left,) = store.rows("SELECT count() AS n FROM clock WHERE host = {h:String}", {"h": run_id})
+    assert left["n"] <= 2 * 24 * 60 + 2
 
 
 def test_samples_expire_with_the_spans_around_them(store: Store, run_id: str) -> None:

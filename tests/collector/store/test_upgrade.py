@@ -75,9 +75,11 @@ def test_an_upgrade_that_is_killed_again_and_again_loses_nothing(
                 store.command(statement)
             assert counts(store) == before, statements[num - 1]
         monkeypatch.undo()
-        migrate(store)
+        lines: list[str] = []
+        migrate(store, say=lines.append)
 
         # THEN nothing is lost, and nothing counts twice
+        assert lines == [f"upgrading the store: {left.name}" for left in known[days.version - 1 :]]
         assert counts(store) == before
         shown = {row["run_id"]: (row["num_spans"], row["num_steps"]) for row in list_runs(store)}
         assert shown == {"own": (16, 8), "imported": (8, 0)}

@@ -82,3 +82,41 @@ def test_a_report_is_made_once_and_again_when_its_run_has_new_rows(tmp_path: Pat
         assert StoredReports(store).find(summary) is None
         assert not StoredReports(store).has(summary)
         assert read_run_lines(store)[0].verdict == ""
+
+
+def test_a_report_outlives_an_upgrade_once_its_spans_have_expired(tmp_path: Path) -> None:
+    # GIVEN an ended run whose report an older version has made
+    url = f"chdb://{tmp_path}/store"
+    simulate_run(
+        SimulateOptions(
+            scenario="slow-compute", run_id="r", num_steps=4, num_ranks=8, store_url=url
+        )
+    )
+    with open_store(url) as store:
+        source, stored = StoreSource(store), StoredReports(store)
+        summary, reports = find_run(source, "r"), Reports(source, stored=stored)
+        made = reports.get("r")
+        assert made is not None
+        (row,) = store.rows("SELECT * FROM reports FINAL")
+        store.insert_rows("reports", [{**row, "version": "0.0.0", "at_ns": row["at_ns"] + 1}])
+
+        # THEN it is to be made again, and the list shows it until then
+        assert stored.find(summary) is None
+        assert reports.without_stored([summary]) == [summary]
+        (line,) = read_run_lines(store)
+        assert (line.verdict, line.severity) == (row["verdict"], row["severity"])
+
+        # WHEN its spans have expired THEN it stays, and no report of what is left replaces it
+        store.insert_rows("expired", [{"run_id": "r", "last_step": 3}])
+        store.command("TRUNCATE TABLE spans")
+        summary = find_run(source, "r")
+        assert reports.without_stored([summary]) == []
+        found = Reports(source, stored=stored).find_made(summary)
+        assert found is not None
+        assert found.findings == made.findings
+        stored.keep(summary, replace(made, findings=()))
+        assert [line.verdict for line in read_run_lines(store)] == [row["verdict"]]
+        # AND one that this version cannot read is shown in the list.
+        store.insert_rows("reports", [{**row, "version": "0.0.1", "body": "[]", "at_ns": 2**62}])
+        assert not stored.has(summary)
+        assert [line.verdict for line in read_run_lines(store)] == [row["verdict"]]
