@@ -24,7 +24,7 @@ from .breakdown.waterfall import build_waterfall, summarize_waterfall
 from .causes.common_pause import list_pauses
 from .causes.crash import find_crashes
 from .causes.detector import Case, Record, insufficient
-from .causes.equal_lengths import equalize_declared_lengths
+from .causes.equal_lengths import declared_work, equalize_declared_lengths
 from .diagnose import (
     combine_findings,
     diagnose,
@@ -415,10 +415,12 @@ def _build_case(record: Record, reading: Reading, replayer: Replayer) -> Case | 
     if not len(reading.items):
         return None
     equalized = equalize_declared_lengths(reading.items, record.context.microbatches)
+    work = declared_work(reading.items, record.context.microbatches) if equalized is None else ()
     profile = compare_with_peers(
         reading.items if equalized is None else equalized,
         record.run.coords,
         calls=reading.calls,
+        work=work,
         is_equalized=equalized is not None,
     )
     return Case(
@@ -431,6 +433,7 @@ def _build_case(record: Record, reading: Reading, replayer: Replayer) -> Case | 
         slowdown=ratio(float(replayer.recorded().mean()), float(replayer.ideal().mean())),
         tokens_by_step=count_tokens(record.run, record.steps),
         equalized=equalized,
+        work=work,
     )
 
 

@@ -127,6 +127,8 @@ def grade_findings(report: RunReport) -> RunReport:
     rest = tuple(finding for finding in graded if finding not in undecided)
     if any(finding.severity in MATTERS for finding in graded):
         graded = tuple(finding for finding in graded if finding.cause not in NO_PROBLEM)
+        unexplained = _unexplained_wait(report, "no finding explains half of it")
+        graded += () if unexplained is None else (replace(unexplained, severity=Severity.NONE),)
     elif undecided:
         least_s = THRESHOLDS.minor_share * (report.step_time_s.actual or 0.0)
         matter = tuple(
@@ -135,8 +137,10 @@ def grade_findings(report: RunReport) -> RunReport:
             if finding.saved_s is None or finding.saved_s >= least_s
         )
         graded = (*matter, *rest[1:]) if matter else rest
-    elif graded[0].cause == HEALTHY and (unexplained := _unexplained_wait(report)) is not None:
-        graded = (replace(unexplained, severity=Severity.NONE), *graded[1:])
+    elif graded[0].cause == HEALTHY:
+        unexplained = _unexplained_wait(report, "no cause of it is significant")
+        if unexplained is not None:
+            graded = (replace(unexplained, severity=Severity.NONE), *graded[1:])
     return replace(report, findings=graded)
 
 
@@ -177,8 +181,8 @@ def _contradictions_of_verdict(report: RunReport) -> Iterator[str]:
             yield f"the bar shows {shown} s for {top.cause}, the headline {saved_s} s"
 
 
-def _unexplained_wait(report: RunReport) -> Finding | None:
-    """Return why a run is not healthy in which ranks wait for one culprit, and no finding says why.
+def _unexplained_wait(report: RunReport, reason: str) -> Finding | None:
+    """Return that ranks wait for one culprit, and that no finding says why; None if one does.
 
     The culprit is a rank, or a link with slow transfers. If most of all waiting is for one, and it
     costs what would be critical, something is slow, whether or not it was found.
@@ -196,13 +200,15 @@ def _unexplained_wait(report: RunReport) -> Finding | None:
         return None
     for each in report.findings:
         concerns = not each.ranks or not culprits.isdisjoint(each.ranks)
-        if concerns and (each.saved_s or 0.0) >= THRESHOLDS.majority_share * share * actual_s:
+        # Work that is shared equally saves what the others do not take over.
+        most_s = share * actual_s * (1.0 if each.ranks else (num - 1) / num)
+        if concerns and (each.saved_s or 0.0) >= THRESHOLDS.majority_share * most_s:
             return None
     who = "the other rank waits" if num == 2 else f"the other {num - 1:,} ranks wait"  # noqa: PLR2004
     who = who if top.link is None else "ranks wait"
     return insufficient(
-        f"{who} for {report.name_waited_for(top)} for {format_percent(share)} of the time, and no"
-        " cause of it is significant"
+        f"{who} for {report.name_waited_for(top)} for {format_percent(share)} of the time, and"
+        f" {reason}"
     )
 
 

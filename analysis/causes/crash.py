@@ -60,13 +60,13 @@ joined by time (`explain_exit`)."""
 
 OF_THE_JOB = re.compile(
     r"nccl|gloo|c10d|torch\.distributed|dist(backend|network|store)error|tcpstore|process ?group"
-    r"|collective|communicator|all_?reduce|rendezvous"
+    r"|collective|communicator|all_?reduce|rendezvous|monitoredbarrier"
 )
-TIMEOUT = re.compile(r"timeout|timed out|watchdog caught")
+TIMEOUT = re.compile(r"timeout|timed out|watchdog caught|failed to pass monitoredbarrier")
 CONNECTION = re.compile(
     r"nccl|gloo|dist(backend|network|store)error|connection (was )?(reset|closed|refused)"
     r"|broken pipe|closed by peer|remote process|peer failure|communicator was aborted"
-    r"|caused pair closure"
+    r"|caused pair closure|reached monitoredbarrier, but received errors"
 )
 STOPPED = re.compile(r"\b(keyboardinterrupt|signalexception|systemexit|sigterm)")
 

@@ -18,6 +18,8 @@ from .host_gaps import find_common_pauses, tabulate_gaps
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from rankscope.tracer.topology import Coords
 
     from ..breakdown.waterfall import Part
@@ -161,6 +163,9 @@ class Case:
 
     equalized: ComputeItems | None = None
     """Compute as if all micro-batches had the same length; None if their lengths are unknown."""
+
+    work: tuple[NDArray[np.float64], ...] = ()
+    """Measures of how much each item of the compute is (`declared_work`); empty: all are alike."""
 
     @cached_property
     def coords(self) -> dict[int, Coords]:

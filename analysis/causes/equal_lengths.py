@@ -63,18 +63,51 @@ def equalize_declared_lengths(items: ComputeItems, lengths: MicrobatchTable) -> 
     return replace(items, self_ns=np.rint(items.self_ns / scale).astype(np.int64))
 
 
+def declared_work(items: ComputeItems, lengths: MicrobatchTable) -> tuple[NDArray[np.float64], ...]:
+    """Return the tokens of each item, and its sum of squared lengths. Shape (items,) each.
+
+    Its compute grows with the one or the other, whatever the job is, so no fit is needed: of what
+    has equal shapes on each rank, unequal ones on two ranks, nothing can be fitted.
+
+    Returns:
+        Nothing if one is unknown, or if most items that have more or fewer tokens than is usual of
+        their rank, kind and chunk do not take more or less time, by `min_excess_ratio` each: then
+        tokens are not the work, as where all sequences are padded.
+    """
+    measures = [
+        of_items(items, lengths, column) for column in ("num_tokens", "sum_squared_lengths")
+    ]
+    if not len(items) or not all((each > 0).all() for each in (items.self_ns, *measures)):
+        return ()
+    key = (items.rank, items.kind, items.chunk)
+    took, tokens = (
+        np.log(each / medians_by_key(each, *key)) for each in (items.self_ns, measures[0])
+    )
+    least = np.log1p(THRESHOLDS.min_excess_ratio)
+    differs = np.abs(tokens) >= least
+    if differs.any() and float(np.median((took * np.sign(tokens))[differs])) < least:
+        return ()
+    return tuple(measures)
+
+
 def squared_lengths(items: ComputeItems, lengths: MicrobatchTable) -> NDArray[np.float64]:
     """Return each item's sum of squared lengths; NaN if unknown. Shape (items,)."""
+    return of_items(items, lengths, "sum_squared_lengths")
+
+
+def of_items(items: ComputeItems, lengths: MicrobatchTable, column: str) -> NDArray[np.float64]:
+    """Return a column of the micro-batches by item; NaN if unknown. Shape (items,)."""
     key, num = factorize(
         *(
             np.concatenate((getattr(items, name), getattr(lengths, name)))
             for name in ("step", "rank", "microbatch")
         )
     )
-    squares = np.full(num, np.nan)
-    is_known = lengths.sum_squared_lengths >= 0
-    squares[key[len(items) :][is_known]] = lengths.sum_squared_lengths[is_known]
-    return squares[key[: len(items)]]
+    values = getattr(lengths, column)
+    found = np.full(num, np.nan)
+    is_known = values >= 0
+    found[key[len(items) :][is_known]] = values[is_known]
+    return found[key[: len(items)]]
 
 
 def _fit_scale(

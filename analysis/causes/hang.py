@@ -51,6 +51,14 @@ if TYPE_CHECKING:
 
 COMMUNICATION_BITS = np.uint32(pack_kinds(COMM_KINDS))
 
+PASSES = {
+    KIND_CODES[SpanKind.DATA]: "fetches of data",
+    KIND_CODES[SpanKind.FORWARD]: "forwards",
+    KIND_CODES[SpanKind.BACKWARD]: "backwards",
+    KIND_CODES[SpanKind.OPTIMIZER]: "steps of an optimizer",
+}
+"""What each rank does as often as the others in a step, in order, and their nouns."""
+
 P2P = frozenset({SpanKind.PP_SEND, SpanKind.PP_RECV})
 P2P_NAMES = frozenset({"send", "recv", "recv_any_source"})
 """Torch's names of p2p operations. In a group of another axis they have that axis's kind."""
@@ -1036,12 +1044,47 @@ def _evidence(job: _Job, shown: _Stuck, culprits: Iterable[int]) -> str:
             text += f"; rank {rank} never entered {also}" if also else ""
         last = job.last_step(named)
         text += "" if last is None else f"; the last step that it finished is {last}"
+        text += _odd_step_text(job, named)
     group_id = shown.instance.group_id
     text += _dump_text(job, shown, sorted(named))
     num_more = sum(bool(comm.missing) for comm in job.stuck if comm.instance.group_id != group_id)
     if num_more:
         text += f"; members are missing in {format_count(num_more, 'other communication')}"
     return text
+
+
+def _odd_step_text(job: _Job, named: Collection[int]) -> str:
+    """Return in which step a rank first ran more or fewer passes than all others, who agree; "".
+
+    A rank that skips a batch calls one collective less from then on, which hangs at the end of the
+    data: what it skipped is steps before. Ranks that differ in most steps have other work.
+    """
+    if len(named) != 1:
+        return ""
+    (culprit,) = named
+    spans = job.spans
+    rows = np.isin(spans.kind, list(PASSES)) & (spans.epoch == job.epoch.epoch) & (spans.step >= 0)
+    ended = np.isin(spans.step, job.steps.step[job.steps.epoch == job.epoch.epoch])
+    rows = np.flatnonzero(rows & ended & (spans.flags & UNFINISHED == 0))
+    ranks, steps = sorted_unique(spans.rank[rows]), sorted_unique(spans.step[rows])
+    if culprit not in ranks or len(ranks) == 1:
+        return ""
+    odd: dict[int, list[str]] = {}
+    for kind, noun in PASSES.items():
+        mine = rows[spans.kind[rows] == kind]
+        number = np.zeros((len(ranks), len(steps)), dtype=np.int64)
+        at = np.searchsorted(ranks, spans.rank[mine]), np.searchsorted(steps, spans.step[mine])
+        np.add.at(number, at, 1)
+        own, others = number[ranks == culprit][0], number[ranks != culprit]
+        agree = (others == others[0]).all(axis=0)
+        for column in np.flatnonzero(agree & (own != others[0])).tolist():
+            text = f"{own[column]} {noun} (the others {others[0, column]})"
+            odd.setdefault(int(steps[column]), []).append(text)
+    last = job.last_step(named)
+    known = sorted(step for step in odd if last is None or step <= last)
+    if not known or len(known) > THRESHOLDS.majority_share * len(steps):
+        return ""
+    return f"; in step {known[0]} it ran {' and '.join(odd[known[0]])}"
 
 
 def _dump_text(job: _Job, shown: _Stuck, named: list[int]) -> str:

@@ -10,12 +10,18 @@ import numpy as np
 
 from rankscope.tracer.span import KIND_CODES, SpanKind
 
-from ..arrays.group_stats import medians_by_key, row_medians, sum_cells
+from ..arrays.group_stats import lower_medians, medians_by_key, row_medians, sum_cells
 from ..arrays.grouping import factorize, sorted_unique
 from ..arrays.sorting import find_positions
-from ..replay.model import BACKWARD_KINDS, COMPUTE_KINDS, FORWARD_KINDS, has_kind
+from ..replay.model import (
+    BACKWARD_KINDS,
+    COMPUTE_KINDS,
+    FORWARD_KINDS,
+    has_kind,
+    select_items,
+)
 from ..report.text import format_duration, format_percent, format_ranks, format_steps
-from ..statistics.baseline import common_step_ratio, equal_share_ratio
+from ..statistics.baseline import common_step_ratio, equal_share_ratio, equal_work_ratio
 from ..statistics.peers import compare_with_peers, median_of_peers
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
@@ -33,9 +39,11 @@ from .slow_compute import CAUSE as SLOW_COMPUTE
 from .slow_compute import SLOW_DEVICE, find_slow_compute
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
+
+    from rankscope.tracer.topology import Coords
 
     from ..replay.model import ComputeItems, ReplayModel
     from ..replay.what_if import Replayer
@@ -44,6 +52,7 @@ if TYPE_CHECKING:
     from .detector import Case
 
 
+MICROBATCH_KINDS = FORWARD_KINDS | BACKWARD_KINDS
 OF_COMPUTE = SLOW_DEVICE | {stage_imbalance.CAUSE}
 FORWARD, BACKWARD = KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD]
 
@@ -51,7 +60,7 @@ CAUSE = Cause(
     name="sequence-imbalance",
     subject=Subject.JOB,
     has_onset=False,
-    sentence="Unequal lengths make ranks wait for each other",
+    sentence="Unequal work makes ranks wait for each other",
     shown_in=ShownIn.COMPUTE,
     proof_form=ProofForm.LENGTHS,
 )
@@ -154,7 +163,8 @@ def _find_sequences(case: Case, compute: Sequence[Candidate]) -> Candidate | Non
         and any(link.kind == SpanKind.EP_COMM for link in reading.transfers.links),
         is_explained=case.equalized is not None,
     )
-    if not effect and reading.is_call is None:
+    shares = _find_shares(case)
+    if not effect and shares is None and reading.is_call is None:
         return None
     slow = np.zeros(len(model.rank), dtype=np.bool_)
     for candidate in compute:
@@ -168,11 +178,11 @@ def _find_sequences(case: Case, compute: Sequence[Candidate]) -> Candidate | Non
             evidence=describe_calls(reading.calls, np.array(sorted(case.ranks))),
         )
     return sequence_candidate(
+        case,
         effect,
-        case.replayer,
         slow,
-        reading.experts,
         calls=calls,
+        shares=shares,
         may_be_slow=calls is None and case.equalized is None,
     )
 
@@ -216,6 +226,71 @@ def describe_calls(calls: ComputeItems, ranks: NDArray[np.int64]) -> str:
         f"forwards without gradients: {size(mine)} in a step on rank {int(ranks[worst])},"
         f" {size(row != worst)} on the others"
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Unequal numbers of micro-batches, or of the tokens in them."""
+
+    ratio: NDArray[np.float64]
+    """Shape (ops,): work of the rank in the step if all had equal shares, over its own."""
+
+    evidence: str
+    """How much work the ranks have, in words."""
+
+
+def _find_shares(case: Case) -> Shares | None:
+    """Return the shares of work in each step; None if all are equal."""
+    items, model = case.reading.items, case.reading.model
+    of_work = items.kind == FORWARD
+    forwards = select_items(items, of_work)
+    amount = case.work[0][of_work] if case.work else np.ones(len(forwards))
+    evidence = describe_shares(
+        forwards, amount, case.coords, noun="tokens" if case.work else "micro-batches"
+    )
+    if not evidence:
+        return None
+    step = np.array(model.operations.steps, dtype=np.int32)[model.operations.step]
+    ranks = sorted_unique(forwards.rank).tolist()
+    ratio = equal_work_ratio(
+        amount,
+        (forwards.rank, forwards.step),
+        (model.rank, step),
+        stage_of_rank={rank: case.coords[rank].pp for rank in ranks},
+    )
+    return Shares(ratio=ratio, evidence=evidence)
+
+
+def describe_shares(
+    items: ComputeItems, amount: NDArray[np.float64], coords: Mapping[int, Coords], *, noun: str
+) -> str:
+    """Return how much work the ranks of a stage have, and who has most; "" if all have as much.
+
+    Args:
+        items: Forwards of micro-batches.
+        amount: Shape (items,): work.
+        coords: Of each rank.
+        noun: What the amount counts.
+    """
+    ranks, steps = sorted_unique(items.rank), sorted_unique(items.step)
+    row, column = find_positions(items.rank, ranks), find_positions(items.step, steps)
+    own = sum_cells((len(ranks), len(steps)), row, column, amount)
+    stage = np.array([coords[rank].pp for rank in ranks.tolist()])
+    usual = np.empty_like(own)
+    for each in np.unique(stage).tolist():
+        usual[stage == each] = lower_medians(own[stage == each])
+    more = np.maximum(own - usual, 0.0)
+    if not more.any():
+        return ""
+    by_rank = more.sum(axis=1)
+    worst = int(by_rank.argmax())
+    shown = more > 0
+    who, others = "the rank with most of them", "the median one"
+    if by_rank[worst] > THRESHOLDS.one_rank_share * by_rank.sum():
+        shown &= (np.arange(len(ranks)) == worst)[:, None]
+        who, others = f"rank {int(ranks[worst])}", "the others"
+    most, least = np.median(own[shown]), np.median(usual[shown])
+    return f"{noun} of a step: {most:,.0f} on {who}, {least:,.0f} on {others}"
 
 
 def describe_sequence_effect(
@@ -269,33 +344,36 @@ def describe_sequence_effect(
 
 
 def sequence_candidate(
+    case: Case,
     effect: str,
-    replayer: Replayer,
     slow: NDArray[np.bool_],
-    experts: NDArray[np.bool_] | None,
     *,
     calls: Calls | None = None,
+    shares: Shares | None = None,
     may_be_slow: bool = True,
 ) -> Candidate | None:
-    """Price unequal lengths by replaying the run with equal ones.
+    """Price unequal lengths and shares of the work by replaying the run with equal ones.
 
     Args:
         effect: How much compute varies between micro-batches, in words; "" if it does not.
         slow: Shape (ops,): operations of slow ranks in their slow steps, left as recorded.
-        experts: Shape (ops,): compute of experts, which also depends on the router.
         calls: Forwards without gradients, of which each rank would take an equal share in each
             step; None: there is none.
+        shares: Of micro-batches or tokens; None: they are equal.
         may_be_slow: Whether other ranks that are longer in each step may be slow.
 
     Returns:
         None if unequal lengths cost less than `min_excess_ratio` of a median step.
     """
+    replayer, experts = case.replayer, case.reading.experts
     model, operations = replayer.model, replayer.model.operations
-    chosen = has_kind(model, FORWARD_KINDS | BACKWARD_KINDS) & model.on_device & ~slow
-    if experts is not None:
-        chosen &= ~experts
+    of_microbatches = has_kind(model, MICROBATCH_KINDS) & model.on_device & ~slow
     if calls is not None:
-        chosen[calls.rows] = False
+        of_microbatches[calls.rows] = False
+    # If only the shares are unequal, micro-batches are alike.
+    chosen = of_microbatches if effect or calls is not None else np.zeros_like(of_microbatches)
+    if experts is not None:
+        chosen = chosen & ~experts
     rows = np.flatnonzero(chosen)
     label = operations.label if model.work is None else model.work
     fixed_ns = operations.duration_ns.copy()
@@ -307,9 +385,9 @@ def sequence_candidate(
         span=None if model.span is None else model.span[rows],
         may_be_slow=may_be_slow,
     )
-    if experts is not None:
+    if experts is not None and len(rows):
         chosen, fixed_ns = equalize_experts(model, experts & ~slow, chosen, fixed_ns)
-    evidence = f"compute per micro-batch {effect}; with equal lengths"
+    evidence = [f"compute per micro-batch {effect}; with equal lengths"] if effect else []
     if calls is not None and len(calls.rows):
         rows = calls.rows
         ranks, first = np.unique(model.rank, return_index=True)
@@ -320,7 +398,11 @@ def sequence_candidate(
             stage_of_rank=dict(zip(ranks.tolist(), model.stage[first].tolist(), strict=True)),
         )
         chosen[rows] = True
-        evidence = f"{calls.evidence}; with equal shares"
+        evidence = [f"{calls.evidence}; with equal shares"]
+    if shares is not None:
+        chosen = chosen | (of_microbatches & (shares.ratio != 1.0))
+        fixed_ns = np.where(of_microbatches, fixed_ns * shares.ratio, fixed_ns)
+        evidence.append(f"{shares.evidence}; with equal shares")
     lost = _lost_ratio(replayer, fixed_ns)
     if lost < THRESHOLDS.min_excess_ratio:
         return None
@@ -333,7 +415,9 @@ def sequence_candidate(
         fixed_ns=fixed_ns,
         excess_ratio=lost,
         threshold=THRESHOLDS.min_excess_ratio,
-        evidence=(f"{evidence} a step would be {format_percent(1 - 1 / (1 + lost))} shorter"),
+        evidence=(
+            f"{' and '.join(evidence)} a step would be {format_percent(1 - 1 / (1 + lost))} shorter"
+        ),
     )
 
 

@@ -16,6 +16,7 @@ from ..arrays.group_stats import MIN_ROWS_OF_KIND, row_medians, sum_cells
 from ..hosts.deviations import HostReadings
 from ..replay.model import has_kind
 from ..report.text import format_count, format_percent, format_steps
+from ..statistics.noise import required_t
 from ..statistics.peers import Basis, expect_from_peers, median_of_peers
 from ..statistics.phases import find_phases, find_rank_phases
 from ..statistics.thresholds import THRESHOLDS
@@ -345,7 +346,9 @@ def _stage_candidate(
 def ranks_without_peers(profile: ComputeProfile) -> tuple[int, ...]:
     """Return the ranks that are longer than the one or two others of their stage.
 
-    With fewer than `min_peers` peers it is unknown which of them is slow.
+    With fewer than `min_peers` peers it is unknown which of them is slow. What the noise of the
+    steps explains (Student's t, step by step against the fastest of them) is no difference; the
+    noise of one or two steps is unknown.
     """
     level = np.nanmedian(profile.total_ns, axis=1)
     ranks = []
@@ -353,7 +356,15 @@ def ranks_without_peers(profile: ComputeProfile) -> tuple[int, ...]:
         if basis not in (Basis.EARLIER, Basis.NOTHING):
             continue
         peers = np.flatnonzero(profile.stage == profile.stage[row])
-        fastest = level[peers].min()
-        if level[row] > fastest * (1.0 + THRESHOLDS.min_excess_ratio):
-            ranks.append(int(profile.ranks[row]))
+        fastest = peers[level[peers].argmin()]
+        if level[row] <= level[fastest] * (1.0 + THRESHOLDS.min_excess_ratio):
+            continue
+        excess = profile.total_ns[row] / profile.total_ns[fastest] - 1.0
+        excess = excess[~np.isnan(excess)]
+        freedom = len(excess) - 1
+        if freedom > 1:
+            error = float(excess.std(ddof=1)) / np.sqrt(len(excess))
+            if excess.mean() < required_t(len(peers), freedom) * error:
+                continue
+        ranks.append(int(profile.ranks[row]))
     return tuple(ranks)

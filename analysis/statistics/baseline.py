@@ -127,3 +127,30 @@ def equal_share_ratio(
     )
     equal = whole / np.bincount(stages)[stage]
     return np.divide(equal, own, out=np.ones(len(own)), where=own > 0)
+
+
+def equal_work_ratio(
+    amount: NDArray[np.float64],
+    of_work: tuple[NDArray[np.int32], NDArray[np.int32]],
+    of_operations: tuple[NDArray[np.int32], NDArray[np.int32]],
+    *,
+    stage_of_rank: Mapping[int, int],
+) -> NDArray[np.float64]:
+    """Return a rank's work in a step if its stage shared it equally, over its own.
+
+    Args:
+        amount: Shape (items,): work.
+        of_work: Its rank and step, shape (items,) each.
+        of_operations: Rank and step of what is done for it, shape (operations,) each.
+        stage_of_rank: Of the ranks that have work.
+
+    Returns:
+        Shape (operations,): 1 where the shares are equal, or the rank has none.
+    """
+    key, num = factorize(*map(np.concatenate, zip(of_work, of_operations, strict=True)))
+    ratio = np.ones(num)
+    ratio[key[: len(amount)]] = equal_share_ratio(
+        amount, rank=of_work[0], step=of_work[1], stage_of_rank=stage_of_rank
+    )
+    found: NDArray[np.float64] = ratio[key[len(amount) :]]
+    return found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.group_stats import group_medians, lower_medians, row_medians
+from ..arrays.group_stats import group_medians, lower_medians, row_medians, sum_cells
 from ..arrays.grouping import factorize, sorted_unique
 from ..arrays.sorting import argsort_rows, find_positions
 from .baseline import clear_levels
@@ -16,7 +16,7 @@ from .noise import find_slow_together, required_deviations
 from .thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -52,7 +52,8 @@ class ComputeProfile:
     """Shape (ranks, steps): for each kind and chunk the median micro-batch times their number,
     summed; NaN if the rank computed nothing in the step.
 
-    With the median, a single pause in one micro-batch does not make a rank look slow.
+    With the median, a single pause in one micro-batch does not make a rank look slow. What a rank
+    computes because it has more micro-batches or tokens than others of its stage is not counted.
     """
 
     expected_ns: NDArray[np.float64]
@@ -76,6 +77,7 @@ def compare_with_peers(
     coords: Mapping[int, Coords],
     *,
     calls: ComputeItems | None = None,
+    work: Sequence[NDArray[np.float64]] = (),
     is_equalized: bool = False,
 ) -> ComputeProfile:
     """Compare the compute of each rank with that of its peers, step by step.
@@ -86,18 +88,25 @@ def compare_with_peers(
     steps.
 
     A slow device is slow in all that it does. So a rank whose forwards without gradients take as
-    long each as those of its peers has longer micro-batches, and is not slow.
+    long each as those of its peers has longer micro-batches, and is not slow. Nor is one that runs
+    more micro-batches than they do, or larger ones.
 
     Args:
         items: Compute of each rank by micro-batch, without waits.
         calls: The same of forwards without gradients, of which each rank may have another number.
         coords: Position of each rank; its stage is ``coords[rank].pp``.
+        work: Measures of how much each item is, shape (items,) each. Compute grows with one or the
+            other. Empty: all items are alike.
         is_equalized: Whether the items are as if all micro-batches had equal length.
     """
     ranks, steps = sorted_unique(items.rank), sorted_unique(items.step)
     total = _totals(items, ranks, steps)
+    row, column = find_positions(items.rank, ranks), find_positions(items.step, steps)
+    amounts = [sum_cells(total.shape, row, column, each) for each in work or (np.ones(len(items)),)]
     stage = np.array([coords[int(rank)].pp for rank in ranks], dtype=np.int32)
-    expected, basis = expect_from_peers(total, stage)
+    share = _share_of_usual_work(total, amounts, stage)
+    total = total * share
+    expected, basis = expect_from_peers(total, stage, work=[each * share for each in amounts])
     if calls is not None:
         most = expected * _call_ratio(calls, ranks, steps, stage)
         total = np.where(total > most, np.maximum(most, np.minimum(total, expected)), total)
@@ -113,19 +122,25 @@ def compare_with_peers(
 
 
 def expect_from_peers(
-    total: NDArray[np.float64], stage: NDArray[np.int32]
+    total: NDArray[np.float64],
+    stage: NDArray[np.int32],
+    *,
+    work: Sequence[NDArray[np.float64]] = (),
 ) -> tuple[NDArray[np.float64], tuple[Basis, ...]]:
     """Return what is expected of each rank and step, NaN if nothing is, and each rank's basis.
 
     Args:
         total: Shape (ranks, steps).
         stage: Shape (ranks,).
+        work: Measures of the work, shape (ranks, steps) each. A rank's earlier steps may have had
+            more or less of it, and its compute grows with one or the other. Empty: all are alike.
     """
+    work = work or (np.ones_like(total),)
     expected = np.full_like(total, np.nan)
     basis = [Basis.NOTHING] * len(stage)
-    for number in np.unique(stage).tolist():
-        rows = np.flatnonzero(stage == number)
-        _compare_stage(rows, stage, total, expected, basis)
+    for each in np.unique(stage).tolist():
+        rows = np.flatnonzero(stage == each)
+        _compare_stage(rows, stage, total, work, expected, basis)
     return expected, tuple(basis)
 
 
@@ -143,6 +158,35 @@ def _totals(
     total[seen] = 0.0
     np.add.at(total, cell_of_group, median * num)
     return total.reshape(len(ranks), len(steps))
+
+
+def _share_of_usual_work(
+    total: NDArray[np.float64], work: Sequence[NDArray[np.float64]], stage: NDArray[np.int32]
+) -> NDArray[np.float64]:
+    """Return how much of its compute a rank would do with as much work as others.
+
+    How much work it has says nothing of its speed. As much as others have is the lower median of
+    its stage. What is left is at least the lower median of their compute: a fast device that gets
+    more work for it makes no other one slow.
+
+    Args:
+        total: Shape (ranks, steps): compute.
+        work: Measures of the work, shape (ranks, steps) each; 0 where a rank has none.
+        stage: Shape (ranks,).
+
+    Returns:
+        Shape (ranks, steps), at most 1.
+    """
+    share = np.ones_like(total)
+    for each in np.unique(stage).tolist():
+        rows = stage == each
+        own_ns, least = total[rows], np.ones_like(total[rows])
+        for amount in work:
+            known = np.where(amount[rows] > 0, amount[rows], np.nan)
+            least = np.fmin(least, lower_medians(known) / known)
+        left_ns = np.maximum(own_ns * least, np.minimum(own_ns, lower_medians(own_ns)))
+        share[rows] = np.divide(left_ns, own_ns, out=share[rows], where=(least < 1) & (own_ns > 0))
+    return share
 
 
 def _call_ratio(
@@ -178,6 +222,7 @@ def _compare_stage(
     rows: NDArray[np.int64],
     stage: NDArray[np.int32],
     total: NDArray[np.float64],
+    work: Sequence[NDArray[np.float64]],
     expected: NDArray[np.float64],
     basis: list[Basis],
 ) -> None:
@@ -201,7 +246,9 @@ def _compare_stage(
         if len(peers):
             expected[row] = row_medians(total[peers].T)
         elif total.shape[1] > THRESHOLDS.min_lasting_steps:
-            expected[row] = _earlier_baseline(total, row)
+            expected[row] = np.maximum.reduce(
+                [_earlier_baseline(total / each, row) * each[row] for each in work]
+            )
             basis[row] = Basis.EARLIER
         else:
             basis[row] = Basis.NOTHING

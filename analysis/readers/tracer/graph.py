@@ -20,12 +20,18 @@ from ...arrays.intervals import NOT_FOUND
 from ...arrays.sorting import argsort_rows, find_positions, is_in_sorted, stable_argsort
 from ...replay.model import EVALUATION_KIND, ReplayModel
 from ...replay.operations import Operations
-from ...statistics.baseline import equal_share_ratio, faster_steps_baseline
+from ...statistics.baseline import (
+    equal_share_ratio,
+    equal_work_ratio,
+    faster_steps_baseline,
+)
 from ...statistics.noise import median_change_deviation, required_deviations
 from ...statistics.thresholds import THRESHOLDS
 from ..waits import is_p2p
 from .pieces import (
+    BACKWARD,
     EVALUATION,
+    FORWARD,
     GAP,
     HOST,
     MAX_PARTS,
@@ -120,7 +126,7 @@ def build_model(  # noqa: PLR0913  # a run and what its reader found
         ideal_gap = np.where(begins, ideal_delay[rank_step], 0.0)
         labels, work, ideal = labelled.result()
         on_device = is_comm | is_own_compute(pieces, len(rank_step))
-        planned = _share_calls(matched, pieces, part, run=run, ideal_ns=ideal)
+        planned = _share_equally(matched, pieces, part, run=run, ideal_ns=ideal)
         kind[planned], on_device[planned] = len(KINDS), False
         own = rank_step[order]
         columns = {
@@ -431,7 +437,7 @@ def find_idle(matched: MatchedWaits, pieces: Pieces) -> NDArray[np.bool_]:
     return is_idle & ~is_own_compute(pieces, len(pieces.start))
 
 
-def _share_calls(
+def _share_equally(
     matched: MatchedWaits,
     pieces: Pieces,
     part: NDArray[np.int64],
@@ -439,20 +445,40 @@ def _share_calls(
     run: RunInfo,
     ideal_ns: NDArray[np.float64],
 ) -> NDArray[np.int64]:
-    """Make the ideal of forwards without gradients that of equal shares; return the planned ones.
+    """Make the ideal that of equal numbers of micro-batches, and of forwards without gradients.
 
     The ranks of a stage may run unequal numbers of them. Evaluations are planned: their ideal is 0.
+
+    Returns:
+        The planned pieces.
     """
-    calls = np.flatnonzero(find_calls(pieces, part))
-    at, steps, coords = pieces.rank_step[calls], matched.rank_steps, run.coords
+    spans, steps, coords = matched.spans, matched.rank_steps, run.coords
+    is_call = find_calls(pieces, part)
+    calls = np.flatnonzero(is_call)
+    stage_of_rank = {rank: coords[rank].pp for rank in matched.line.ranks.tolist()}
+
+    def places(rows: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        at = pieces.rank_step[rows]
+        return steps.rank[at], steps.step_index[at]
+
+    rank, step = places(calls)
     ideal_ns[calls] *= equal_share_ratio(
-        ideal_ns[calls],
-        rank=steps.rank[at],
-        step=steps.step_index[at],
-        stage_of_rank={rank: coords[rank].pp for rank in matched.line.ranks.tolist()},
+        ideal_ns[calls], rank=rank, step=step, stage_of_rank=stage_of_rank
     )
     planned: NDArray[np.int64] = calls[part[pieces.compute[calls]] == EVALUATION]
     ideal_ns[planned] = 0.0
+    own = is_own_compute(pieces, len(pieces.start)) & ~is_call
+    own[own] = is_one_of(spans.kind[pieces.compute[own]], (FORWARD, BACKWARD))
+    rows = np.flatnonzero(own)
+    forward = rows[spans.kind[pieces.compute[rows]] == FORWARD]
+    forward = forward[np.unique(pieces.compute[forward], return_index=True)[1]]
+    trained = set(steps.rank[pieces.rank_step[forward]].tolist())
+    ideal_ns[rows] *= equal_work_ratio(
+        np.ones(len(forward)),
+        places(forward),
+        places(rows),
+        stage_of_rank={rank: stage for rank, stage in stage_of_rank.items() if rank in trained},
+    )
     return planned
 
 

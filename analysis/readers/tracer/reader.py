@@ -14,6 +14,7 @@ from ...arrays.intervals import NOT_FOUND
 from ...arrays.sorting import find_positions
 from ...replay.model import COMPUTE_CODES, Reading, WaitIntervals, remove_overlaps
 from ...report.text import format_count, format_ranks
+from ...statistics.thresholds import THRESHOLDS
 from ...trace.rows import select_rows
 from ...trace.tables import is_tp_collapsed, num_expected_ranks
 from ..transfers import find_truncated
@@ -189,9 +190,16 @@ def _find_unusable(
     for step, missing in _find_not_recorded_kinds(run, steps).items():
         reasons[step] = f"spans were not recorded: {missing}"
     numbers, counts = np.unique(steps.step, return_counts=True)
+    without = tuple(sorted(run.ranks.keys() - set(sorted_unique(steps.rank).tolist())))
+    why = ""
+    if without and len(numbers) >= THRESHOLDS.min_lasting_steps:
+        why = (
+            f" ({format_ranks(without)} recorded none: a rank without an optimizer marks its steps"
+            " with `tracer.step`)"
+        )
     for step, count in zip(numbers.tolist(), counts.tolist(), strict=True):
         if count != expected:
-            reasons[step] = f"{expected - count} of {expected} ranks have no record of it"
+            reasons[step] = f"{expected - count} of {expected} ranks have no record of it{why}"
     return reasons
 
 

@@ -205,6 +205,16 @@ def test_the_same_crash_in_several_epochs_is_one_finding() -> None:
             ExitClass.TIMEOUT,
         ),
         ("torch.distributed.DistBackendError", "ncclRemoteError: peer gone", ExitClass.CONNECTION),
+        (
+            "RuntimeError",
+            "[Rank 0]: Ranks 2 failed to pass monitoredBarrier in 4000 ms",
+            ExitClass.TIMEOUT,
+        ),
+        (
+            "RuntimeError",
+            "Rank 1 successfully reached monitoredBarrier, but received errors while waiting",
+            ExitClass.CONNECTION,
+        ),
         ("KeyboardInterrupt", "", ExitClass.STOPPED),
         (
             "torch.distributed.elastic.multiprocessing.api.SignalException",

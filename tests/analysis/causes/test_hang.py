@@ -90,6 +90,30 @@ def test_the_rank_that_never_entered_is_the_silent_one() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("odd_steps", "expected"),
+    [((13,), "; in step 13 it ran 2 forwards (the others 1)"), (range(10, 17), "finished is 16")],
+)
+def test_the_step_in_which_the_silent_rank_skipped_a_batch_is_said(
+    odd_steps: Iterable[int], expected: str
+) -> None:
+    # GIVEN rank 5, which ran a forward without a backward in one step, or as usual in all
+    forward = replace(comm(0, 0, seq=NONE, flags=SpanFlag.NOTHING), kind=SpanKind.FORWARD)
+    passes = [
+        replace(forward, rank=rank, step=step)
+        for step in range(10, 17)
+        for rank in range(8)
+        for _ in range(2 if rank == 5 and step in odd_steps else 1)
+    ]
+    spans = table([*passes, *(comm(rank) for rank in range(8) if rank != 5)])
+    steps = steps_of(*((step, rank) for step in range(10, 17) for rank in range(8)))
+
+    (finding,) = find_hangs(job(), spans, steps, RunContext())
+
+    assert finding.ranks == (5,)
+    assert finding.evidence.endswith(expected)
+
+
 def test_a_rank_that_is_blocked_elsewhere_by_the_silent_one_is_not_named() -> None:
     # GIVEN rank 4, which waits for rank 5 in its tensor-parallel group; the others wait for both
     spans = table([comm(4, TP_HIGH, seq=3), *(comm(rank) for rank in (0, 1, 2, 3, 6, 7))])

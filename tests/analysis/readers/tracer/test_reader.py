@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -141,6 +142,22 @@ def test_steps_of_an_undescribed_rank_are_left_out() -> None:
 
     assert reading.left_out == {0: "no description of rank 1 was received"}
     assert neither.left_out == {0: "no description of ranks 0 and 1 was received"}
+
+
+def test_ranks_that_record_no_step_are_named_with_what_to_do() -> None:
+    # GIVEN a job whose second rank generates, and has no optimizer that would count its steps
+    rows: list[Row] = [(0, SpanKind.FORWARD, 0, 30, False, 0)]
+    first, *later = (spans_of(rows, step=step) for step in range(3))
+    spans = reduce(concatenate, later, first)
+    steps = steps_of(*((0, step, 0, 40 * step, 40 * step + 30) for step in range(3)))
+
+    reading = read_traced(TWO_STAGES, spans, steps)
+
+    reason = (
+        "1 of 2 ranks have no record of it (rank 1 recorded none: a rank without an optimizer marks"
+        " its steps with `tracer.step`)"
+    )
+    assert reading.left_out == dict.fromkeys(range(3), reason)
 
 
 @pytest.mark.parametrize(
