@@ -236,6 +236,9 @@ def _show_step(
         if reading.shown.spans is not None and not is_transfer:
             excess = _compare_proof(reading.shown.spans, framed, proof) or excess
         about = f"; framed: {framed.cause} of {format_ranks(on_ranks)}, {excess}{about}"
+    if reading.related is not None and isinstance(report, RunReport):
+        num_others = report.world_size - len(reading.related.all)
+        about = f"; {num_others:,} others are folded{about}"
     selected = find_selected(reading.shown)
     is_pending = reading.is_pending or replayed.is_pending
     slack = ""
