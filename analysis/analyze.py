@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     """Who caused the waits, and the ranks that wait."""
 
 K = TypeVar("K")
+Begun = TypeVar("Begun")
 
 MAX_OVERRUN_RATIO = 0.05
 """Share of paced compute that may overrun its target; beyond it a paced run proves nothing.
@@ -142,7 +143,11 @@ def _analyze(
     if not len(record.spans):
         return _report_without_spans(record, is_whole_run=first_last == (None, None))
     with ThreadPoolExecutor(1) as executor:
-        reading, replay = _read_replayable(record, take_spans, executor)
+        reading, replay = _read_replayable(
+            record,
+            take_spans,
+            lambda reading: executor.submit(_find_waiting, record.run, reading),
+        )
         if replay is not None:
             record = replace(record, reading=reading)
             report = _report_with_replay(record, reading, *replay, executor)
@@ -203,8 +208,7 @@ def read_case(
     num_earlier = count_earlier_steps(source, run.run_id, first)
     record, take_spans = _read_record(source, run, (first, None), num_earlier)
     if len(record.spans):
-        with ThreadPoolExecutor(1) as executor:
-            reading, replay = _read_replayable(record, take_spans, executor)
+        reading, replay = _read_replayable(record, take_spans, lambda _: None)
         if replay is not None:
             replayer, _ = replay
             _, case, parts = _build_cases(replace(record, reading=reading), reading, replayer)
@@ -230,12 +234,17 @@ def read_operations(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading
 
 
 def _read_replayable(
-    record: Record, take_spans: Callable[[], SpanTable], executor: Executor
-) -> tuple[Reading, tuple[Replayer, Future[Waiting]] | None]:
-    """Read the steps that can be replayed; return also their replay, and who waited.
+    record: Record, take_spans: Callable[[], SpanTable], begin: Callable[[Reading], Begun]
+) -> tuple[Reading, tuple[Replayer, Begun] | None]:
+    """Read the steps that can be replayed; return also their replay, and what was begun beside it.
 
     Steps whose operations wait for each other in a cycle are left out, and so are steps without
     operations.
+
+    Args:
+        record: What was recorded.
+        take_spans: Gives its spans.
+        begin: Begins other work on a reading, before the replay is prepared.
     """
     run, steps = record.run, record.steps
     reading = read_run(run, take_spans, steps, num_earlier_steps=record.num_earlier_steps)
@@ -243,9 +252,9 @@ def _read_replayable(
         if not len(reading.model.rank):
             empty = dict.fromkeys(reading.steps, "its spans are in other steps")
             return replace(reading, left_out=reading.left_out | empty), None
-        waiting = executor.submit(_find_waiting, run, reading)
+        begun = begin(reading)
         try:
-            return reading, (Replayer(reading.model), waiting)
+            return reading, (Replayer(reading.model), begun)
         except CycleError:
             cyclic = find_cycles(reading.model)
             if not cyclic:

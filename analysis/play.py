@@ -17,7 +17,7 @@ import numpy as np
 from .analyze import read_case
 from .price.findings import Times, changes_of_fixes
 from .price.operation_sets import Part, select_operations
-from .replay.critical_path import critical_path
+from .replay.critical_path import StepPaths
 from .replay.model import COMPUTE_KINDS, has_kind, select_step
 from .replay.pipeline import measure_pipeline
 from .replay.program import compile_program
@@ -75,32 +75,35 @@ class RunPlay:
             (each.cause.name, each.ranks, each.steps): change
             for each, change in zip(candidates, changes, strict=True)
         }
+        self._last_step: RecordedStep | None = None
 
     def step(self, number: int) -> StepPlay:
-        """Return a step as recorded, to be changed.
+        """Return a step as recorded, to be changed. What the last one needs is kept.
 
         Raises:
             EmptyRunError: The step takes no part in the replay.
         """
+        kept = self._last_step
+        if kept is None or kept.number != number:
+            self._last_step = kept = self._read_step(number)
+        return StepPlay(of=kept, times=kept.recorded, is_fixed=False)
+
+    def _read_step(self, number: int) -> RecordedStep:
         steps = self.reading.steps
         if number not in steps:
             raise EmptyRunError(
                 f"step {number} is not part of the replay: it was not recorded, or was left out"
                 " (see quality.warnings)"
             )
-        index = steps.index(number)
-        model, rows = select_step(self.reading.model, index)
-        recorded = Times(*(column[rows] for column in self.recorded))
-        return StepPlay(
+        model, rows = select_step(self.reading.model, steps.index(number))
+        return RecordedStep(
             of_run=self,
-            step=number,
+            number=number,
             model=model,
             rows=rows,
             program=compile_program(model.operations),
             overlap=StepOverlap(model),
-            is_fixed=False,
-            recorded=recorded,
-            times=recorded,
+            recorded=Times(*(column[rows] for column in self.recorded)),
         )
 
     def change_of(self, finding: Finding) -> Change | None:
@@ -128,16 +131,12 @@ class RunPlay:
         return dict(zip(ranks.tolist(), (expected[ranks] / took[ranks]).tolist(), strict=True))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPlay:
-    """A step with changes. Each method returns another one, with one change more.
-
-    Example:
-        >>> run.play(12).scale(Part(rank=33), 0.7).played_ns
-    """
+@dataclass(frozen=True, kw_only=True)
+class RecordedStep:
+    """A step of a run as recorded: what all that is played of it has in common."""
 
     of_run: RunPlay
-    step: int
+    number: int
     model: ReplayModel
     """Its operations."""
 
@@ -146,18 +145,63 @@ class StepPlay:
 
     program: Program
     overlap: StepOverlap
+    recorded: Times
+    """Shape (ops of the step,) each."""
+
+    @cached_property
+    def faulty(self) -> Times:
+        """The step without what no finding explains."""
+        return Times(*(column[self.rows] for column in self.of_run.faulty))
+
+    @cached_property
+    def recorded_ns(self) -> float:
+        """Duration of the replayed step."""
+        return self.replay(self.recorded)
+
+    @cached_property
+    def faulty_ns(self) -> float:
+        """Its duration without what no finding explains."""
+        return self.replay(self.faulty)
+
+    @cached_property
+    def paths(self) -> StepPaths:
+        """Its critical paths with any times."""
+        return StepPaths(self.model)
+
+    @cached_property
+    def compute_rows(self) -> NDArray[np.int64]:
+        """Its operations that are compute of a device."""
+        return np.flatnonzero(has_kind(self.model, COMPUTE_KINDS) & self.model.on_device)
+
+    def replay(self, times: Times) -> float:
+        """Return the duration of the step with other times."""
+        gap_ns, shared_ns = self.overlap.shift(*times)
+        return float(self.program.step_times(times.duration_ns, gap_ns)[0] - shared_ns[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlay:
+    """A step with changes. Each method returns another one, with one change more.
+
+    Example:
+        >>> run.play(12).scale(Part(rank=33), 0.7).played_ns
+    """
+
+    of: RecordedStep
+    times: Times
+    """Its times with the changes."""
+
     is_fixed: bool
     """Whether a finding was fixed: it is priced beside what no finding explains, not beside all
     that was recorded."""
 
-    recorded: Times
-    """Shape (ops of the step,) each."""
-
-    times: Times
-    """The same with the changes."""
-
     changes: tuple[str, ...] = ()
     """What was changed, in words."""
+
+    @property
+    def step(self) -> int:
+        """Number of the step."""
+        return self.of.number
 
     def fix(self, finding: Finding) -> StepPlay:
         """Fix a finding of the run's report: its price is that of the report, in this step.
@@ -165,12 +209,12 @@ class StepPlay:
         Raises:
             PlayError: The finding has no operation that could be fixed.
         """
-        change = self.of_run.change_of(finding)
+        change = self.of.of_run.change_of(finding)
         if change is None or not len(change.rows):
             raise PlayError(f"{finding.cause} has no operation whose time a fix would change")
         play = self if self.is_fixed else self._on_faulty()
-        first, end = np.searchsorted(change.rows, (self.rows.start, self.rows.stop)).tolist()
-        rows, own = change.rows[first:end] - self.rows.start, slice(first, end)
+        first, end = np.searchsorted(change.rows, (self.of.rows.start, self.of.rows.stop)).tolist()
+        rows, own = change.rows[first:end] - self.of.rows.start, slice(first, end)
         duration_ns, gap_ns = (column.copy() for column in play.times)
         duration_ns[rows], gap_ns[rows] = change.duration_ns[own], change.gap_ns[own]
         return play._with(duration_ns, gap_ns, f"{finding.cause} fixed")
@@ -181,7 +225,7 @@ class StepPlay:
         Raises:
             EmptyPartError: No operation meets the conditions.
         """
-        rows, model = self._select(part), self.model
+        rows, model = self._select(part), self.of.model
         duration_ns, gap_ns = (column.copy() for column in self.times)
         duration_ns[rows], gap_ns[rows] = model.ideal_ns[rows], model.ideal_gap_ns[rows]
         return self._with(duration_ns, gap_ns, f"{_describe(part)} as its peers")
@@ -208,9 +252,9 @@ class StepPlay:
         Raises:
             PlayError: A host has no rank with compute, or the two have different numbers of ranks.
         """
-        speed = self.of_run.speed_by_rank
+        speed = self.of.of_run.speed_by_rank
         ranks_of: dict[str, list[int]] = defaultdict(list)
-        for rank, info in sorted(self.of_run.run.ranks.items()):
+        for rank, info in sorted(self.of.of_run.run.ranks.items()):
             if info.host and rank in speed:
                 ranks_of[info.host].append(rank)
         for host in (one, other):
@@ -220,15 +264,15 @@ class StepPlay:
         if len(ranks_of[one]) != len(ranks_of[other]):
             counts = f"{len(ranks_of[one])} and {len(ranks_of[other])} ranks"
             raise PlayError(f"hosts {one} and {other} have {counts}: they cannot be swapped")
-        factor = np.ones(int(self.model.rank.max()) + 1)
+        factor = np.ones(int(self.of.model.rank.max()) + 1)
         for first, second in zip(ranks_of[one], ranks_of[other], strict=True):
             factor[first], factor[second] = (
                 speed[first] / speed[second],
                 speed[second] / speed[first],
             )
-        compute = self._compute_rows()
+        compute = self.of.compute_rows
         duration_ns = self.times.duration_ns.copy()
-        duration_ns[compute] *= factor[self.model.rank[compute]]
+        duration_ns[compute] *= factor[self.of.model.rank[compute]]
         return self._with(duration_ns, self.times.gap_ns, f"hosts {one} and {other} swapped")
 
     def balance_stages(self, shares: Mapping[int, float] | None = None) -> StepPlay:
@@ -240,7 +284,7 @@ class StepPlay:
         Raises:
             PlayError: The run has one stage, or the shares are not those of its stages.
         """
-        model, compute = self.model, self._compute_rows()
+        model, compute = self.of.model, self.of.compute_rows
         stage = model.stage[compute]
         spent = np.bincount(stage, weights=self.times.duration_ns[compute])
         stages = np.flatnonzero(spent).tolist()
@@ -266,18 +310,18 @@ class StepPlay:
     @property
     def recorded_ns(self) -> float:
         """Duration of the replayed step as recorded."""
-        return self._replay(self.recorded)
+        return self.of.recorded_ns
 
     @property
     def played_ns(self) -> float:
         """Duration of the step with the changes."""
         return self.recorded_ns - self.saved_ns
 
-    @property
+    @cached_property
     def saved_ns(self) -> float:
         """Time that the changes save; negative if the step becomes longer."""
-        before = self._faulty if self.is_fixed else self.recorded
-        return self._replay(before) - self._replay(self.times)
+        before_ns = self.of.faulty_ns if self.is_fixed else self.of.recorded_ns
+        return before_ns - self.of.replay(self.times)
 
     @property
     def speedup(self) -> float | None:
@@ -287,7 +331,7 @@ class StepPlay:
     @property
     def overlap_ns(self) -> float:
         """Time from the first begin in which the step before still ran; no part of this step."""
-        return float(self.overlap.shift(*self.times)[1][0])
+        return float(self.of.overlap.shift(*self.times)[1][0])
 
     def critical_path(self) -> CriticalPath:
         """Return the chain of operations that decides the end of the changed step.
@@ -295,26 +339,16 @@ class StepPlay:
         Operations are numbered within the step. It begins ``overlap_ns`` before the step's time,
         with what still ran of the step before.
         """
-        model = self.model
-        operations = replace(
-            model.operations,
-            duration_ns=self.times.duration_ns,
-            gap_ns=self.overlap.shift(*self.times)[0],
-        )
-        return critical_path(replace(model, operations=operations))
+        gap_ns, _ = self.of.overlap.shift(*self.times)
+        return self.of.paths.find(self.times.duration_ns, gap_ns)
 
     def _on_faulty(self) -> StepPlay:
         """Return the same changes on what no finding explains and every finding's excess."""
         columns = (
             np.where(now != before, now, base)
-            for now, before, base in zip(self.times, self.recorded, self._faulty, strict=True)
+            for now, before, base in zip(self.times, self.of.recorded, self.of.faulty, strict=True)
         )
         return replace(self, is_fixed=True, times=Times(*columns))
-
-    @property
-    def _faulty(self) -> Times:
-        """The step without what no finding explains."""
-        return Times(*(column[self.rows] for column in self.of_run.faulty))
 
     def _with(
         self, duration_ns: NDArray[np.float64], gap_ns: NDArray[np.float64], said: str
@@ -322,16 +356,8 @@ class StepPlay:
         return replace(self, times=Times(duration_ns, gap_ns), changes=(*self.changes, said))
 
     def _select(self, part: Part) -> NDArray[np.int64]:
-        play = self.of_run
-        return np.flatnonzero(select_operations(part, play.run, play.reading)[self.rows])
-
-    def _compute_rows(self) -> NDArray[np.int64]:
-        model = self.model
-        return np.flatnonzero(has_kind(model, COMPUTE_KINDS) & model.on_device)
-
-    def _replay(self, times: Times) -> float:
-        gap_ns, shared_ns = self.overlap.shift(*times)
-        return float(self.program.step_times(times.duration_ns, gap_ns)[0] - shared_ns[0])
+        play = self.of.of_run
+        return np.flatnonzero(select_operations(part, play.run, play.reading)[self.of.rows])
 
 
 def _describe(part: Part) -> str:

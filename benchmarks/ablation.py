@@ -19,7 +19,7 @@ import contextlib
 import json
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -238,8 +238,7 @@ class Prepared:
             spans=spans,
             context=source.context(run_id),
         )
-        with ThreadPoolExecutor(1) as executor:
-            self._reading, replay = analyze._read_replayable(record, lambda: spans, executor)
+        self._reading, replay = analyze._read_replayable(record, lambda: spans, lambda _: None)
         self._replayer = None if replay is None else replay[0]
         self._record = record
         self._prices: dict[Any, tuple[Finding, ...]] = {}

@@ -1,8 +1,8 @@
 """Times of the dashboard in a real Chromium, against a `rankscope serve` of its own.
 
-    python -m benchmarks.browser [--rounds 7] [--grow 1e6,1e7,1e8] [--folder DIR] > FILE
+    python -m benchmarks.browser [--rounds 7] [--proofs 7] [--grow 1e6,1e7] [--folder DIR] > FILE
 
-The store has a simulated run of 12,288 ranks (18 million spans in 4 steps) and 8 runs of 64 ranks.
+The store has a simulated run of 12,288 ranks (18 million spans in 4 steps), one of 512 and 8 of 64.
 A first server makes their reports and pictures; a second one is measured, so nothing is in its
 memory. Each round is a new Chromium without a cache, 1400 x 900 pixels, software rendering:
 
@@ -13,6 +13,10 @@ memory. Each round is a new Chromium without a cache, 1400 x 900 pixels, softwar
   received for it; the assets wait 60 ms for further notches;
 * *pan*: a move of the pointer until the frame that shows it;
 * *step of 64 ranks*: a click on "next step" until all its bars are painted.
+
+* *proof*: a click on the proof of an overview that is quiet, at 512 and 12,288 ranks, until its
+  folded timeline is painted: *first* with a server of its own each time, which has read no step;
+  *again* in a new page of the same server.
 
 Painted is the end of the frame that shows the change. Beside each time are the CPU seconds of the
 server and of Chromium until the page is quiet, which other work on the machine changes less.
@@ -64,8 +68,9 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser, Page, Request
 
-LARGE, SMALL = "large", "small"
+LARGE, MIDDLE, SMALL = "large", "middle", "small"
 SIMULATED_LARGE = "slow-compute --ranks 12288 --pp 8 --tp 8 --seed 7 --steps {}".format
+SIMULATED_MIDDLE = "slow-compute --ranks 512 --pp 8 --tp 8 --seed 7 --steps 8"
 SIMULATED_SMALL = "slow-compute --ranks 64 --steps 24 --seed {}".format
 NUM_SMALL, NUM_STEPS = 8, 4
 SMALL_SPANS, LARGE_STEP_SPANS = 122_880, 4_521_984
@@ -144,35 +149,61 @@ def main() -> None:
     """Run the benchmark and print one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--proofs", type=int, default=7, help="rounds of the proof")
     parser.add_argument("--grow", default="", help="numbers of stored spans, such as 1e6,1e7,1e8")
     parser.add_argument("--folder", type=Path, help="keep the stores here, and use them again")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         found: dict[str, Any] = {"cpus": os.cpu_count(), "load_before": os.getloadavg()[0]}
+        if options.rounds or options.proofs:
+            found["making"] = make_runs(folder / "pages")
         if options.rounds:
             found |= measure_pages(folder / "pages", options.rounds)
+        if options.proofs:
+            found["proofs"] = measure_proofs(folder / "pages", options.proofs)
         if sizes := [int(float(size)) for size in options.grow.split(",") if size]:
             found["growth"] = measure_growth(folder, sizes)
         found["load_after"] = os.getloadavg()[0]
     print(json.dumps(found, indent=2))
 
 
-def measure_pages(store: Path, num_rounds: int) -> dict[str, Any]:
-    """Return the times of a store's pages, in a browser and for several viewers."""
+def make_runs(store: Path) -> dict[str, Any]:
+    """Make the runs of a store unless it exists, then their reports and pictures."""
     if not store.exists():
         for number in range(NUM_SMALL):
             simulate(store, f"{SMALL}-{number}", SIMULATED_SMALL(number))
+        simulate(store, MIDDLE, SIMULATED_MIDDLE)
         simulate(store, LARGE, SIMULATED_LARGE(NUM_STEPS))
     with serving(store=store) as server, watched(server) as making:
-        num_spans = wait_until_ready(server, num_runs=NUM_SMALL + 1)
+        num_spans = wait_until_ready(server, num_runs=NUM_SMALL + 2)
+    return {"num_spans": num_spans, **making}
+
+
+def measure_proofs(store: Path, num_rounds: int) -> dict[str, dict[str, float]]:
+    """Return the times from an overview to the timeline of its proof."""
+    samples = Samples()
+    for _ in range(num_rounds):
+        for run in (MIDDLE, LARGE):
+            with serving(store=store) as server, chromium() as browser:
+                for name in ("first", "again"):
+                    seen = Visit(browser, server, samples)
+                    seen.page.goto(f"{server.url}/run/{run}")
+                    proof = seen.page.locator("main .proof-link").first
+                    proof.wait_for()
+                    seen.settle()
+                    seen.time(f"proof_{run}_{name}", proof.click, *PICTURE)
+    return samples.document()
+
+
+def measure_pages(store: Path, num_rounds: int) -> dict[str, Any]:
+    """Return the times of a store's pages, in a browser and for several viewers."""
     samples, posts = Samples(), {}
     with serving(store=store) as server, watched(server) as peak:
         for _ in range(num_rounds):
             posts = visit(server, samples)
         alone, many = (crowd(server, posts, num=num) for num in (1, NUM_VIEWERS))
     return {
-        "making": {"num_spans": num_spans, **making},
         "serving": peak,
         "pages": samples.document(),
         "viewers": {"1": alone, str(NUM_VIEWERS): many},
@@ -240,11 +271,31 @@ def watched(server: Server) -> Iterator[dict[str, float]]:
 
 def cpu_s() -> float:
     """Return the CPU time of this process's children, server and Chromium, so far."""
-    total = 0.0
+    return sum(cpu_by_part_s())
+
+
+def cpu_by_part_s() -> tuple[float, float]:
+    """Return the CPU time of the server and that of Chromium with its driver so far."""
+    server, browser = 0.0, 0.0
     for one in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            total += sum(one.cpu_times()[:2])  # user and system
-    return total
+            spent = sum(one.cpu_times()[:2])  # user and system
+            if one.name().startswith(("chrom", "node")):
+                browser += spent
+            else:
+                server += spent
+    return server, browser
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Start a Chromium, and end it after the block."""
+    program = next(path for path in map(shutil.which, NAMES) if path)
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=flags)
+        yield browser
+        browser.close()
 
 
 class Visit:
@@ -300,7 +351,7 @@ class Visit:
         self._num_bytes = 0
         # Not wait_for_function: the content security policy refuses what it evaluates.
         self.page.evaluate("window.painted = {}")
-        cpu = cpu_s()
+        server_s, browser_s = cpu_by_part_s()
         gesture()
         for part in parts:
             until = time.monotonic() + PAGE_S
@@ -311,7 +362,9 @@ class Visit:
             begun = self.page.evaluate("window.begun")
             self._samples.add(f"{name}_{part}_s", (painted - begun) / 1000)
         self.settle()
-        self._samples.add(f"{name}_cpu_s", cpu_s() - cpu)
+        server_end_s, browser_end_s = cpu_by_part_s()
+        self._samples.add(f"{name}_server_cpu_s", server_end_s - server_s)
+        self._samples.add(f"{name}_browser_cpu_s", browser_end_s - browser_s)
         self._samples.add(f"{name}_kb", self._num_bytes / 1000)
         return list(self.posts)
 
@@ -345,10 +398,7 @@ class Visit:
 
 def visit(server: Server, samples: Samples) -> dict[str, list[Post]]:
     """Measure one round; return the requests of the timeline's page and of its zooms."""
-    program = next(path for path in map(shutil.which, NAMES) if path)
-    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=flags)
+    with chromium() as browser:
         seen = Visit(browser, server, samples)
         seen.time("open", lambda: seen.page.goto(f"{server.url}/run/{LARGE}"), "words", "verdict")
         menu = seen.page.locator(".menu a", has_text="Timeline")
@@ -370,7 +420,6 @@ def visit(server: Server, samples: Samples) -> dict[str, list[Post]]:
             seen.settle()
             button = seen.page.locator(".stepper a[title='next step']")
             seen.time("step_of_64", button.click, *PICTURE)
-        browser.close()
     return posts
 
 

@@ -12,6 +12,8 @@ import numpy as np
 
 from rankscope.tracer.span import KINDS, NONE
 
+from .timeline import StepTimeline
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 
     from ..report.report import RankStepExcess
     from .raster import StepPicture
-    from .timeline import StepTimeline
 
     RankBlocks = tuple[tuple[int, ...], ...]
 
@@ -73,13 +74,14 @@ def rank_by_excess(excess: RankStepExcess, step: int) -> tuple[int, ...]:
 
 
 class Group(NamedTuple):
-    """Neighbouring rows with one value of the grouped axis, or of one host."""
+    """Neighbouring rows with one value of the grouped axis, or of one host or section."""
 
     row: int
     """Its first row."""
 
     number: int
-    """The value of the axis, or the place of the host among all hosts; `NONE` if it is unknown."""
+    """The value of the axis, or the place of the host among all hosts, or of the section among
+    those of the step; `NONE` if it is unknown."""
 
     name: str
     """Of a host: text from outside."""
@@ -196,7 +198,10 @@ def _find_groups(
 ) -> Sequence[tuple[int, str] | None]:
     """Return number and name of the group of each rank; None for all if they have no groups."""
     found: dict[int, tuple[int, str]] = {}
-    if len(group_numbers(step, order)) > 1:
+    if order is RowOrder.EXCESS and isinstance(step, StepTimeline):
+        for number, (name, members) in enumerate(step.sections.items()):
+            found |= dict.fromkeys(members, (number, name))
+    elif len(group_numbers(step, order)) > 1:
         if order is RowOrder.HOST:
             names = dict.fromkeys(step.hosts[rank] for rank in sorted(step.hosts))
             numbers = {name: number for number, name in enumerate(names)}

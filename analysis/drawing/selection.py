@@ -299,7 +299,8 @@ class RelatedRanks:
     """The rank of the proof, then others that the finding names."""
 
     partners: tuple[int, ...]
-    """Ranks of its groups: those that differ from it on one axis other than dp."""
+    """Ranks of its groups: those that differ from it on one axis other than dp. Those of its own
+    stage come first, then the other stages in their order, along which the delay passes."""
 
     peers: tuple[int, ...]
     """Ranks in its place of other replicas, those next to its own first: they do the same work."""
@@ -308,9 +309,20 @@ class RelatedRanks:
     """Ranks that wait longest for the culprits: the delay has reached them."""
 
     @property
+    def sections(self) -> dict[str, tuple[int, ...]]:
+        """Return those that there are by the name of their group, from the top."""
+        named = {
+            "at fault": self.culprits,
+            "groups": self.partners,
+            "alike": self.peers,
+            "waiting": self.waiting,
+        }
+        return {name: ranks for name, ranks in named.items() if ranks}
+
+    @property
     def all(self) -> tuple[int, ...]:
         """Return all of them, from the top."""
-        return (*self.culprits, *self.partners, *self.peers, *self.waiting)
+        return tuple(chain.from_iterable(self.sections.values()))
 
 
 def find_related(report: RunReport, finding: Finding) -> RelatedRanks | None:
@@ -333,7 +345,9 @@ def find_related(report: RunReport, finding: Finding) -> RelatedRanks | None:
         if len(axes) == 1 and rank not in taken:
             differing[axes[0]].append(rank)
     peers = sorted(differing.pop("dp"), key=lambda rank: (abs(coords[rank].dp - own.dp), rank))
-    partners = tuple(sorted(chain.from_iterable(differing.values())))[:MAX_PARTNERS]
+    stages = differing.pop("pp")
+    of_stage = sorted(chain.from_iterable(differing.values()))
+    partners = (*of_stage, *sorted(stages, key=lambda rank: coords[rank].pp))[:MAX_PARTNERS]
     taken |= {*partners, *peers}
     waiting = (
         waits.rank

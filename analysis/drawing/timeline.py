@@ -71,6 +71,9 @@ class StepTimeline:
     ranking: tuple[int, ...] = ()
     """Ranks by their excess, the largest first; empty if it is unknown."""
 
+    sections: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Groups of that order by name, from the top; empty if it has none."""
+
     @property
     def communication(self) -> NDArray[np.bool_]:
         """Shape (spans,): communication, by the span's kind or by its inferred group."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.sorting import stable_argsort
+from . import loop
+from .program import sort_graph
 from .step_graph import build_step_graph, node_slack
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .model import ReplayModel
-    from .step_graph import StepGraph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +72,61 @@ class Slack:
     critical path; infinite if no operation that closes the step follows."""
 
 
+class StepPaths:
+    """The graph of some steps, in order of its replay: their critical paths with any times.
+
+    Args:
+        model: The operations.
+        steps: Numbers of steps; None: all.
+
+    Raises:
+        EmptyRunError: A step is not part of the replay.
+        CycleError: Operations of a step depend on each other.
+    """
+
+    def __init__(self, model: ReplayModel, steps: Sequence[int] | None = None) -> None:
+        self._model = model
+        self._graph = graph = build_step_graph(model, steps)
+        self._sorted = sort_graph(graph.num_nodes, graph.src, graph.dst)
+        num = len(graph.rows)
+        self._operation = np.full(graph.num_nodes, -1, dtype=np.int64)
+        self._operation[graph.arrival] = np.arange(num)
+        self._operation[:num] = np.arange(num)
+        self._rank = np.append(model.rank[graph.rows], -1)[self._operation][self._sorted.order]
+        position = np.empty(graph.num_nodes, dtype=np.int64)
+        position[self._sorted.order] = np.arange(graph.num_nodes)
+        self._sinks = position[graph.sink]
+
+    def find(self, duration_ns: NDArray[np.float64], gap_ns: NDArray[np.float64]) -> CriticalPath:
+        """Return the chain of operations that decides the end of each step; see `critical_path`.
+
+        Args:
+            duration_ns: Shape (operations of the model,): durations and transfers.
+            gap_ns: Shape (operations of the model,): launch gaps.
+        """
+        graph, order, model = self._graph, self._sorted.order, self._model
+        lengths = graph.node_lengths(duration_ns, gap_ns)
+        by_position, ends = np.empty((2, graph.num_nodes))
+        loop.functions.replay(self._sorted, 0, graph.num_nodes, lengths, None, None, by_position)
+        ends[order] = by_position
+        nodes = order[_walk_back(self._sorted, self._sinks, by_position, self._rank)]
+        nodes = nodes[(self._operation[nodes] >= 0) & (lengths[nodes] != 0)]
+        index = self._operation[nodes]
+        row = graph.rows[index]
+        return CriticalPath(
+            steps=graph.steps,
+            step_ns=ends[graph.sink],
+            step=np.array(graph.steps, dtype=np.int32)[graph.step_index[index]],
+            operation=row,
+            rank=model.rank[row],
+            kind=model.kind[row],
+            kinds=model.kinds,
+            start_ns=ends[nodes] - lengths[nodes],
+            end_ns=ends[nodes],
+            gap_ns=np.where(graph.arrival[index] == nodes, gap_ns[row], 0.0),
+        )
+
+
 def critical_path(model: ReplayModel, steps: Sequence[int] | None = None) -> CriticalPath:
     """Return the chain of operations that decides the end of each step in the full replay.
 
@@ -83,31 +138,8 @@ def critical_path(model: ReplayModel, steps: Sequence[int] | None = None) -> Cri
         EmptyRunError: A step is not part of the replay.
         CycleError: Operations of a step depend on each other.
     """
-    graph = build_step_graph(model, steps)
     operations = model.operations
-    lengths = graph.node_lengths(operations.duration_ns, operations.gap_ns)
-    ends = graph.node_ends(lengths)
-    operation = np.full(graph.num_nodes, -1, dtype=np.int64)
-    num = len(graph.rows)
-    operation[graph.arrival] = np.arange(num)
-    operation[:num] = np.arange(num)
-    rank = np.append(model.rank[graph.rows], -1)[operation]
-    nodes = _walk_back(graph, ends, rank)
-    nodes = nodes[(operation[nodes] >= 0) & (lengths[nodes] != 0)]
-    index = operation[nodes]
-    row = graph.rows[index]
-    return CriticalPath(
-        steps=graph.steps,
-        step_ns=ends[graph.sink],
-        step=np.array(graph.steps, dtype=np.int32)[graph.step_index[index]],
-        operation=row,
-        rank=model.rank[row],
-        kind=model.kind[row],
-        kinds=model.kinds,
-        start_ns=ends[nodes] - lengths[nodes],
-        end_ns=ends[nodes],
-        gap_ns=np.where(graph.arrival[index] == nodes, operations.gap_ns[row], 0.0),
-    )
+    return StepPaths(model, steps).find(operations.duration_ns, operations.gap_ns)
 
 
 def operation_slack(model: ReplayModel, steps: Sequence[int] | None = None) -> Slack:
@@ -131,19 +163,26 @@ def operation_slack(model: ReplayModel, steps: Sequence[int] | None = None) -> S
 
 
 def _walk_back(
-    graph: StepGraph, ends: NDArray[np.float64], rank: NDArray[np.int32]
+    graph: loop.Graph,
+    sinks: NDArray[np.int64],
+    ends: NDArray[np.float64],
+    rank: NDArray[np.int32],
 ) -> NDArray[np.int64]:
-    """Return the nodes of one longest path to each step's sink, in order of time."""
-    order = stable_argsort(graph.dst)
-    sources = graph.src[order]
-    first = np.searchsorted(graph.dst[order], np.arange(graph.num_nodes + 1))
+    """Return the positions of one longest path to each sink, in order of time.
+
+    Args:
+        graph: The nodes.
+        sinks: Positions.
+        ends: Shape (nodes,), by position.
+        rank: Shape (nodes,), by position; -1 for a node of no rank.
+    """
     found: list[int] = []
-    for sink in graph.sink.tolist():
+    for sink in sinks.tolist():
         path: list[int] = []
         node = sink
         own_rank = -1
-        while first[node] < first[node + 1]:
-            predecessors = sources[first[node] : first[node + 1]]
+        while graph.first[node] < graph.first[node + 1]:
+            predecessors = graph.pred[graph.first[node] : graph.first[node + 1]]
             latest = predecessors[ends[predecessors] == ends[predecessors].max()]
             on_rank = latest[rank[latest] == own_rank]
             node = int(on_rank[0] if len(on_rank) else latest[0])

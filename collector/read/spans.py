@@ -96,6 +96,11 @@ WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step = {step:Int32}
 GROUP BY rank ORDER BY rank
 """
 
+SELECT_BOUNDS = """
+SELECT min(start_ns) AS begin_ns, max(start_ns + duration_ns) AS end_ns FROM spans
+WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step = {step:Int32}
+"""
+
 SELECTION = """
 WHERE run_id = {run_id:String} AND epoch = {epoch:Int32} AND step = {step:Int32}
     AND rank IN {ranks:Array(Int32)}
@@ -240,6 +245,13 @@ def read_outline(store: Store, run_id: str, *, epoch: int, step: int) -> StepOut
         begin_ns=int(begin.min(initial=LAST_NS)) if len(begin) else 0,
         end_ns=int(end.max(initial=FIRST_NS)) if len(end) else 0,
     )
+
+
+def read_bounds(store: Store, run_id: str, *, epoch: int, step: int) -> tuple[int, int]:
+    """Return begin and end of a step, Unix ns; 0 without spans. Duplicates do not change them."""
+    bound = {"run_id": run_id, "epoch": epoch, "step": step}
+    (row,) = read_from_spans(store, run_id, lambda sql: store.rows(sql, bound), SELECT_BOUNDS)
+    return int(row["begin_ns"]), int(row["end_ns"])
 
 
 def read_selected_spans(store: Store, selection: SpanSelection) -> pa.Table:

@@ -31,12 +31,10 @@ from rankscope.dashboard.records.progress import AnalysisInProgress
 from rankscope.tracer.span import NS_PER_S
 
 from ..address import INCIDENT, View, view_finding, write_address
-from ..figures.proof_card import MIN_PX, proof_figure
 from ..text import escape
 from .components import (
     card,
     decorative,
-    graph,
     link_ranks,
     rank_link,
     rank_links,
@@ -44,6 +42,7 @@ from .components import (
     with_code,
 )
 from .placeholders import AFTER_ANALYSIS, NEEDS_ANALYSIS, PENDING, known_figures
+from .proof_picture import proof_picture
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -201,8 +200,8 @@ def _proof_row(
     beneath: Sequence[Component],
 ) -> Component:
     """Return the picture of a finding, beside it what to do, and what follows beneath it."""
-    figure = proof_figure(report, finding)
     number = report.findings.index(finding)
+    shown = proof_picture(f"overview-proof-{number}", report, finding)
     buttons: list[Component] = []
     if incident is not None:
         view = View(page=INCIDENT, run=report.run, show=str(incident))
@@ -223,9 +222,7 @@ def _proof_row(
         )
     picture = card(
         html.Div([html.H2("Proof"), *buttons], className="titled"),
-        graph(f"overview-proof-{number}", figure, min_px=MIN_PX)
-        if figure is not None
-        else html.P("No quantity shows it.", className="quiet"),
+        html.P("No quantity shows it.", className="quiet") if shown is None else shown,
         *host_notes(report, finding, base_path),
         label=f"proof of {finding.cause}",
     )

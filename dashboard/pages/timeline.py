@@ -71,7 +71,7 @@ MAX_ALIKE_STEPS, MAX_ALIKE_RANKS = 40, 15
 """Steps and other ranks whose spans are read to be held against a selected one."""
 
 REFINE_MS = 500
-"""Pause before a page asks again for spans or a replay that were not ready."""
+"""Pause before a page asks again for a step, spans or a replay that were not ready."""
 
 STATE_AGE_NS = QUIET_MS * NS_PER_MS
 """Age of the state of the run, which sets when the page asks again."""
@@ -168,7 +168,7 @@ def _show(provider: ReportProvider, view: View, *, base_path: str) -> Content:
         return Content(problem=_no_spans(view, error, base_path))
     if step is None:
         problem = drawing_step(run_id, chosen.step)
-        return Content(problem=problem, view=chosen, interval_ms=SOON_MS, is_unfinished=True)
+        return Content(problem=problem, view=chosen, interval_ms=REFINE_MS, is_unfinished=True)
     if isinstance(report, AnalysisInProgress):
         interval_ms = SOON_MS
     return Content(
@@ -236,6 +236,9 @@ def _show_step(
         if reading.shown.spans is not None and not is_transfer:
             excess = _compare_proof(reading.shown.spans, framed, proof) or excess
         about = f"; framed: {framed.cause} of {format_ranks(on_ranks)}, {excess}{about}"
+    if reading.related is not None and isinstance(report, RunReport):
+        num_others = report.world_size - len(reading.related.all)
+        about = f"; {num_others:,} others are folded{about}"
     selected = find_selected(reading.shown)
     is_pending = reading.is_pending or replayed.is_pending
     slack = ""

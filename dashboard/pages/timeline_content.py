@@ -16,13 +16,13 @@ from rankscope.analysis.report.text import (
 )
 from rankscope.tracer.span import NS_PER_MS
 
-from ..figures.proof_card import MIN_PX, proof_figure
 from ..figures.timeline import hover_texts, timeline_figure
 from ..figures.timeline_axes import Marks
 from ..figures.timeline_canvas import canvas_document
 from ..figures.timeline_raster import raster_figure, raster_note
 from ..text import escape, format_place
 from .components import announced, canvas, card, graph, labelled
+from .proof_picture import proof_picture
 from .timeline_controls import Shown, make_scale, step_chooser, timeline_controls
 from .timeline_overview import around_step
 from .timeline_selection import selection_controls
@@ -238,11 +238,8 @@ def show_replay(
 
 def show_card(report: RunReport, finding: Finding) -> list[Component]:
     """Return the picture of the finding whose proof is framed, as on the overview."""
-    figure = proof_figure(report, finding)
-    if figure is None:
-        return []
-    drawn = graph("timeline-proof", figure, min_px=MIN_PX)
-    return [card(html.H2(f"Proof of {finding.cause}"), drawn)]
+    shown = proof_picture("timeline-proof", report, finding)
+    return [] if shown is None else [card(html.H2(f"Proof of {finding.cause}"), shown)]
 
 
 def show_ended(ended: ShownStep, drawn: tuple[dict[str, Any], dict[str, Any]]) -> list[Component]:

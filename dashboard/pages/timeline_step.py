@@ -192,16 +192,15 @@ def _show_related(
     view: View, part: StepTimeline, related: RelatedRanks, num_ranks: int
 ) -> StepReading:
     """Show the ranks in which a finding shows, the culprits on top."""
-    timeline = replace(part, ranking=related.all)
-    kinds = {
-        "at fault": related.culprits,
-        "of its groups": related.partners,
-        "alike": related.peers,
-        "waiting for it": related.waiting,
+    timeline = replace(part, ranking=related.all, sections=related.sections)
+    counts = {
+        f"{format_count(len(related.culprits), 'rank')} at fault": related.culprits,
+        f"{len(related.partners):,} of its groups": related.partners,
+        f"{len(related.peers):,} alike": related.peers,
+        f"{len(related.waiting):,} that wait for it": related.waiting,
     }
-    shown = ", ".join(f"{len(ranks):,} {kind}" for kind, ranks in kinds.items() if ranks)
-    num_others = num_ranks - len(related.all)
-    note = f"From the top: ranks {shown}; {num_others:,} others are folded."
+    shown = ", ".join(text for text, ranks in counts.items() if ranks)
+    note = f"From the top: {shown}. {num_ranks - len(related.all):,} others are folded."
     return StepReading(
         shown=show_timeline(view, timeline),
         recorded=timeline,

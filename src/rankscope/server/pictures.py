@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rankscope.analysis.drawing.raster import (
     NUM_BINS,
@@ -242,13 +242,33 @@ def read_part(
         portion: What of the step.
         bounds_ns: Begin and end of the whole step.
     """
-    rows = read_selected_spans(store, portion)
+    return make_part(info, portion, read_part_rows(store, portion), bounds_ns=bounds_ns)
+
+
+class PartRows(NamedTuple):
+    """The rows of a portion of a step."""
+
+    spans: pa.Table
+    arrivals: pa.Table
+    """Of their communication, from all members."""
+
+
+def read_part_rows(store: Store, portion: SpanSelection) -> PartRows:
+    """Return the rows of a portion of a step."""
+    spans = read_selected_spans(store, portion)
+    return PartRows(spans, read_arrivals(store, portion, spans))
+
+
+def make_part(
+    info: RunInfo, portion: SpanSelection, rows: PartRows, *, bounds_ns: tuple[int, int]
+) -> StepTimeline:
+    """Return a portion of a step from its rows; see `read_part`."""
     return make_timeline(
         info,
-        span_table(rows),
+        span_table(rows.spans),
         epoch=portion.epoch,
         step=portion.step,
-        arrivals=arrivals_table(read_arrivals(store, portion, rows)),
+        arrivals=arrivals_table(rows.arrivals),
         bounds_ns=bounds_ns,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.analyze import read_operations
@@ -23,15 +24,15 @@ from rankscope.collector.read.runs import read_events
 from rankscope.collector.read.spans import (
     SpanSelection,
     count_selected_spans,
+    read_bounds,
     read_filtered_spans,
-    read_outline,
 )
 from rankscope.collector.spool.descriptions import RUNNING
 
 from ..sources.store_source import to_event
 from .around_runs import write_step_trace
 from .background_jobs import KeptResults
-from .pictures import LargeSteps, StepPictures, read_part
+from .pictures import LargeSteps, StepPictures, make_part, read_part, read_part_rows
 from .reports import MAX_SPANS, first_step
 from .shared_results import SharedResults
 
@@ -63,6 +64,10 @@ MAX_READING_PARTS = 4
 PART_TIMEOUT_RATIO = 1 / 8
 """Time that a page waits for the spans of a part before it shows the part's tiles, over the time
 that it waits for other results: they are shown meanwhile, so a short time is no loss."""
+
+PROOF_TIMEOUT_RATIO = 4
+"""Time that a page waits for the ranks that show a proof, over the time that it waits for other
+results: at 12,288 ranks they take a second, and a page that says so would be asked for again."""
 
 LARGE_STEP_SPANS = 5_000_000
 """Larger steps are drawn in portions, because a whole step takes 250 bytes per span."""
@@ -266,18 +271,26 @@ class StepView:
         portion = SpanSelection(run_id=run_id, epoch=epoch, step=step, ranks=ranks)
 
         def read() -> StepTimeline | None:
-            if not count_selected_spans(store, portion):
-                return None
-            step_id = StepId(run_id=run_id, epoch=epoch, step=step)
-            whole = pictures.kept(step_id) or read_outline(store, run_id, epoch=epoch, step=step)
-            bounds_ns = (whole.begin_ns, whole.end_ns)
-            return read_part(store, self._runs.info(run_id), portion, bounds_ns=bounds_ns)
+            # The descriptions of 12,288 ranks take longer than these spans, which wait on the
+            # engine: both are read at once.
+            with ThreadPoolExecutor(1) as executor:
+                info = executor.submit(self._runs.info, run_id)
+                rows = read_part_rows(store, portion)
+                if not rows.spans.num_rows:
+                    return None
+                kept = pictures.kept(StepId(run_id=run_id, epoch=epoch, step=step))
+                bounds_ns = (
+                    read_bounds(store, run_id, epoch=epoch, step=step)
+                    if kept is None
+                    else (kept.begin_ns, kept.end_ns)
+                )
+                return make_part(info.result(), portion, rows, bounds_ns=bounds_ns)
 
         done = self._parts.get(
             (self._reports.revision(run_id), portion, None),
             read,
             jobs=self._queues.parts,
-            timeout_s=self._timeout_s,
+            timeout_s=PROOF_TIMEOUT_RATIO * self._timeout_s,
         )
         return (
             ViewportSpans(is_pending=True) if done is None else ViewportSpans(found=done.result())

@@ -29,6 +29,19 @@ def test_partners_are_on_other_axes_and_alike_ranks_in_other_replicas() -> None:
     assert set(related.waiting).isdisjoint({5, *related.partners, *related.peers})
 
 
+def test_the_other_stages_follow_in_their_order() -> None:
+    # GIVEN rank = (pp * 64 + dp) * 2 + tp, and rank 261 at dp 2, tp 1 of stage 2
+    found = report(layout=Layout(dp=64, pp=4, tp=2), slow_rank=261)
+    finding = replace(found.findings[0], proof=replace(PROOF, rank=261))
+
+    related = find_related(found, finding)
+
+    assert related is not None
+    assert related.partners == (260, 5, 133, 389)
+    assert list(related.sections)[:3] == ["at fault", "groups", "alike"]
+    assert related.all[:5] == (261, *related.partners)
+
+
 def test_a_finding_without_a_proof_has_no_related_ranks() -> None:
     found = report()
 

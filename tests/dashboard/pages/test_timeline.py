@@ -101,11 +101,20 @@ def test_the_proof_of_a_large_job_shows_the_ranks_that_matter_undimmed() -> None
 
     page = rendered(timeline_page.PAGE, training_provider(large), asked)
 
-    # THEN its partners on tp and pp follow it, and then the same place of the other replica
+    # THEN its partners on tp, then pp follow it, and then the same place of the other replica
     layout = find_part(page, "timeline-graph")["figure"]["layout"]
-    assert layout["yaxis"]["ticktext"] == ["<b>5</b>", "1", "4", "7"]
+    assert layout["yaxis"]["ticktext"] == ["<b>5</b>", "4", "1", "7"]
+    names = [
+        each["text"] for each in layout["annotations"] if each.get("name", "").startswith("fold")
+    ]
+    assert names == ["▾ <b>at fault</b>", "▾ <b>groups</b>", "▾ <b>alike</b>"]
     assert not [shape for shape in layout["shapes"] if shape.get("name") == "not marked"]
-    assert "1 at fault, 2 of its groups, 1 alike; 124 others are folded." in words(page)
+    assert "1 rank at fault, 2 of its groups, 1 alike. 124 others are folded." in words(page)
+
+    # WHEN a group is folded THEN its ranks share a row
+    folded = rendered(timeline_page.PAGE, training_provider(large), replace(asked, folded=(1,)))
+    layout = find_part(folded, "timeline-graph")["figure"]["layout"]
+    assert layout["yaxis"]["ticktext"] == ["<b>5</b>", "2 ranks", "7"]
 
     # WHEN the whole step is asked for THEN all ranks are there
     whole = replace(asked, step=3, show=WHOLE, order=RowOrder.EXCESS)

@@ -18,7 +18,7 @@ from rankscope.analysis.drawing.raster import (
 )
 from rankscope.analysis.drawing.rows import TILED, RowOrder, order_ranks
 from rankscope.analysis.drawing.tiles import Level, finest_zooms
-from rankscope.analysis.drawing.timeline import StepTimeline, read_timeline
+from rankscope.analysis.drawing.timeline import StepTimeline, read_timeline, select_ranks
 from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.collector.errors import StoreQueryError
 from rankscope.collector.read.pictures import (
@@ -417,6 +417,26 @@ def test_the_page_of_a_large_step_is_drawn_in_the_background_in_portions(
     while "density picture" not in (shown := words(rendered(timeline_page.PAGE, provider, view))):
         assert time.monotonic() < give_up_s, "not drawn before the timeout"
     assert "spans of 1,025 ranks, epoch 0" in shown
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_some_ranks_of_a_step_are_those_of_the_whole_step(
+    store: Store, wide: str, *, is_closed: bool
+) -> None:
+    run_id = FEW if is_closed else wide
+    source, ranks = StoreSource(store), (1, 40, 41)
+    provider = StoreProvider(source, Reports(source), store=store, timeout_s=TIMEOUT_S)
+    whole = timeline_in(store, run_id)
+    expected = select_ranks(whole, ranks)
+
+    part = provider.ranks_of_step(run_id, epoch=0, step=0, ranks=ranks).found
+
+    assert (provider.picture_revision(run_id, epoch=0, step=0) != 0) == is_closed
+    assert part is not None
+    assert (part.begin_ns, part.end_ns) == (whole.begin_ns, whole.end_ns)
+    for column in ("wait_ns", "transfer_ns", "last_rank", "blocked_ns"):
+        assert getattr(part, column).tolist() == getattr(expected, column).tolist()
+    assert provider.ranks_of_step(run_id, epoch=0, step=9, ranks=ranks).found is None
 
 
 def test_a_large_step_without_spans_is_an_error(store: Store, wide: str) -> None:
