@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from rankscope.collector.client.served_writer import run_writer
 from rankscope.collector.errors import RunBegunError, RunExistsError, StoreError
 from rankscope.collector.new_file import new_file
@@ -24,8 +26,6 @@ from .errors import BadInputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    import pyarrow as pa
-
     from rankscope.collector.client.served_writer import RunWriter
     from rankscope.collector.identity import Row
     from rankscope.collector.store.store import Store
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from rankscope.trainer.simulator.tables import StepTables
 
 SCENARIO_SUFFIXES = (".toml", ".json")
+INSERT_ROWS = 100_000
+"""Spans that are stored together: an insert of one step of few ranks takes as long."""
+
 DESCRIPTION_ROWS = 5_000
 """Rows of one insert of groups, manifests, clocks or ranks."""
 
@@ -192,16 +195,34 @@ def _write_run(
 ) -> SimulationSize:
     with closing(run_writer(store)) as writer:
         num_spans, num_steps = 0, 0
+        waiting: list[Cut] = []
+        num_waiting = 0
+        beside: dict[str, list[pa.Table]] = {"samples": [], "events": []}
+
+        def flush() -> None:
+            if waiting:
+                writer.ingest(waiting)
+            for table, rows in beside.items():
+                if rows:
+                    writer.insert(table, pa.concat_tables(rows))
+                rows.clear()
+            waiting.clear()
+
         for tables in steps:
             num_of_step = 0
             for cut in _cuts(simulation, tables, cut_rows=writer.cut_rows):
-                writer.ingest([cut])
+                waiting.append(cut)
                 num_of_step += cut.rows.spans.num_rows
-                on_stored(num_of_step)
-            writer.insert("samples", tables.samples)
-            writer.insert("events", tables.events)
+                num_waiting += cut.rows.spans.num_rows
+                if num_waiting >= INSERT_ROWS:
+                    flush()
+                    num_waiting = 0
+                    on_stored(num_of_step)
+            beside["samples"].append(tables.samples)
+            beside["events"].append(tables.events)
             num_spans += tables.spans.num_rows
             num_steps += 1
+        flush()
         _describe(writer, simulation)
         return SimulationSize(num_spans=num_spans, num_steps=num_steps)
 

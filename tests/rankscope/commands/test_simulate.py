@@ -101,7 +101,10 @@ def test_a_name_that_is_in_use_is_refused(store: Store) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_is_not_listed_and_can_be_stored_again(store: Store) -> None:
+def test_an_interrupted_run_is_not_listed_and_can_be_stored_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankscope.simulation.INSERT_ROWS", 1)  # each step by itself
     simulation = small("short")
 
     def interrupted() -> Iterator[StepTables]:
@@ -110,6 +113,7 @@ def test_an_interrupted_run_is_not_listed_and_can_be_stored_again(store: Store) 
 
     with pytest.raises(KeyboardInterrupt):
         store_simulation(store, simulation, interrupted())
+    assert read_spans(store, "short").num_rows > 0
     assert "short" not in read_run_names(store)
 
     done = store_simulation(store, simulation, simulation.tables())
