@@ -30,7 +30,7 @@ TORCHRUN = ("torchrun", "--standalone", f"--nproc-per-node={NUM_RANKS}")
     ("name", "launcher", "num_forwards"),
     [
         ("torchrun_ddp", TORCHRUN, 1),
-        ("lightning_fit", ("python",), 1),
+        pytest.param("lightning_fit", ("python",), 1, marks=pytest.mark.nightly),
         pytest.param(
             "accelerate_loop",
             ("accelerate", "launch", "--multi_gpu", f"--num_processes={NUM_RANKS}"),

@@ -148,6 +148,7 @@ def test_a_rank_that_the_kernel_kills_for_want_of_memory_says_so(
         assert "out-of-memory killer ended" in finding.evidence
 
 
+@pytest.mark.nightly
 def test_a_rank_that_a_user_kills_has_no_trace_of_the_kernel(tmp_path: Path, store: Store) -> None:
     kernel_log = tmp_path / "kern.log"
     kernel_log.write_text("")
@@ -202,7 +203,7 @@ STOPS = [
     pytest.param("workers", "data-loader", "in the data loader", marks=pytest.mark.nightly),
     ("fifo", "storage", "openat "),
     pytest.param("barrier", "other-collective", "barrier", marks=pytest.mark.nightly),
-    ("sleep", "never-joined", "watched_job.py:"),
+    pytest.param("sleep", "never-joined", "watched_job.py:", marks=pytest.mark.nightly),
 ]
 
 
@@ -232,6 +233,7 @@ def test_a_rank_that_stops_is_named_with_what_it_is_in(
     )
 
 
+@pytest.mark.nightly
 def test_a_rank_that_meets_a_bad_document_is_classed_by_it(tmp_path: Path, store: Store) -> None:
     with start_ranks(tmp_path, 3, 10_000) as ranks:
         watch = Watch(store, spool_of(tmp_path), logs=[str(tmp_path / "logs" / "*.log")])

@@ -77,12 +77,12 @@ def check_equal(mix: Trained, alone: Trained) -> None:
 QUICK = [
     ("--pp 2 --tp 2 --sp --schedule interleaved", 4),
     ("--pp 2 --dp 2 --schedule zbv", 4),
-    ("--dp hsdp:4", 4),
     ("--dp ddp:2 --cp 2", 4),
-    ("--pp 2 --dp 2 --overlap dp,pp", 4),
     ("--dp 2 --tp 2 --sp --overlap dp,tp", 4),
 ]
 NIGHTLY = [
+    ("--dp hsdp:4", 4),
+    ("--pp 2 --dp 2 --overlap dp,pp", 4),
     ("--pp 4 --schedule dualpipev", 4),
     ("--pp 4 --schedule zero-bubble", 4),
     ("--pp 2 --schedule zero-bubble --chunks 4", 2),

@@ -58,7 +58,9 @@ os._exit(0)
 """Its workers are killed when the training is done: no exit handler runs."""
 
 
-@pytest.mark.parametrize("start", [LIGHTNING, RAY], ids=["lightning", "ray"])
+@pytest.mark.parametrize(
+    "start", [LIGHTNING, pytest.param(RAY, marks=pytest.mark.nightly)], ids=["lightning", "ray"]
+)
 def test_a_process_that_becomes_a_rank_is_recorded_as_that_rank(tmp_path: Path, start: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAINING + start)
