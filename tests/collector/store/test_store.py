@@ -302,7 +302,6 @@ def test_opening_a_store_loads_neither_pandas_nor_torch(folder: Path) -> None:
 CACHES = (
     "mark_cache_size",
     "query_condition_cache_size",
-    "compiled_expression_cache_size",
     "uncompressed_cache_size",
 )
 
@@ -320,12 +319,12 @@ def test_the_settings_limit_the_engines_memory(folder: Path) -> None:
         }
 
     assert (found["max_threads"], found["async_insert"]) == ("2", "0")
+    assert found["compile_aggregate_expressions"] == "0"
     assert int(found["max_memory_usage"]) == 4 << 30
     assert int(server["max_server_memory_usage"]) == 6 << 30
     # The caches and merges that docs/store.md documents.
     assert {name: int(server[name]) >> 20 for name in CACHES} == {
-        "mark_cache_size": 256, "query_condition_cache_size": 0,
-        "compiled_expression_cache_size": 16, "uncompressed_cache_size": 0,
+        "mark_cache_size": 256, "query_condition_cache_size": 0, "uncompressed_cache_size": 0,
     }  # fmt: skip
     pool = int(server["background_pool_size"])
     assert pool * float(server["background_merges_mutations_concurrency_ratio"]) == 2
