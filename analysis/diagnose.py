@@ -31,7 +31,7 @@ from .statistics.step_change import compare_step_times
 from .statistics.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -322,8 +322,11 @@ def _growth_text(case: Case) -> str:
         return ""
     items = case.reading.items.step
     counts = np.bincount(np.searchsorted(numbers, items), minlength=len(numbers))
-    measures = [dict(zip(numbers.tolist(), counts.tolist(), strict=True))]
-    measures += [case.tokens_by_step, sum_squares(case.context.microbatches)]
+    measures: tuple[Mapping[int, int], ...] = (
+        dict(zip(numbers.tolist(), counts.tolist(), strict=True)),
+        case.tokens_by_step,
+        sum_squares(case.context.microbatches),
+    )
     known = [
         [float(measure[step]) for step in numbers.tolist()]
         for measure in measures

@@ -72,7 +72,7 @@ def test_ranks_that_are_equally_slow_at_the_same_time_are_one_finding() -> None:
         ((2, 50), (60, 99), 2),
     ],
 )
-def test_ranks_whose_slow_steps_begin_some_steps_apart_are_slow_at_the_same_time(
+def test_ranks_that_become_slow_some_steps_later_are_slow_at_the_same_time(
     first: tuple[int, int], second: tuple[int, int], num: int
 ) -> None:
     lasting = [
