@@ -10,6 +10,7 @@ import numpy as np
 from rankscope.tracer.span import NS_PER_S
 
 from .arrays.grouping import NO_GROUP
+from .breakdown.mfu import sum_squares
 from .causes.detector import INSUFFICIENT_EVIDENCE, insufficient
 from .causes.order import CAUSES, FROM_RECORDS, FROM_REPLAY
 from .causes.slow_compute import ranks_without_peers
@@ -18,6 +19,7 @@ from .replay.what_if import ratio
 from .report.report import Finding, Severity
 from .report.text import (
     format_count,
+    format_duration,
     format_percent,
     format_ranks,
     format_seconds,
@@ -25,10 +27,11 @@ from .report.text import (
 )
 from .report.tracked_findings import NO_PROBLEM
 from .statistics.link_profile import find_lone_links
+from .statistics.step_change import compare_step_times
 from .statistics.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -128,7 +131,8 @@ def grade_findings(report: RunReport) -> RunReport:
     if any(finding.severity in MATTERS for finding in graded):
         graded = tuple(finding for finding in graded if finding.cause not in NO_PROBLEM)
         unexplained = _unexplained_wait(report, "no finding explains half of it")
-        graded += () if unexplained is None else (replace(unexplained, severity=Severity.NONE),)
+        if unexplained is not None and not any(map(ends_run, graded)):
+            graded += (replace(unexplained, severity=Severity.NONE),)
     elif undecided:
         least_s = THRESHOLDS.minor_share * (report.step_time_s.actual or 0.0)
         matter = tuple(
@@ -301,7 +305,47 @@ def _no_alarm(case: Case) -> Finding:
             f"no communication between the {len(profile.ranks):,} ranks was recorded, so it is"
             " unknown who waits for whom"
         )
-    return _healthy(profile, case.slowdown)
+    healthy = _healthy(profile, case.slowdown)
+    return replace(healthy, evidence=healthy.evidence + _growth_text(case))
+
+
+def _growth_text(case: Case) -> str:
+    """Return how much longer the last quarter of the steps is than the first one; "" if it is not.
+
+    What grows on all ranks alike distinguishes none: memory, a cache, a file that is appended to.
+    More tokens, longer sequences and more micro-batches explain as much as they grew.
+    """
+    numbers, step_ns = np.array(case.reading.steps), case.reading.actual_ns
+    num = len(numbers) // 4
+    change = compare_step_times(step_ns[:num].tolist(), step_ns[len(numbers) - num :].tolist())
+    if not change.is_significant:
+        return ""
+    items = case.reading.items.step
+    counts = np.bincount(np.searchsorted(numbers, items), minlength=len(numbers))
+    measures: tuple[Mapping[int, int], ...] = (
+        dict(zip(numbers.tolist(), counts.tolist(), strict=True)),
+        case.tokens_by_step,
+        sum_squares(case.context.microbatches),
+    )
+    known = [
+        [float(measure[step]) for step in numbers.tolist()]
+        for measure in measures
+        if measure.keys() >= set(numbers.tolist())
+    ]
+
+    def growth(values: Sequence[float]) -> float:
+        first, last = float(np.median(values[:num])), float(np.median(values[-num:]))
+        return last / first if first > 0 else 1.0
+
+    explained = max(1.0, *(growth(values) for values in known))
+    grown = min(growth(step_ns.tolist()), change.ratio or 1.0)
+    if grown < (1.0 + THRESHOLDS.critical_share) * explained:
+        return ""
+    first_ns, last_ns = float(np.median(step_ns[:num])), float(np.median(step_ns[-num:]))
+    return (
+        "; but steps became longer on all ranks alike:"
+        f" {format_duration(first_ns)} in the first quarter, {format_duration(last_ns)} in the last"
+    )
 
 
 def _healthy(profile: ComputeProfile, slowdown: float | None) -> Finding:

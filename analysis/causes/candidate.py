@@ -153,7 +153,8 @@ def merge_equal(candidates: Sequence[Candidate], cause: Cause) -> tuple[Candidat
     """Merge candidates of one cause that are equally slow at the same time.
 
     Fixing one of them alone wins nothing, because the others hold the job up as long: within what
-    is reported at all (`persistent_ratio`) they are one finding.
+    is reported at all (`persistent_ratio`) they are one finding. So they are if noise makes one of
+    them begin or end some steps later.
     """
     kept: list[Candidate] = []
     left = sorted(candidates, key=lambda candidate: -candidate.excess_ratio)
@@ -166,13 +167,25 @@ def merge_equal(candidates: Sequence[Candidate], cause: Cause) -> tuple[Candidat
             if candidate is worst
             or (
                 candidate.cause == worst.cause == cause
-                and (candidate.steps, candidate.shown_steps) == (worst.steps, worst.shown_steps)
+                and _are_at_once(candidate, worst)
                 and candidate.excess_ratio >= least
             )
         ]
         kept.append(worst if len(equal) == 1 else merge_alike(equal, ", equally slow"))
         left = [candidate for candidate in left if candidate not in equal]
     return tuple(kept)
+
+
+def _are_at_once(one: Candidate, other: Candidate) -> bool:
+    """Return whether most steps (`whole_share`) that one of two candidates shows, both show."""
+    if (one.shown_steps is None) != (other.shown_steps is None):
+        return False
+    if one.shown_steps is not None and other.shown_steps is not None:
+        mine, theirs = set(one.shown_steps), set(other.shown_steps)
+        return len(mine & theirs) >= THRESHOLDS.whole_share * len(mine | theirs)
+    first, last = (sorted(ends) for ends in zip(one.steps, other.steps, strict=True))
+    num_both, num_either = last[0] - first[1] + 1, last[1] - first[0] + 1
+    return num_both >= THRESHOLDS.whole_share * num_either
 
 
 def merge_recurring(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from ..hosts.logs import LogLine
     from ..trace.context import EventRecord, RankExit, RunContext, SampleTable
-    from ..trace.tables import EpochInfo, RunInfo, StepTable
+    from ..trace.tables import EpochInfo, RunInfo, SpanTable, StepTable
     from .detector import Record
 
 
@@ -110,6 +110,9 @@ class ExitClass(StrEnum):
 
 FOLLOW_UPS = frozenset({ExitClass.TIMEOUT, ExitClass.CONNECTION, ExitClass.STOPPED})
 """Reasons of ranks that end because another one did."""
+
+STOP_CODES = frozenset({-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
+"""Exit codes of processes that a person, a launcher or a scheduler asked to end."""
 
 DECODERS = re.compile(
     r"\b(unicodedecodeerror|jsondecodeerror|arrowinvalid|unidentifiedimageerror|zlib\.error"
@@ -295,10 +298,7 @@ def find_failures(epoch: EpochInfo, context: RunContext, steps: StepTable) -> tu
     opened = [event.data.get("open") for event in lost]
     entries = (entry for spans in opened if isinstance(spans, list) for entry in spans)
     is_saving = any(isinstance(span, dict) and span.get("kind") == CHECKPOINT for span in entries)
-    rows = (steps.epoch == epoch.epoch) & (steps.end_ns > steps.start_ns)
-    usual_ns = float(np.median((steps.end_ns - steps.start_ns)[rows])) if rows.any() else STALL_NS
-    least_ns = min(max(SILENT_STEPS * usual_ns, MIN_SILENCE_NS), STALL_NS)
-    was_silent = not is_saving and (find_silence(died) or 0) >= least_ns
+    was_silent = not is_saving and (find_silence(died) or 0) >= _least_silence_ns(epoch, steps)
     dumps = [event for event in context.events if event.kind == FLIGHT_RECORDER]
     dumps = [event for event in dumps if event.epoch == epoch.epoch and event.data.get("has_dump")]
     has_hung = any(event.data.get("open") for event in dumps)
@@ -334,7 +334,37 @@ def find_failures(epoch: EpochInfo, context: RunContext, steps: StepTable) -> tu
                 exit_code=find_exit_code(of_exit, ended),
             )
         )
+    if len(failures) == len(epoch.ranks) and all(map(_is_stopped, failures)):
+        return tuple(replace(failure, reason=ExitClass.STOPPED) for failure in failures)
     return tuple(failures)
+
+
+def _is_stopped(failure: Failure) -> bool:
+    """Return whether a process was ended by a signal that asks it to end; none sends it itself."""
+    is_asked = failure.reason is ExitClass.LOST and failure.exit_code in STOP_CODES
+    return is_asked or failure.reason is ExitClass.STOPPED
+
+
+def _least_silence_ns(epoch: EpochInfo, steps: StepTable) -> float:
+    """Return for how long a job must have recorded nothing to have hung."""
+    rows = (steps.epoch == epoch.epoch) & (steps.end_ns > steps.start_ns)
+    usual_ns = float(np.median((steps.end_ns - steps.start_ns)[rows])) if rows.any() else STALL_NS
+    return min(max(SILENT_STEPS * usual_ns, MIN_SILENCE_NS), STALL_NS)
+
+
+def was_stopped_at_work(
+    epoch: EpochInfo, failures: Sequence[Failure], spans: SpanTable, steps: StepTable
+) -> bool:
+    """Return whether a job was stopped from outside, and had begun something shortly before.
+
+    What its ranks were in at that moment is no hang: it is where a job that works is at any time.
+    """
+    reasons = {failure.reason for failure in failures}
+    at_ns = [_at_ns(failure) for failure in failures if failure.ended.at_ns is not None]
+    if ExitClass.STOPPED not in reasons or ExitClass.TIMEOUT in reasons or not at_ns:
+        return False
+    begun_ns = spans.start_ns[(spans.epoch == epoch.epoch) & (spans.start_ns <= min(at_ns))]
+    return len(begun_ns) > 0 and min(at_ns) - begun_ns.max() < _least_silence_ns(epoch, steps)
 
 
 def explain_exit(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..arrays.group_stats import sum_cells
 from ..arrays.grouping import sorted_unique
 from ..breakdown.waterfall import Part
 from ..replay.model import EVALUATION_KIND, Place, has_kind
@@ -16,6 +17,8 @@ from .common_pause import format_period
 from .detector import Cause, HostTime, ProofForm, Subject
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from .detector import Case
 
 CAUSE = Cause(
@@ -50,6 +53,8 @@ def detect(case: Case, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ..
     if len(ranks) < THRESHOLDS.whole_share * num_ranks:
         verb = "evaluates" if len(ranks) == 1 else "evaluate"
         who = f"{format_ranks(tuple(ranks.tolist()))} of {num_ranks:,} {verb}, the others wait,"
+    are_all = len(ranks) == num_ranks
+    longest = _longest_text(model.rank[part], operations.step[part], lost_ns) if are_all else ""
     how_often = format_period(steps) or f"in {format_count(len(steps), 'step')}"
     shown = int(steps[0]), int(steps[-1])
     compute_ns = float(np.median(gaps.compute_ns))
@@ -63,8 +68,40 @@ def detect(case: Case, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ..
         threshold=THRESHOLDS.min_excess_ratio,
         evidence=(
             f"{who} for {format_duration(typical_ns)} (forwards without gradients) {how_often},"
-            f" in {format_steps(shown)}"
+            f" in {format_steps(shown)}{longest}"
         ),
         shown_steps=tuple(steps.tolist()),
     )
     return (*candidates, evaluation)
+
+
+def _longest_text(
+    rank: NDArray[np.int32],
+    step: NDArray[np.int32],
+    lost_ns: NDArray[np.float64],
+) -> str:
+    """Return which rank evaluates longest in most steps: its share of the data is largest.
+
+    The others wait for it at the end. "" if there is none.
+
+    Args:
+        rank: Shape (operations,), as all others.
+        step: Index of its step.
+        lost_ns: What it takes.
+    """
+    ranks, row = np.unique(rank, return_inverse=True)
+    steps, column = np.unique(step, return_inverse=True)
+    if len(ranks) == 1:
+        return ""
+    took_ns = sum_cells((len(ranks), len(steps)), row, column, lost_ns)
+    first = np.bincount(took_ns.argmax(axis=0), minlength=len(ranks))
+    worst = int(first.argmax())
+    own_ns = float(np.median(took_ns[worst]))
+    others_ns = float(np.median(np.delete(took_ns, worst, axis=0)))
+    is_one = first[worst] > THRESHOLDS.one_rank_share * len(steps) and len(steps) > 1
+    if not is_one or own_ns < (1.0 + THRESHOLDS.critical_share) * others_ns:
+        return ""
+    return (
+        f"; rank {int(ranks[worst])} for {format_duration(own_ns)}, the others for"
+        f" {format_duration(others_ns)} and wait for it"
+    )

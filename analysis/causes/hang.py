@@ -34,6 +34,7 @@ from .crash import (
     find_failures,
     find_silence,
     own_failures,
+    was_stopped_at_work,
 )
 from .detector import Cause, ProofForm, insufficient
 
@@ -434,6 +435,8 @@ def find_hang(
         return doubt
     if unlike is not None and (job.stuck or job.left_behind):
         return unlike
+    if was_stopped_at_work(epoch, failures, spans, steps):
+        return None
     finding = None if independent or not (job.stuck or job.left_behind) else _not_entered(job)
     if independent or finding is not None or not job.silent_ns:
         return finding

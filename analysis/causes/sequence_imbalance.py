@@ -244,10 +244,10 @@ def _find_shares(case: Case) -> Shares | None:
     items, model = case.reading.items, case.reading.model
     of_work = items.kind == FORWARD
     forwards = select_items(items, of_work)
-    amount = case.work[0][of_work] if case.work else np.ones(len(forwards))
-    evidence = describe_shares(
-        forwards, amount, case.coords, noun="tokens" if case.work else "micro-batches"
-    )
+    amount, noun = np.ones(len(forwards)), "micro-batches"
+    if case.work and np.ptp(case.work[0][of_work]) > 0:
+        amount, noun = case.work[0][of_work], "tokens"
+    evidence = describe_shares(forwards, amount, case.coords, noun=noun)
     if not evidence:
         return None
     step = np.array(model.operations.steps, dtype=np.int32)[model.operations.step]

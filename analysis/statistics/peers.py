@@ -166,8 +166,9 @@ def _share_of_usual_work(
     """Return how much of its compute a rank would do with as much work as others.
 
     How much work it has says nothing of its speed. As much as others have is the lower median of
-    its stage. What is left is at least the lower median of their compute: a fast device that gets
-    more work for it makes no other one slow.
+    its stage. Where it has more, what is left of its compute is not below the lower median of the
+    stage's, by the median of these steps: a fast device that gets more work for it makes no other
+    one slow, and keeps its noise.
 
     Args:
         total: Shape (ranks, steps): compute.
@@ -180,12 +181,15 @@ def _share_of_usual_work(
     share = np.ones_like(total)
     for each in np.unique(stage).tolist():
         rows = stage == each
-        own_ns, least = total[rows], np.ones_like(total[rows])
+        least = np.ones_like(total[rows])
         for amount in work:
             known = np.where(amount[rows] > 0, amount[rows], np.nan)
             least = np.fmin(least, lower_medians(known) / known)
-        left_ns = np.maximum(own_ns * least, np.minimum(own_ns, lower_medians(own_ns)))
-        share[rows] = np.divide(left_ns, own_ns, out=share[rows], where=(least < 1) & (own_ns > 0))
+        has_more = least < 1.0
+        if has_more.any():
+            longer = np.where(has_more, total[rows] / lower_medians(total[rows]), np.nan)
+            level = np.maximum(row_medians(longer), 1.0)[:, None]
+            share[rows] = np.where(has_more, np.fmax(least, 1.0 / level), 1.0)
     return share
 
 

@@ -77,10 +77,17 @@ def four(rank: int, step: int) -> int:
     return 4
 
 
-@pytest.mark.parametrize(("num_ranks", "onset"), [(2, 0), (3, 0), (3, ONSET), (4, 0), (5, ONSET)])
-def test_a_rank_with_more_micro_batches_is_not_slow(num_ranks: int, onset: int) -> None:
+@pytest.mark.parametrize(
+    ("num_ranks", "onset", "tokens"),
+    [(2, 0, None), (3, 0, 128), (3, ONSET, None), (4, 0, None), (5, ONSET, 128)],
+)
+def test_a_rank_with_more_micro_batches_is_not_slow(
+    num_ranks: int, onset: int, tokens: int | None
+) -> None:
     report = analyze(
-        lambda rank, step: 8 if rank == 1 and step >= onset else 4, num_ranks=num_ranks
+        lambda rank, step: 8 if rank == 1 and step >= onset else 4,
+        tokens=None if tokens is None else lambda rank, step: tokens,
+        num_ranks=num_ranks,
     )
 
     (found,) = report.findings

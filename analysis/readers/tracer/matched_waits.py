@@ -14,7 +14,7 @@ from ...arrays.intervals import NOT_FOUND, Line, find_covering
 from ...arrays.sorting import argsort_rows, find_positions, stable_argsort
 from ...replay.model import COMPUTE_CODES, INTERRUPTING_CODES
 from ...report.text import format_count
-from ..waits import instance_keys, is_one_sided
+from ..waits import instance_keys, is_communication, is_one_sided
 from .device_steps import is_device_timed
 from .inferred_waits import MIN_STEPS, RankActivity, UnwaitedComm, infer_waits
 from .pieces import PlacedSpans, RankSteps, is_idle_span, place_rank_steps
@@ -124,7 +124,7 @@ def match_waits(
     has_record[recorded_comm[recorded_comm != NOT_FOUND]] = True
     synchronous = np.flatnonzero(~has_record & ((spans.flags[comm] & SpanFlag.ASYNC) == 0))
     warnings = []
-    unknown = int((recorded_comm == NOT_FOUND).sum())
+    unknown = _count_unknown(spans, recorded[recorded_comm == NOT_FOUND], ~usable)
     if unknown:
         warnings.append(f"{unknown} waits name a communication that was not recorded")
     in_several_steps = _is_in_several_steps(
@@ -230,6 +230,19 @@ def _is_buffered(spans: SpanTable, split: WaitSplit, comm: NDArray[np.int64]) ->
     buffered: NDArray[np.bool_] = sends & (start + spans.duration_ns[comm] < arrival)
     buffered &= split.wait_ns[comm] == 0
     return buffered
+
+
+def _count_unknown(spans: SpanTable, waits: NDArray[np.int64], left_out: NDArray[np.bool_]) -> int:
+    """Return how many of these waits are for no communication of the steps that are left out.
+
+    A job may wait in one step for what it launched in the step before, which may be its start-up.
+    """
+    if not len(waits):
+        return 0
+    comm = np.flatnonzero(is_communication(spans) & left_out)
+    rows = np.concatenate((comm, waits))
+    member, _ = factorize(instance_keys(spans, rows), spans.rank[rows])
+    return int((~np.isin(member[len(comm) :], member[: len(comm)])).sum())
 
 
 def _is_in_several_steps(instance: NDArray[np.int64], step: NDArray[np.int32]) -> NDArray[np.bool_]:

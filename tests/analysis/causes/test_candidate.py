@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from rankscope.analysis.causes import slow_compute
 from rankscope.analysis.causes.candidate import (
@@ -61,3 +62,24 @@ def test_ranks_that_are_equally_slow_at_the_same_time_are_one_finding() -> None:
     # THEN fixing one of the first two alone wins nothing, and fixing the third wins 18 %
     assert [each.ranks for each in found] == [(2,), (0, 1), (3,)]
     assert found[1].evidence == "ranks 0 and 1, equally slow; the worst: rank 1 is slow"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "num"),
+    [
+        ((2, 99), (3, 99), 1),
+        ((2, 99), (3, 80), 2),
+        ((2, 50), (60, 99), 2),
+    ],
+)
+def test_ranks_that_become_slow_some_steps_later_are_slow_at_the_same_time(
+    first: tuple[int, int], second: tuple[int, int], num: int
+) -> None:
+    lasting = [
+        replace(slow(0, *steps), ranks=(rank,), shown_steps=None)
+        for rank, steps in enumerate((first, second))
+    ]
+
+    assert len(merge_equal(lasting, slow_compute.CAUSE)) == num
+    recurring = [replace(each, shown_steps=tuple(range(*each.steps, 3))) for each in lasting]
+    assert len(merge_equal(recurring, slow_compute.CAUSE)) == 2

@@ -97,6 +97,22 @@ def test_a_rank_without_an_exit_record_is_named_with_less_confidence() -> None:
     assert "no exit record" in finding.evidence
 
 
+def test_ranks_that_were_all_asked_to_end_did_not_crash() -> None:
+    # GIVEN a scheduler that ends all processes by SIGTERM, one of which is slow to notice
+    run = run_of()
+    num = len(run.epochs[0].ranks)
+    asked = [replace(lost(rank, 10.0 + 0.1 * (rank == 2)), exit_code=-15) for rank in range(num)]
+
+    assert find_crashes(run, context_of(*asked), NO_STEPS) == ()
+
+    # Only one of them was, and the others lost it; or one was killed.
+    evicted = context_of(asked[2], *(cut_off(rank, 10.2) for rank in range(num) if rank != 2))
+    assert find_crashes(run, evicted, NO_STEPS)[0].ranks == (2,)
+    killed = [replace(each, exit_code=-9) if each.rank == 2 else each for each in asked]
+    killed[2] = replace(killed[2], at_ns=9 * SECOND)
+    assert find_crashes(run, context_of(*killed), NO_STEPS)[0].ranks == (2,)
+
+
 def test_ranks_that_ended_one_after_the_other_have_no_first_one() -> None:
     stopped = [lost(rank, 10.0 + 0.002 * rank) for rank in range(4)]
 

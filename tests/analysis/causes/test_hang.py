@@ -461,6 +461,24 @@ def test_a_job_that_is_stopped_hung_if_it_was_silent_for_many_usual_steps(
     assert [finding.cause for finding in found] == [cause]
 
 
+@pytest.mark.parametrize(("waited_s", "causes"), [(2.0, []), (30.0, ["hang"])])
+def test_a_job_that_is_interrupted_while_it_works_neither_hung_nor_crashed(
+    waited_s: float, causes: list[str]
+) -> None:
+    # GIVEN steps of one second, and Ctrl-C, which ends rank 5 in its own code
+    steps = replace(UP_TO_16, start_ns=UP_TO_16.end_ns - SECOND)
+    spans = table(comm(rank, flags=SpanFlag.ERROR) for rank in range(8) if rank != 5)
+    at_s = 1.0 + waited_s
+    interrupted = failed(5, at_s, "KeyboardInterrupt", step=17)
+    context = context_of(
+        interrupted, *(cut_off(rank, at_s + 0.1) for rank in range(8) if rank != 5)
+    )
+
+    found = (*find_hangs(job(), spans, steps, context), *find_crashes(job(), context, steps))
+
+    assert [finding.cause for finding in found] == causes
+
+
 def test_a_job_that_is_killed_while_a_rank_saves_a_checkpoint_did_not_hang() -> None:
     saving = event(0, "lost", step=17, open=[{"name": "save", "kind": "checkpoint"}])
     ends = [stopped(rank, 71.0, recorded_s=1.0) for rank in range(8)]

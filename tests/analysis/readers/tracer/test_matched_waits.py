@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from rankscope.analysis.readers.tracer.matched_waits import MatchedWaits, match_waits
@@ -11,10 +13,12 @@ from rankscope.analysis.trace.tables import (
     EpochInfo,
     RankInfo,
     RunInfo,
+    StepTable,
 )
 from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.topology import Coords, Layout
 from tests.support.analysis.one_rank import DP, MS, Row, tables
+from tests.support.analysis.tables import table_of
 
 
 def match(*rows: Row) -> MatchedWaits:
@@ -95,3 +99,23 @@ def test_transfer_with_an_unknown_end_is_that_of_alike_ones_or_its_bound() -> No
     # THEN the first hidden one took the median of the known ones, 7, the second its bound
     comm = np.array([model.kinds[kind] == "dp-comm" for kind in model.kind])
     assert (model.operations.duration_ns[comm] / MS).tolist() == [6.0, 7.0, 4.0, 8.0]
+
+
+def test_a_wait_for_a_communication_of_the_start_up_is_for_no_unknown_one() -> None:
+    # GIVEN a job that waits in each step for the reduction that it launched in the step before, and
+    # a first step that is left out
+    spans, _ = tables(
+        (SpanKind.DP_COMM, 1, 7, 0, 0),
+        (SpanKind.WAIT, 12, 13, 0, 0),
+        (SpanKind.DP_COMM, 14, 18, 0, 1),
+        (SpanKind.WAIT, 22, 23, 0, 1),
+        (SpanKind.WAIT, 24, 25, 0, 7),
+    )
+    spans = replace(spans, step=np.array([0, 1, 1, 2, 2], np.int32))
+    steps = table_of(StepTable, step=[0, 1, 2], start_ns=np.array([0, 10, 20]) * MS,
+                     end_ns=np.array([10, 20, 30]) * MS)  # fmt: skip
+    split = split_waits(spans, [DP], clock_error_ns=0)
+
+    _, warnings = match_waits(spans, steps, np.array([1, 2], np.int32), split)
+
+    assert warnings == ["1 waits name a communication that was not recorded"]
