@@ -278,7 +278,8 @@ class _Page:
             html.Div([html.Span(name, className="quiet"), each], className="chooser")
             for name, each in (("ranks x factor", scale), ("swap hosts", swap))
         ]
-        if len(set(self.play.reading.model.stage.tolist())) > 1:
+        stage = self.play.reading.model.stage
+        if stage.min() < stage.max():
             switch = self.toggle("equal stages", Change(BALANCE))
             parts.append(html.Div([switch], className="choices plain"))
         return html.Div(parts, className="chooser what-if-typed")
