@@ -169,6 +169,11 @@ class RecordedStep:
         return StepPaths(self.model)
 
     @cached_property
+    def recorded_path(self) -> CriticalPath:
+        """Its critical path as recorded."""
+        return self.find_path(self.recorded)
+
+    @cached_property
     def compute_rows(self) -> NDArray[np.int64]:
         """Its operations that are compute of a device."""
         return np.flatnonzero(has_kind(self.model, COMPUTE_KINDS) & self.model.on_device)
@@ -177,6 +182,11 @@ class RecordedStep:
         """Return the duration of the step with other times."""
         gap_ns, shared_ns = self.overlap.shift(*times)
         return float(self.program.step_times(times.duration_ns, gap_ns)[0] - shared_ns[0])
+
+    def find_path(self, times: Times) -> CriticalPath:
+        """Return the critical path of the step with other times."""
+        gap_ns, _ = self.overlap.shift(*times)
+        return self.paths.find(times.duration_ns, gap_ns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,8 +349,7 @@ class StepPlay:
         Operations are numbered within the step. It begins ``overlap_ns`` before the step's time,
         with what still ran of the step before.
         """
-        gap_ns, _ = self.of.overlap.shift(*self.times)
-        return self.of.paths.find(self.times.duration_ns, gap_ns)
+        return self.of.find_path(self.times) if self.changes else self.of.recorded_path
 
     def _on_faulty(self) -> StepPlay:
         """Return the same changes on what no finding explains and every finding's excess."""

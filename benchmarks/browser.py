@@ -16,7 +16,9 @@ memory. Each round is a new Chromium without a cache, 1400 x 900 pixels, softwar
 
 * *proof*: a click on the proof of an overview that is quiet, at 512 and 12,288 ranks, until its
   folded timeline is painted: *first* with a server of its own each time, which has read no step;
-  *again* in a new page of the same server.
+  *again* in a new page of the same server;
+* *play*: navigation to What if of the same runs until the first step is replayed, then each change
+  until its sentence is painted: a finding fixed, stages balanced, a rank scaled.
 
 Painted is the end of the frame that shows the change. Beside each time are the CPU seconds of the
 server and of Chromium until the page is quiet, which other work on the machine changes less.
@@ -92,6 +94,9 @@ const states = {
   verdict: () => /rank|healthy/i.test(document.querySelector('#page h1')?.innerText),
   drawing: () => canvas()?.dataset.drawn,
   axes: () => canvas()?.dataset.plotted,
+  played: () => document.getElementById('what-if-sentence')
+    && [...document.querySelectorAll('#what-if-sentence, #page .choice.chosen')]
+      .map(part => part.innerText).join(),
 };
 const last = {};
 const afterFrame = then => requestAnimationFrame(() => setTimeout(then));
@@ -105,7 +110,7 @@ const look = () => {
   requestAnimationFrame(look);
 };
 requestAnimationFrame(look);
-for (const kind of ['wheel', 'click'])
+for (const kind of ['wheel', 'click', 'change'])
   addEventListener(kind, event => { window.begun = event.timeStamp; }, {capture: true});
 addEventListener('mousemove', event => afterFrame(
   () => window.moves.push(performance.now() - event.timeStamp)), {capture: true});
@@ -149,7 +154,7 @@ def main() -> None:
     """Run the benchmark and print one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--proofs", type=int, default=7, help="rounds of the proof")
+    parser.add_argument("--proofs", type=int, default=7, help="rounds of proof and play")
     parser.add_argument("--grow", default="", help="numbers of stored spans, such as 1e6,1e7,1e8")
     parser.add_argument("--folder", type=Path, help="keep the stores here, and use them again")
     options = parser.parse_args()
@@ -193,7 +198,26 @@ def measure_proofs(store: Path, num_rounds: int) -> dict[str, dict[str, float]]:
                     proof.wait_for()
                     seen.settle()
                     seen.time(f"proof_{run}_{name}", proof.click, *PICTURE)
+                time_plays(Visit(browser, server, samples), f"{server.url}/what-if?run={run}", run)
     return samples.document()
+
+
+def time_plays(seen: Visit, address: str, run: str) -> None:
+    """Measure the first replay of a run on its page, and that after each change."""
+    page = seen.page
+    seen.time(f"play_{run}_open", lambda: page.goto(address), "played")
+    changes = {
+        "fix": page.get_by_label("fix").locator(".choice").first,
+        "stages": page.get_by_text("equal stages", exact=True).last,
+    }
+    for name, choice in changes.items():
+        seen.time(f"play_{run}_{name}", choice.click, "played")
+
+    def scale() -> None:
+        page.fill("#what-if-scale", "33 x 0.7")
+        page.keyboard.press("Enter")
+
+    seen.time(f"play_{run}_scale", scale, "played")
 
 
 def measure_pages(store: Path, num_rounds: int) -> dict[str, Any]:

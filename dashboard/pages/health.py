@@ -69,6 +69,6 @@ def _section(section: HealthSection) -> Component:
     return card(
         html.H2(section.title),
         html.P(section.about, className="about"),
-        table(section.title, head, rows),
+        table(section.title, head, rows, class_name="health-values"),
         label=section.title,
     )

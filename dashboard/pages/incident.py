@@ -497,7 +497,11 @@ def _list(incidents: Sequence[Incident], run_id: str, base_path: str) -> list[Co
         for each in reversed(incidents)
     ]
     head = {"no.": "", "cause": "", "ranks": "", "state": "", "cost": "number", "notes": "number"}
-    return [html.Div([title, card(table("incidents", head, rows))], className="stack")]
+    return [
+        html.Div(
+            [title, card(table("incidents", head, rows, class_name=STACKED))], className="stack"
+        )
+    ]
 
 
 def _register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:

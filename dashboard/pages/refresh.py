@@ -137,8 +137,16 @@ def register_refresh(
             if is_known and is_same_view:
                 return *(no_update,) * 4, next_tick(num_ticks)
             content = page.render(provider, view, base_path=base_path)
-            if shown is not None and shown.is_drawn and is_same_view and content.is_pending:
-                # Late records of what is shown are being read: it stays until they are there.
+            is_same_step = (
+                shown is not None
+                and view.step is not None
+                and shown.asked.partition("?")[0] == path
+                and (view.run, view.epoch, view.step) == (shown.run, shown.epoch, shown.step)
+            )
+            stays = shown is not None and shown.is_drawn and (is_same_view or is_same_step)
+            if stays and content.is_pending:
+                # Late records of what is shown are being read, or more of the step, as for a
+                # search in a live run: it stays until they are there.
                 return *(no_update,) * 3, content.interval_ms or LIVE_MS, next_tick(num_ticks)
         rendered = render_parts(page_children(content))
         changes = rendered.changes(shown.digests if shown is not None else {})

@@ -275,12 +275,11 @@ class _Page:
             size="sm", **labelled("two hosts to exchange"),
         )  # fmt: skip
         parts = [
-            html.Span("ranks x factor", className="quiet"),
-            scale,
-            html.Span("swap hosts", className="quiet"),
-            swap,
+            html.Div([html.Span(name, className="quiet"), each], className="chooser")
+            for name, each in (("ranks x factor", scale), ("swap hosts", swap))
         ]
-        if len(set(self.play.reading.model.stage.tolist())) > 1:
+        stage = self.play.reading.model.stage
+        if stage.min() < stage.max():
             switch = self.toggle("equal stages", Change(BALANCE))
             parts.append(html.Div([switch], className="choices plain"))
         return html.Div(parts, className="chooser what-if-typed")

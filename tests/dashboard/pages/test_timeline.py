@@ -139,6 +139,12 @@ def test_a_step_stays_while_its_late_spans_are_read() -> None:
     assert again["page-timer"]["interval"] == opened["page-timer"]["interval"]
     assert not opened["page-shown"]["data"]["is_drawn"]
 
+    # WHEN something is searched for in the step THEN it stays too, and not in another step
+    step = f"/timeline?run=demo-42&epoch=0&step={shown['step']}"
+    assert set(refreshed(client, f"{step}&find=5", shown=shown)) == {"page-timer"}
+    other = refreshed(client, "/timeline?run=demo-42&epoch=0&step=1", shown=shown)
+    assert not other["page-shown"]["data"]["is_drawn"]
+
 
 def test_a_timer_that_fires_before_the_answer_to_an_address_asks_for_that_address() -> None:
     # GIVEN a page whose reader has chosen other rows; Dash drops the first of two answers
