@@ -172,6 +172,7 @@ def _equal_sends_across_hosts(
     pairs, pair = np.unique(
         np.stack((spans.rank[send], spans.dst_rank[send])), axis=1, return_inverse=True
     )
+    pair = pair.reshape(-1)  # of two dimensions in numpy 2.0.0
     num_bytes = np.bincount(pair, weights=spans.num_bytes[send]).tolist()
     num_others = np.bincount(pair, weights=~is_copy).tolist()
     sent: dict[tuple[tuple[int, ...], tuple[int, ...]], dict[int, float]] = defaultdict(dict)

@@ -176,6 +176,7 @@ class Retention:
         self._unix_ns = unix_ns
         self._monotonic_ns = monotonic_ns
         self._begun_ns = unix_ns() - monotonic_ns()
+        self._samples_day: int | None = None
 
     def expire(self) -> Expired:
         """Remove the rows that expire now.
@@ -208,7 +209,9 @@ class Retention:
         if self._policy.spans_ns is not None:
             first_day = (age_ns - self._policy.spans_ns) // DAY_NS
             num_spans += days.expire(first_day=first_day, now_ns=now_ns)
-            expire_samples(self._store, before_ns=first_day * DAY_NS)
+            if first_day != self._samples_day:  # once a day: it reads the times of all samples
+                expire_samples(self._store, before_ns=first_day * DAY_NS)
+                self._samples_day = first_day
         if self._policy.findings_ns is not None:
             first_day = (age_ns - self._policy.findings_ns) // DAY_NS
             num_spans += days.expire_kept(first_day=first_day, now_ns=now_ns)

@@ -141,7 +141,7 @@ same tables; a replica that does not have the first change yet refuses the secon
 
 
 def _say_nothing(_: str) -> None:
-    """Take a line that nobody reads."""
+    """Take a line that is not shown."""
 
 
 def open_store(

@@ -24,9 +24,9 @@ FILL = """
 import sys
 from rankscope.collector.store.store import open_store
 with open_store("chdb://" + sys.argv[1]) as store:
-    store.insert_rows("clock", [{"host": "first", "at_ns": 1}])
-    store.command("SYSTEM STOP MERGES clock")
-    store.insert_rows("clock", [{"host": "second", "at_ns": 2}])
+    store.insert_rows("owners", [{"run_id": "first", "at_ns": 1}])
+    store.command("SYSTEM STOP MERGES owners")
+    store.insert_rows("owners", [{"run_id": "second", "at_ns": 2}])
 """
 
 READ = """
@@ -36,7 +36,7 @@ from rankscope.collector.errors import StoreError
 from rankscope.collector.store.store import open_store
 try:
     with open_store("chdb://" + sys.argv[1]) as store:
-        print([row["host"] for row in store.rows("SELECT host FROM clock ORDER BY host")])
+        print([row["run_id"] for row in store.rows("SELECT run_id FROM owners ORDER BY run_id")])
         print(*read_damage(store), sep="\\n")
 except StoreError as error:
     print(type(error).__name__, error)
@@ -52,7 +52,7 @@ def run(program: str, folder: Path) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A store with two parts in table ``clock``."""
+    """A store with two parts in table ``owners``."""
     path = tmp_path / "store"
     run(FILL, path)
     return path
@@ -70,7 +70,7 @@ def files_of(folder: Path) -> set[str]:
 
 
 def test_a_store_that_the_engine_cannot_read_is_left_unchanged(folder: Path) -> None:
-    (described,) = folder.rglob("clock.sql")
+    (described,) = folder.rglob("owners.sql")
     described.write_text("garbage")
     before = files_of(folder)
 
@@ -85,26 +85,26 @@ def test_a_store_that_the_engine_cannot_read_is_left_unchanged(folder: Path) -> 
 
 def test_a_damaged_part_is_kept_and_reported(folder: Path) -> None:
     assert run(READ, folder) == "['first', 'second']\n\n"
-    part = table_files(folder, "clock", "data.bin")[0]
+    part = table_files(folder, "owners", "data.bin")[0]
     os.truncate(part, 3)
 
     for _ in range(2):
         rows, *lines = run(READ, folder).splitlines()
         assert rows in {"['first']", "['second']"}
         (line,) = lines
-        assert line.startswith("table clock has lost the rows of 1 damaged parts")
-    kept = [path for path in table_files(folder, "clock", "data.bin") if "detached" in path.parts]
+        assert line.startswith("table owners has lost the rows of 1 damaged parts")
+    kept = [path for path in table_files(folder, "owners", "data.bin") if "detached" in path.parts]
     assert [path.stat().st_size for path in kept] == [3]
 
 
 def test_corrupt_rows_are_an_error(folder: Path) -> None:
-    for part in table_files(folder, "clock", "data.bin"):
+    for part in table_files(folder, "owners", "data.bin"):
         part.write_bytes(bytes(byte ^ 0xFF for byte in part.read_bytes()))
     before = files_of(folder)
 
     answer = run(READ, folder)
 
-    assert answer.startswith(f"StoreDamagedError table clock of the store {folder} has a damaged")
+    assert answer.startswith(f"StoreDamagedError table owners of the store {folder} has a damaged")
     assert answer.endswith("restore the store from a backup, and check the disk\n")
     assert before <= files_of(folder)
 

@@ -151,10 +151,10 @@ def test_a_run_with_expired_spans_is_analysed_with_a_warning(tmp_path: Path) -> 
 
 @pytest.fixture
 def checked_store(tmp_path: Path) -> Iterator[tuple[Store, Path]]:
-    """A store with one part in table ``clock``, and the folder of that part."""
+    """A store with one part in table ``owners``, and the folder of that part."""
     with open_store(f"chdb://{tmp_path}") as store:
-        store.insert_rows("clock", [{"host": f"node-{i}", "at_ns": i} for i in range(100)])
-        (row,) = store.rows("SELECT path FROM system.parts WHERE active AND table = 'clock'")
+        store.insert_rows("owners", [{"run_id": f"run-{i}", "at_ns": i} for i in range(100)])
+        (row,) = store.rows("SELECT path FROM system.parts WHERE active AND table = 'owners'")
     for folder in tmp_path.glob("store/*/*/*"):
         os.utime(folder, (0, 0))  # old enough for a check
     with open_store(f"chdb://{tmp_path}") as store:
@@ -186,17 +186,17 @@ def test_a_part_with_a_wrong_bit_is_reported_before_it_is_read(
     clock.now_ns += RECHECK_NS
     check_all()
     (line,) = lines
-    assert line.startswith(f"table clock has a damaged part at {part}")
+    assert line.startswith(f"table owners has a damaged part at {part}")
     assert "Checksum mismatch for file data.bin" in line
-    assert checks.num_damaged == {"clock": 1}
+    assert checks.num_damaged == {"owners": 1}
     (reading,) = read_part_checks(checks)()
-    assert (reading.name, reading.values) == ("store_damaged_parts", {"clock": 1.0})
+    assert (reading.name, reading.values) == ("store_damaged_parts", {"owners": 1.0})
 
     # WHEN it is checked again, it is not reported twice; WHEN it is gone, it is not counted
     clock.now_ns += RECHECK_NS
     check_all()
     assert len(lines) == 1
-    store.command("TRUNCATE TABLE clock")
+    store.command("TRUNCATE TABLE owners")
     clock.now_ns += RECHECK_NS
     check_all()
     assert checks.num_damaged == {}
