@@ -87,6 +87,10 @@ def kinds(collector: FakeCollector) -> set[str]:
     return {row["kind"] for row in collector.stored.described.get("events", ())}
 
 
+def open_files(pid: int) -> set[str]:
+    return {os.path.realpath(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
+
+
 def test_an_agent_sends_what_the_logs_of_its_host_say(tmp_path: Path) -> None:
     spool, kernel_log = tmp_path / "spool", tmp_path / "kern.log"
     builder = SpoolBuilder(spool, run_id="run", rank=3, **this_host())
@@ -96,6 +100,7 @@ def test_an_agent_sends_what_the_logs_of_its_host_say(tmp_path: Path) -> None:
     with FakeCollector() as collector:
         with shipping(spool, collector.url, *logs) as agent:
             wait_until(lambda: bool(collector.stored.described.get("heartbeats")))
+            wait_until(lambda: str(kernel_log) in open_files(agent.pid))  # it begins at the end
             with kernel_log.open("a") as file:
                 file.write(f"NVRM: Xid (PCI:0000:3b:00): 79, pid={os.getpid()}, GPU has fallen\n")
                 file.write("not allow-listed\n")
