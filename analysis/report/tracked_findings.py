@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .report import GRACE_STEPS, Severity, epoch_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from .report import Finding, RunReport
 
@@ -60,7 +60,8 @@ class TrackedFinding:
 class FindingTracker:
     """The findings of one run, matched between analyses by cause and ranks.
 
-    A finding opens if it matters (`may_open`). It is open while one of the last `GRACE_STEPS` steps
+    A finding opens if it matters (`may_open`), of a job whose windows are shorter than that takes
+    once as many steps of analyses that follow each other have shown it. It is open while one of the last `GRACE_STEPS` steps
     of the analysis shows it; without steps of its own, while the analysis has it. If it comes back
     within as many steps, it is the same finding and opens again. A finding that had ended before
     the first analysis is opened and closed at once.
@@ -75,6 +76,10 @@ class FindingTracker:
         self._tracked = {finding.number: finding for finding in tracked}
         self._numbers: dict[int, int] = {}
         """Number of the tracked finding of each finding of the last report, by its place there."""
+
+        self._shown: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
+        """Steps that showed the findings of the last report that are not tracked, by cause and
+        ranks: those of its window, and of the windows before it that had them too."""
 
     @property
     def findings(self) -> tuple[TrackedFinding, ...]:
@@ -99,8 +104,10 @@ class FindingTracker:
         is_whole = is_over and not report.num_earlier_steps
         changes: list[tuple[Change, TrackedFinding]] = []
         self._numbers = self.match(report.findings)
-        for index, finding in enumerate(report.findings):
+        shown, self._shown = self._shown, {}
+        for index, found in enumerate(report.findings):
             before = self._tracked.get(self._numbers.get(index, -1))
+            finding = found if before is not None else self._since_shown(found, report, shown)
             if finding.cause in NO_PROBLEM or (before is None and not may_open(finding)):
                 continue
             now = self._updated(finding, before, report, at_ns=at_ns)
@@ -153,6 +160,26 @@ class FindingTracker:
                 if index not in numbers and matching:
                     numbers[index] = max(matching)[1]
         return numbers
+
+    def _since_shown(
+        self,
+        finding: Finding,
+        report: RunReport,
+        shown: Mapping[tuple[str, tuple[int, ...]], tuple[int, ...]],
+    ) -> Finding:
+        """Return a finding since the first step that showed it, in this window or one before.
+
+        One step of 12,288 ranks fills a window, so no window of them shows it in several.
+        """
+        if finding.steps is None or not report.is_open(finding):
+            return finding
+        key = (finding.cause, finding.ranks)
+        first, last = finding.steps
+        left = [step for step in shown.get(key, ()) if step < report.steps[0]]
+        own = [step for step in report.steps if first <= step <= last]
+        self._shown[key] = (*left, *own)
+        is_long = bool(left) and len(left) + len(own) >= GRACE_STEPS
+        return replace(finding, steps=(left[0], last)) if is_long else finding
 
     def _updated(
         self, finding: Finding, before: TrackedFinding | None, report: RunReport, *, at_ns: int
@@ -246,8 +273,12 @@ def _is_gone(tracked: TrackedFinding, report: RunReport) -> bool:
     Noise hides a finding in one analysis now and then; the next one follows `GONE_S` later at most.
     """
     missing = [step for step in report.steps if step > tracked.checked_step]
+    if not missing:
+        return False
     missing_s = sum(report.actual_s_by_step.get(step, 0.0) for step in missing)
-    return len(missing) > GRACE_STEPS and missing_s > GONE_S
+    # Steps that have left the window since then took as long.
+    num = max(len(missing), missing[-1] - tracked.checked_step)
+    return num > GRACE_STEPS and missing_s * num / len(missing) > GONE_S
 
 
 def _is_renamed(tracked: TrackedFinding, finding: Finding) -> bool:

@@ -7,6 +7,7 @@ import pytest
 
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.diagnose import grade_findings
+from rankscope.analysis.report import tracked_findings
 from rankscope.analysis.report.report import Finding, Severity
 from rankscope.analysis.report.tracked_findings import Change, FindingTracker
 from rankscope.analysis.window import RunWindow
@@ -121,6 +122,22 @@ def slow(first: int, last: int, *, rank: int = 5) -> Finding:
 
 def changes_of(tracker: FindingTracker, report: RunReport, at_ns: int) -> list[tuple[str, int]]:
     return [(change.value, one.number) for change, one in tracker.update(report, at_ns=at_ns)]
+
+
+@pytest.mark.parametrize("window_steps", [1, 2])
+def test_a_window_that_holds_too_few_steps_opens_a_finding_all_the_same(
+    window_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracked_findings, "GONE_S", 0.0)  # steps take 0.3 s
+    updates, tracker = analyze_online(1.8, window_steps=window_steps)
+
+    assert steps_with(updates, Change.OPENED) == [ONSET + 2]
+    (found,) = filter(is_rank_5, tracker.findings)
+    assert (found.onset_step, found.last_step) == (ONSET, RECOVERY - 1)
+    assert found.closed_ns is not None
+    assert [
+        one.step for one in updates for change, _ in one.changes if change is Change.OPENED
+    ] == [ONSET + 2]
 
 
 def test_a_finding_that_comes_back_soon_is_the_same_one() -> None:
