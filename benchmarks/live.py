@@ -53,7 +53,7 @@ NUM_VARIANTS = 16
 
 ONSET, FACTOR = 4, 1.5
 GROUP_ID = 0xD0D0
-COMPUTE_S, TRANSFER_S = 4.0, 0.3
+COMPUTE_SHARE, TRANSFER_S = 0.6, 0.3
 POLL_S = 0.5
 
 SELECT_PROGRESS = f"""
@@ -71,17 +71,18 @@ class Job:
     Args:
         spool: Folder of the spools.
         num_ranks: Ranks of the job.
+        step_s: Time from one step to the next. The slow rank computes for most of it.
     """
 
-    def __init__(self, spool: Path, num_ranks: int) -> None:
+    def __init__(self, spool: Path, num_ranks: int, step_s: float) -> None:
         self.num_ranks = num_ranks
         self.slow_rank = num_ranks // 3
         self._begin_ns = 10**9
         random = np.random.default_rng(1)
-        self._anchor_ns = time.time_ns()
+        self._anchor_ns = time.time_ns() - round(step_s * 1e9)  # a step is written when it ends
         self._ranks = [self._rank(spool, rank) for rank in range(num_ranks)]
         self._names = [self._ranks[0].name(name) for name in ("forward", "backward", "all_reduce")]
-        usual = COMPUTE_S * 1e9 / (NUM_SPANS - 1)
+        usual = COMPUTE_SHARE * step_s * 1e9 / (NUM_SPANS - 1)
         noise = 1 + 0.01 * random.standard_normal((NUM_VARIANTS, NUM_SPANS - 1))
         self._durations = (usual * noise).astype(np.int64)
 
@@ -248,7 +249,7 @@ def main() -> None:
     options = parser.parse_args()
     store, spool = options.folder / "store", options.folder / "spool"
     begun = time.monotonic()
-    job = Job(spool, options.ranks)
+    job = Job(spool, options.ranks, options.step_s)
     print(f"spools made in {time.monotonic() - begun:.0f} s", file=sys.stderr)
     command = [
         sys.executable, "-m", "rankscope", "serve", "--store", f"chdb://{store.resolve()}",
