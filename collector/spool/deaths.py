@@ -56,6 +56,7 @@ class DeathWatch:
             os.close(pidfd)
             return None
         epoll = self._epoll or self._start()
+        self._died_ns.pop(pidfd, None)  # of an earlier process whose end came while it was left
         epoll.register(pidfd, select.EPOLLIN)
         return pidfd
 
@@ -119,7 +120,8 @@ class DeathWatch:
             # On a busy machine several at once; the kernel lists them in the order of their ends.
             for order, descriptor in enumerate(ended):
                 self._died_ns.setdefault(descriptor, now_ns + order)
-                epoll.unregister(descriptor)
+                with suppress(OSError):  # it has been left meanwhile
+                    epoll.unregister(descriptor)
 
 
 def _has_ended(pidfd: int) -> bool:
