@@ -23,8 +23,8 @@ EXPLORING = --hypothesis-profile=nightly --hypothesis-seed=$(SEED) --timeout=360
 SOURCES := . src/rankscope/*/
 
 # Two processes more than there are cores share the test files: tests wait for half of their time, for other processes,
-# pages and timeouts. More than eight would take more memory than many machines have, 2 GB each. Tests that measure or keep a pace run last, with no other test beside them. A run narrowed by ARGS uses
-# one process, because starting more takes longer.
+# pages and timeouts. Each may take 2 GB, so they are eight at most. Tests that measure or keep a pace run last, with no
+# other test beside them. A run narrowed by ARGS uses one process, because starting more takes longer.
 NUM_PROCESSES := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() + 2, 8))' 2> /dev/null || echo 4)
 PROCESSES := --numprocesses=$(NUM_PROCESSES) --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
 SHARED_RUN := -m "not alone and not nightly" $(PROCESSES) --durations=10

@@ -86,7 +86,7 @@ class RunPlay:
         kept = self._last_step
         if kept is None or kept.number != number:
             self._last_step = kept = self._read_step(number)
-        return StepPlay(of=kept, times=kept.recorded, is_fixed=False)
+        return StepPlay(recorded_step=kept, times=kept.recorded, is_fixed=False)
 
     def _read_step(self, number: int) -> RecordedStep:
         steps = self.reading.steps
@@ -97,7 +97,7 @@ class RunPlay:
             )
         model, rows = select_step(self.reading.model, steps.index(number))
         return RecordedStep(
-            of_run=self,
+            run_play=self,
             number=number,
             model=model,
             rows=rows,
@@ -135,7 +135,7 @@ class RunPlay:
 class RecordedStep:
     """A step of a run as recorded: what all that is played of it has in common."""
 
-    of_run: RunPlay
+    run_play: RunPlay
     number: int
     model: ReplayModel
     """Its operations."""
@@ -151,7 +151,7 @@ class RecordedStep:
     @cached_property
     def faulty(self) -> Times:
         """The step without what no finding explains."""
-        return Times(*(column[self.rows] for column in self.of_run.faulty))
+        return Times(*(column[self.rows] for column in self.run_play.faulty))
 
     @cached_property
     def recorded_ns(self) -> float:
@@ -197,7 +197,7 @@ class StepPlay:
         >>> run.play(12).scale(Part(rank=33), 0.7).played_ns
     """
 
-    of: RecordedStep
+    recorded_step: RecordedStep
     times: Times
     """Its times with the changes."""
 
@@ -211,7 +211,7 @@ class StepPlay:
     @property
     def step(self) -> int:
         """Number of the step."""
-        return self.of.number
+        return self.recorded_step.number
 
     def fix(self, finding: Finding) -> StepPlay:
         """Fix a finding of the run's report: its price is that of the report, in this step.
@@ -219,12 +219,14 @@ class StepPlay:
         Raises:
             PlayError: The finding has no operation that could be fixed.
         """
-        change = self.of.of_run.change_of(finding)
+        change = self.recorded_step.run_play.change_of(finding)
         if change is None or not len(change.rows):
             raise PlayError(f"{finding.cause} has no operation whose time a fix would change")
         play = self if self.is_fixed else self._on_faulty()
-        first, end = np.searchsorted(change.rows, (self.of.rows.start, self.of.rows.stop)).tolist()
-        rows, own = change.rows[first:end] - self.of.rows.start, slice(first, end)
+        first, end = np.searchsorted(
+            change.rows, (self.recorded_step.rows.start, self.recorded_step.rows.stop)
+        ).tolist()
+        rows, own = change.rows[first:end] - self.recorded_step.rows.start, slice(first, end)
         duration_ns, gap_ns = (column.copy() for column in play.times)
         duration_ns[rows], gap_ns[rows] = change.duration_ns[own], change.gap_ns[own]
         return play._with(duration_ns, gap_ns, f"{finding.cause} fixed")
@@ -235,7 +237,7 @@ class StepPlay:
         Raises:
             EmptyPartError: No operation meets the conditions.
         """
-        rows, model = self._select(part), self.of.model
+        rows, model = self._select(part), self.recorded_step.model
         duration_ns, gap_ns = (column.copy() for column in self.times)
         duration_ns[rows], gap_ns[rows] = model.ideal_ns[rows], model.ideal_gap_ns[rows]
         return self._with(duration_ns, gap_ns, f"{_describe(part)} as its peers")
@@ -262,9 +264,9 @@ class StepPlay:
         Raises:
             PlayError: A host has no rank with compute, or the two have different numbers of ranks.
         """
-        speed = self.of.of_run.speed_by_rank
+        speed = self.recorded_step.run_play.speed_by_rank
         ranks_of: dict[str, list[int]] = defaultdict(list)
-        for rank, info in sorted(self.of.of_run.run.ranks.items()):
+        for rank, info in sorted(self.recorded_step.run_play.run.ranks.items()):
             if info.host and rank in speed:
                 ranks_of[info.host].append(rank)
         for host in (one, other):
@@ -274,15 +276,15 @@ class StepPlay:
         if len(ranks_of[one]) != len(ranks_of[other]):
             counts = f"{len(ranks_of[one])} and {len(ranks_of[other])} ranks"
             raise PlayError(f"hosts {one} and {other} have {counts}: they cannot be swapped")
-        factor = np.ones(int(self.of.model.rank.max()) + 1)
+        factor = np.ones(int(self.recorded_step.model.rank.max()) + 1)
         for first, second in zip(ranks_of[one], ranks_of[other], strict=True):
             factor[first], factor[second] = (
                 speed[first] / speed[second],
                 speed[second] / speed[first],
             )
-        compute = self.of.compute_rows
+        compute = self.recorded_step.compute_rows
         duration_ns = self.times.duration_ns.copy()
-        duration_ns[compute] *= factor[self.of.model.rank[compute]]
+        duration_ns[compute] *= factor[self.recorded_step.model.rank[compute]]
         return self._with(duration_ns, self.times.gap_ns, f"hosts {one} and {other} swapped")
 
     def balance_stages(self, shares: Mapping[int, float] | None = None) -> StepPlay:
@@ -294,7 +296,7 @@ class StepPlay:
         Raises:
             PlayError: The run has one stage, or the shares are not those of its stages.
         """
-        model, compute = self.of.model, self.of.compute_rows
+        model, compute = self.recorded_step.model, self.recorded_step.compute_rows
         stage = model.stage[compute]
         spent = np.bincount(stage, weights=self.times.duration_ns[compute])
         stages = np.flatnonzero(spent).tolist()
@@ -320,7 +322,7 @@ class StepPlay:
     @property
     def recorded_ns(self) -> float:
         """Duration of the replayed step as recorded."""
-        return self.of.recorded_ns
+        return self.recorded_step.recorded_ns
 
     @property
     def played_ns(self) -> float:
@@ -330,8 +332,10 @@ class StepPlay:
     @cached_property
     def saved_ns(self) -> float:
         """Time that the changes save; negative if the step becomes longer."""
-        before_ns = self.of.faulty_ns if self.is_fixed else self.of.recorded_ns
-        return before_ns - self.of.replay(self.times)
+        before_ns = (
+            self.recorded_step.faulty_ns if self.is_fixed else self.recorded_step.recorded_ns
+        )
+        return before_ns - self.recorded_step.replay(self.times)
 
     @property
     def speedup(self) -> float | None:
@@ -341,7 +345,7 @@ class StepPlay:
     @property
     def overlap_ns(self) -> float:
         """Time from the first begin in which the step before still ran; no part of this step."""
-        return float(self.of.overlap.shift(*self.times)[1][0])
+        return float(self.recorded_step.overlap.shift(*self.times)[1][0])
 
     def critical_path(self) -> CriticalPath:
         """Return the chain of operations that decides the end of the changed step.
@@ -349,13 +353,19 @@ class StepPlay:
         Operations are numbered within the step. It begins ``overlap_ns`` before the step's time,
         with what still ran of the step before.
         """
-        return self.of.find_path(self.times) if self.changes else self.of.recorded_path
+        return (
+            self.recorded_step.find_path(self.times)
+            if self.changes
+            else self.recorded_step.recorded_path
+        )
 
     def _on_faulty(self) -> StepPlay:
         """Return the same changes on what no finding explains and every finding's excess."""
         columns = (
             np.where(now != before, now, base)
-            for now, before, base in zip(self.times, self.of.recorded, self.of.faulty, strict=True)
+            for now, before, base in zip(
+                self.times, self.recorded_step.recorded, self.recorded_step.faulty, strict=True
+            )
         )
         return replace(self, is_fixed=True, times=Times(*columns))
 
@@ -365,8 +375,10 @@ class StepPlay:
         return replace(self, times=Times(duration_ns, gap_ns), changes=(*self.changes, said))
 
     def _select(self, part: Part) -> NDArray[np.int64]:
-        play = self.of.of_run
-        return np.flatnonzero(select_operations(part, play.run, play.reading)[self.of.rows])
+        play = self.recorded_step.run_play
+        return np.flatnonzero(
+            select_operations(part, play.run, play.reading)[self.recorded_step.rows]
+        )
 
 
 def _describe(part: Part) -> str:

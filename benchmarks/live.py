@@ -54,6 +54,7 @@ NUM_VARIANTS = 16
 ONSET, FACTOR = 4, 1.5
 GROUP_ID = 0xD0D0
 COMPUTE_SHARE, TRANSFER_S = 0.6, 0.3
+"""Computation of a usual rank, over the time from one step to the next; transfer of all."""
 POLL_S = 0.5
 
 SELECT_PROGRESS = f"""

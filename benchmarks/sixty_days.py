@@ -105,23 +105,12 @@ def start(writer: StoreWriter, run_id: str, *, size: str, num_steps: int, at_ns:
     """Store the descriptions of a run that begins, and return it."""
     scenario = Scenario(num_steps=num_steps, started_ns=at_ns, **SIZES[size])  # type: ignore[arg-type]
     simulation = simulate(scenario, run_id=run_id)
-    groups = [
-        {
-            "run_id": run_id,
-            "epoch": 0,
-            "group_id": group.group_id,
-            "kind": group.kind.value,
-            "name": group.name,
-            "members": list(group.members),
-        }
-        for group in simulation.groups
-    ]
     manifests = {row["manifest_hash"]: row for row in _manifests(simulation)}
     ranks = [
         {**row, "manifest_hash": manifest["manifest_hash"], "exit_state": "running"}
         for row, manifest in zip(simulation.rank_rows(), _manifests(simulation), strict=True)
     ]
-    writer.upsert("groups", groups)
+    writer.upsert("groups", list(simulation.group_rows()))
     writer.upsert("manifests", list(manifests.values()))
     writer.upsert("ranks", ranks)
     _store_run(writer, simulation, state="running", at_ns=at_ns)

@@ -34,13 +34,10 @@ NUMPY_NAMES = {
 """Names of Arrow types in numpy."""
 
 ARROW_TYPES: dict[np.dtype[Any], pa.DataType] = {
-    np.dtype(arrow_type.to_pandas_dtype()): arrow_type
-    for arrow_type in (
-        *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
-        *(pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
-    )
+    np.dtype(name): pa.type_for_alias(cast("Any", alias)) for alias, name in NUMPY_NAMES.items()
 }
-"""Arrow types by numpy's. Their names would take longer to find than a small column to convert."""
+"""Arrow types by numpy's: to look up the name of one takes longer than to convert a small column.
+"""
 
 
 def numbers(values: NDArray[Any], dtype: Any = None) -> Column:  # noqa: ANN401  # a numpy dtype

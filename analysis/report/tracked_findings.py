@@ -60,11 +60,11 @@ class TrackedFinding:
 class FindingTracker:
     """The findings of one run, matched between analyses by cause and ranks.
 
-    A finding opens if it matters (`may_open`), of a job whose windows are shorter than that takes
-    once as many steps of analyses that follow each other have shown it. It is open while one of the last `GRACE_STEPS` steps
-    of the analysis shows it; without steps of its own, while the analysis has it. If it comes back
-    within as many steps, it is the same finding and opens again. A finding that had ended before
-    the first analysis is opened and closed at once.
+    A finding opens if it matters and `GRACE_STEPS` steps show it (`may_open`): of one analysis, or
+    of several that follow each other, if the window of each holds fewer. It is open while one of
+    the last `GRACE_STEPS` steps of the analysis shows it; without steps of its own, while the
+    analysis has it. If it comes back within as many steps, it is the same finding and opens again.
+    A finding that had ended before the first analysis is opened and closed at once.
 
     What one analysis calls a slow device and the next one a throttled clock, or blames on one rank
     and then on two, is one fault: a finding that shares ranks and steps with an open one that the
@@ -105,9 +105,9 @@ class FindingTracker:
         changes: list[tuple[Change, TrackedFinding]] = []
         self._numbers = self.match(report.findings)
         shown, self._shown = self._shown, {}
-        for index, found in enumerate(report.findings):
+        for index, reported in enumerate(report.findings):
             before = self._tracked.get(self._numbers.get(index, -1))
-            finding = found if before is not None else self._since_shown(found, report, shown)
+            finding = reported if before is not None else self._since_shown(reported, report, shown)
             if finding.cause in NO_PROBLEM or (before is None and not may_open(finding)):
                 continue
             now = self._updated(finding, before, report, at_ns=at_ns)
@@ -167,9 +167,15 @@ class FindingTracker:
         report: RunReport,
         shown: Mapping[tuple[str, tuple[int, ...]], tuple[int, ...]],
     ) -> Finding:
-        """Return a finding since the first step that showed it, in this window or one before.
+        """Return a finding with the steps of earlier windows that showed it, once they are enough.
 
-        One step of 12,288 ranks fills a window, so no window of them shows it in several.
+        The window of a large job holds one step or two. A step that has left it counts if each
+        analysis since then had the finding.
+
+        Args:
+            finding: A finding that is not tracked.
+            report: The analysis that has it.
+            shown: Steps by cause and ranks, as of the analysis before (`_shown`).
         """
         if finding.steps is None or not report.is_open(finding):
             return finding

@@ -63,7 +63,8 @@ MAX_READERS = 64
 leaves thousands of small ones."""
 
 SETTLED_NS = 2_000_000_000
-"""A folder may change again within the tick of the clock that its last change has."""
+"""Age from which on a folder's time of change is that of its last one. The file system's clock has
+ticks of milliseconds, and a second file may be created within the same one."""
 
 COUNTS_PERIOD_NS = 1_000_000_000
 """A running process writes its counters so often: it may have ended so much after the last ones."""
@@ -119,7 +120,7 @@ class ProcessTail:
 
         self._newest_opened: Path | None = None
         self._listed_ns: int | None = None
-        """When the folder of which all segments are known was changed."""
+        """Last change of the folder, Unix ns, if all segments that it has since then are known."""
 
         self._finished: dict[Path, int] = {}
         """Inodes of the segments of which all rows are stored, by path."""
@@ -195,11 +196,10 @@ class ProcessTail:
             self._exit_seen_ns = now_ns
         self._has_ended = self._check_ended(now_ns)
         self._dropped, self._counts = files.counts()
-        changed_ns = 0 if folder is None or self._has_ended else folder.st_mtime_ns
-        if not changed_ns or changed_ns != self._listed_ns:
+        if folder is None or self._has_ended or folder.st_mtime_ns != self._listed_ns:
             self._find_segments()
-            is_settled = time.time_ns() - changed_ns > SETTLED_NS
-            self._listed_ns = changed_ns if is_settled else None
+            is_settled = folder is not None and time.time_ns() - folder.st_mtime_ns > SETTLED_NS
+            self._listed_ns = folder.st_mtime_ns if folder is not None and is_settled else None
         groups, wrong_lines = group_rows(files, files.groups.read(budget))
         events, wrong_events = event_rows(files, files.events.read(budget))
         kernels, wrong_kernels = kernel_rows(files, files.kernels.read(budget))

@@ -155,7 +155,7 @@ def store_simulation(
         store: The store.
         simulation: The run.
         steps: Its tables.
-        on_stored: Called with the number of spans of the step that are stored, as it grows.
+        on_stored: Called after an insert, with the number of spans of the step that are stored.
 
     Raises:
         RunExistsError: The store holds a run of this name.
@@ -269,17 +269,6 @@ def _content_hash(rows: pa.Table) -> str:
 def _describe(writer: RunWriter, simulation: Simulation) -> None:
     """Store the description of a run: groups, manifests, clocks, ranks, and the run itself last."""
     run_id = simulation.run_id
-    groups: list[Row] = [
-        {
-            "run_id": run_id,
-            "epoch": 0,
-            "group_id": group.group_id,
-            "kind": group.kind.value,
-            "name": group.name,
-            "members": list(group.members),
-        }
-        for group in simulation.groups
-    ]
     manifests: dict[str, Row] = {}
     ranks: list[Row] = []
     for row in simulation.rank_rows():
@@ -287,7 +276,7 @@ def _describe(writer: RunWriter, simulation: Simulation) -> None:
         manifests[manifest["manifest_hash"]] = manifest
         ranks.append({**row, "manifest_hash": manifest["manifest_hash"]})
     for table, rows in (
-        ("groups", groups),
+        ("groups", list(simulation.group_rows())),
         ("manifests", list(manifests.values())),
         ("clock", list(simulation.clock_rows())),
         ("ranks", ranks),

@@ -99,10 +99,10 @@ def test_a_rank_at_twice_the_speed_shortens_the_critical_path(slow: RunPlay) -> 
 def test_swapped_hosts_take_their_speed_with_them(slow: RunPlay) -> None:
     hosts = [slow.run.ranks[rank].host for rank in (9, 0)]
     swapped = slow.step(4).swap_hosts(*hosts)
-    model = swapped.of.model
+    model = swapped.recorded_step.model
     of_rank = {
         rank: swapped.times.duration_ns[(model.rank == rank) & model.on_device].sum()
-        / swapped.of.recorded.duration_ns[(model.rank == rank) & model.on_device].sum()
+        / swapped.recorded_step.recorded.duration_ns[(model.rank == rank) & model.on_device].sum()
         for rank in (9, 1, 12)
     }
     assert (of_rank[9] < 0.7, of_rank[1] > 1.3, of_rank[12]) == (True, True, 1.0)
@@ -111,7 +111,7 @@ def test_swapped_hosts_take_their_speed_with_them(slow: RunPlay) -> None:
 def test_balanced_stages_have_equal_compute() -> None:
     play = open_play(source_of("stage-imbalance:stage=1,factor=1.5"), "simulated")
     balanced = play.step(4).balance_stages()
-    compute, stage = balanced.of.compute_rows, balanced.of.model.stage
+    compute, stage = balanced.recorded_step.compute_rows, balanced.recorded_step.model.stage
     spent = np.bincount(stage[compute], weights=balanced.times.duration_ns[compute])
 
     assert spent[0] == pytest.approx(spent[1])

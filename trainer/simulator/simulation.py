@@ -127,6 +127,18 @@ class Simulation:
             ended_ns=self.ended_ns,
         )
 
+    def group_rows(self) -> Iterator[Row]:
+        """Yield the rows of table ``groups``."""
+        for group in self.groups:
+            yield {
+                "run_id": self.run_id,
+                "epoch": 0,
+                "group_id": group.group_id,
+                "kind": group.kind.value,
+                "name": group.name,
+                "members": list(group.members),
+            }
+
     def clock_rows(self) -> Iterator[Row]:
         """Yield the rows of table ``clock``."""
         return clock_rows(self.cluster, process=self.process)

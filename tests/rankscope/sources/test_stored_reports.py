@@ -31,14 +31,20 @@ class CountingSource(StoreSource):
         return super().spans(run_id, first=first, last=last)
 
 
-def test_a_report_is_made_once_and_again_when_its_run_has_new_rows(tmp_path: Path) -> None:
-    # GIVEN an ended run whose report one server has made
-    url = f"chdb://{tmp_path}/store"
+def simulated(folder: Path) -> str:
+    """Simulate run ``r`` of four steps on eight ranks; return the URL of its store."""
+    url = f"chdb://{folder}/store"
     simulate_run(
         SimulateOptions(
             scenario="slow-compute", run_id="r", num_steps=4, num_ranks=8, store_url=url
         )
     )
+    return url
+
+
+def test_a_report_is_made_once_and_again_when_its_run_has_new_rows(tmp_path: Path) -> None:
+    # GIVEN an ended run whose report one server has made
+    url = simulated(tmp_path)
     with open_store(url) as store:
         first = CountingSource(store)
         summary = find_run(first, "r")
@@ -86,12 +92,7 @@ def test_a_report_is_made_once_and_again_when_its_run_has_new_rows(tmp_path: Pat
 
 def test_a_report_outlives_an_upgrade_once_its_spans_have_expired(tmp_path: Path) -> None:
     # GIVEN an ended run whose report an older version has made
-    url = f"chdb://{tmp_path}/store"
-    simulate_run(
-        SimulateOptions(
-            scenario="slow-compute", run_id="r", num_steps=4, num_ranks=8, store_url=url
-        )
-    )
+    url = simulated(tmp_path)
     with open_store(url) as store:
         source, stored = StoreSource(store), StoredReports(store)
         summary, reports = find_run(source, "r"), Reports(source, stored=stored)
