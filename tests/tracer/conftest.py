@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,3 +28,11 @@ def installed(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
     set_current(NOOP_TRACER)
     recorder.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def _only_own_models() -> Iterator[None]:
+    """Hide models and optimizers of earlier tests: the tracer looks for the job's among all."""
+    gc.freeze()  # `gc.get_objects` returns no frozen object
+    yield
+    gc.unfreeze()
