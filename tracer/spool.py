@@ -111,9 +111,9 @@ the second half of a `RecordType.STEP`. Unknown is -1, NaN and -1, and 0 for the
 out: bit k is set if spans of kind code k that began in the step were not recorded, by request or
 because their capture failed; 0: all were recorded."""
 
-MICROBATCH = struct.Struct("<qqq40x")
-"""num_tokens, sum_squared_lengths, 1 + sum_windowed_lengths: the second half of a
-`RecordType.MICROBATCH`; unknown is -1, and 0 for the last."""
+MICROBATCH = struct.Struct("<qqqq32x")
+"""num_tokens, sum_squared_lengths, 1 + sum_windowed_lengths, 1 + num_elements: the second half of a
+`RecordType.MICROBATCH`; unknown is -1, and 0 for the last two."""
 
 HAS_COMM = 1 << 15
 """Flag bit of the spool, not of `SpanFlag`: the record's second half is a `COMM`."""

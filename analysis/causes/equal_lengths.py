@@ -37,7 +37,8 @@ equalized items. Each round reduces the error to a thirtieth."""
 def equalize_declared_lengths(items: ComputeItems, lengths: MicrobatchTable) -> ComputeItems | None:
     """Return the items as if all micro-batches had the same sum of squared lengths.
 
-    An item of one (rank, kind, chunk) takes ``a + b s``, ``s`` being its sum of squared lengths.
+    An item of one (rank, kind, chunk) takes ``a + b s``, ``s`` being its sum of squared lengths, or
+    the elements of its input if the model gets no tokens (`declared_sizes`).
     One ``b / a`` is fitted for each kind over all ranks, so that neither a slow rank nor a stage
     with more work counts. What its length does not explain stays in the item.
 
@@ -49,10 +50,10 @@ def equalize_declared_lengths(items: ComputeItems, lengths: MicrobatchTable) -> 
         arXiv 2505.05713, section 5.3: a micro-batch's compute goes with the sum of its squared
         sequence lengths, beside a part that goes with its tokens.
     """
-    squares = squared_lengths(items, lengths)
-    if len(items) < THRESHOLDS.min_items or np.isnan(squares).any() or not squares.any():
+    sizes, _ = declared_sizes(items, lengths)
+    if len(items) < THRESHOLDS.min_items or np.isnan(sizes).any() or not sizes.any():
         return None
-    relative = squares / squares.mean()
+    relative = sizes / sizes.mean()
     scale = np.ones(len(items))
     for kind in np.unique(items.kind).tolist():
         rows = np.flatnonzero(items.kind == kind)
@@ -64,7 +65,9 @@ def equalize_declared_lengths(items: ComputeItems, lengths: MicrobatchTable) -> 
 
 
 def declared_work(items: ComputeItems, lengths: MicrobatchTable) -> tuple[NDArray[np.float64], ...]:
-    """Return the tokens of each item, and its sum of squared lengths. Shape (items,) each.
+    """Return the tokens of each item and its sum of squared lengths, or its elements.
+
+    Shape (items,) each. It has elements if it has no tokens: images, sounds, features.
 
     Its compute grows with the one or the other, whatever the job is, so no fit is needed: of what
     has equal shapes on each rank, unequal ones on two ranks, nothing can be fitted.
@@ -74,9 +77,8 @@ def declared_work(items: ComputeItems, lengths: MicrobatchTable) -> tuple[NDArra
         their rank, kind and chunk do not take more or less time, by `min_excess_ratio` each: then
         tokens are not the work, as where all sequences are padded.
     """
-    measures = [
-        of_items(items, lengths, column) for column in ("num_tokens", "sum_squared_lengths")
-    ]
+    columns = ("num_tokens", "sum_squared_lengths") if has_tokens(lengths) else ("num_elements",)
+    measures = [of_items(items, lengths, column) for column in columns]
     if not len(items) or not all((each > 0).all() for each in (items.self_ns, *measures)):
         return ()
     key = (items.rank, items.kind, items.chunk)
@@ -90,9 +92,21 @@ def declared_work(items: ComputeItems, lengths: MicrobatchTable) -> tuple[NDArra
     return tuple(measures)
 
 
-def squared_lengths(items: ComputeItems, lengths: MicrobatchTable) -> NDArray[np.float64]:
-    """Return each item's sum of squared lengths; NaN if unknown. Shape (items,)."""
-    return of_items(items, lengths, "sum_squared_lengths")
+def declared_sizes(
+    items: ComputeItems, lengths: MicrobatchTable
+) -> tuple[NDArray[np.float64], str]:
+    """Return each item's size, NaN if unknown, and what that is in words. Shape (items,).
+
+    It is the sum of its squared lengths; if no micro-batch has tokens, the elements of its input.
+    """
+    if has_tokens(lengths):
+        return of_items(items, lengths, "sum_squared_lengths"), "sum of squared lengths"
+    return of_items(items, lengths, "num_elements"), "number of elements of the input"
+
+
+def has_tokens(lengths: MicrobatchTable) -> bool:
+    """Return whether the size of any micro-batch is known in tokens."""
+    return bool((lengths.num_tokens >= 0).any() or (lengths.sum_squared_lengths >= 0).any())
 
 
 def of_items(items: ComputeItems, lengths: MicrobatchTable, column: str) -> NDArray[np.float64]:

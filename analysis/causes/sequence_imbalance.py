@@ -30,10 +30,11 @@ from .candidate import Candidate, in_shown_steps, join_candidates, named_ranks, 
 from .detector import INSUFFICIENT_EVIDENCE, Cause, ProofForm, ShownIn, Subject
 from .equal_lengths import (
     correlation,
+    declared_sizes,
     equalize_durations,
     equalize_experts,
     equalize_inferred_lengths,
-    squared_lengths,
+    has_tokens,
 )
 from .slow_compute import CAUSE as SLOW_COMPUTE
 from .slow_compute import SLOW_DEVICE, find_slow_compute
@@ -162,6 +163,7 @@ def _find_sequences(case: Case, compute: Sequence[Candidate]) -> Candidate | Non
         is_routed=reading.experts is None
         and any(link.kind == SpanKind.EP_COMM for link in reading.transfers.links),
         is_explained=case.equalized is not None,
+        is_work=bool(case.work) or has_tokens(case.context.microbatches),
     )
     shares = _find_shares(case)
     if not effect and shares is None and reading.is_call is None:
@@ -246,7 +248,7 @@ def _find_shares(case: Case) -> Shares | None:
     forwards = select_items(items, of_work)
     amount, noun = np.ones(len(forwards)), "micro-batches"
     if case.work and np.ptp(case.work[0][of_work]) > 0:
-        amount, noun = case.work[0][of_work], "tokens"
+        amount, noun = case.work[0][of_work], "tokens" if len(case.work) > 1 else "elements"
     evidence = describe_shares(forwards, amount, case.coords, noun=noun)
     if not evidence:
         return None
@@ -300,6 +302,7 @@ def describe_sequence_effect(
     *,
     is_routed: bool,
     is_explained: bool = False,
+    is_work: bool = True,
 ) -> str:
     """Return how much compute varies between micro-batches, if they are unequal; else "".
 
@@ -313,6 +316,7 @@ def describe_sequence_effect(
         is_routed: Whether the items include compute of experts. What the router sends them varies
             together in forward and backward as well, so only declared lengths are evidence.
         is_explained: Whether declared lengths explain compute. Those that do not are not its cause.
+        is_work: Whether what is declared is the work. Elements need not be: images are cropped.
     """
     median = medians_by_key(items.self_ns, items.rank, items.kind, items.chunk)
     ratio = items.self_ns / np.maximum(median, 1.0)
@@ -328,10 +332,11 @@ def describe_sequence_effect(
     if len(forward) < THRESHOLDS.min_items:
         return ""
     varies = f"varies by {format_percent(float(np.std(ratio[forward])))} on all ranks alike"
-    squares = squared_lengths(items, lengths)[forward]
-    if not np.isnan(squares).any() and squares.std() > 0:
-        coefficient = correlation(ratio[forward], squares) or 0.0
-        why = f"{varies} and follows the sum of squared lengths (correlation {coefficient:.2f})"
+    sizes, noun = declared_sizes(items, lengths)
+    sizes = sizes[forward]
+    if (is_explained or is_work) and not np.isnan(sizes).any() and sizes.std() > 0:
+        coefficient = correlation(ratio[forward], sizes) or 0.0
+        why = f"{varies} and follows the {noun} (correlation {coefficient:.2f})"
         return why if is_explained else ""
     coefficient = correlation(ratio[forward], ratio[backward]) or 0.0
     if is_routed or coefficient < THRESHOLDS.min_correlation:

@@ -12,7 +12,7 @@ from rankscope.tracer.span import KINDS
 from ..arrays.group_stats import sum_cells
 from ..arrays.grouping import factorize
 from ..arrays.sorting import find_positions
-from ..causes.equal_lengths import squared_lengths
+from ..causes.equal_lengths import declared_sizes
 from ..report.proof_card import (
     MAX_GROUPS,
     MAX_POINTS,
@@ -237,13 +237,13 @@ def length_card(finding: Finding, case: Case) -> ProofCard | None:
 def _find_cloud(case: Case, kind: int) -> PointCloud | None:
     """Return time against length of all micro-batches of one kind, on stages of one work."""
     items = case.reading.items
-    squares = squared_lengths(items, case.context.microbatches)
-    rows = np.flatnonzero((items.kind == kind) & np.isfinite(squares))
+    sizes, size_noun = declared_sizes(items, case.context.microbatches)
+    rows = np.flatnonzero((items.kind == kind) & np.isfinite(sizes))
     stage = case.profile.stage[find_positions(items.rank[rows], case.profile.ranks)]
     if len(rows):
         # A last stage that does more work would be a second line.
         rows = rows[(stage == stage.min()) & (items.chunk[rows] == items.chunk[rows].min())]
-        x, x_quantity, x_unit = squares[rows], "sum of its squared sequence lengths", ""
+        x, x_quantity, x_unit = sizes[rows], size_noun, ""
         y, y_quantity = items.self_ns[rows].astype(np.float64), f"{KINDS[kind].value}"
     else:
         x, y, y_quantity = _pair_kinds(items, kind)

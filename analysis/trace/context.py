@@ -32,6 +32,9 @@ class MicrobatchTable:
     """Sum over its sequences of the number of tokens times that or the attention's window,
     whichever is less."""
 
+    num_elements: NDArray[np.int64]
+    """Elements of the tensors that the model got; -1 unless its tokens are unknown."""
+
     def __len__(self) -> int:
         return len(self.step)
 
@@ -159,6 +162,7 @@ def empty_microbatches() -> MicrobatchTable:
         num_tokens=none64,
         sum_squared_lengths=none64,
         sum_windowed_lengths=none64,
+        num_elements=none64,
     )
 
 

@@ -60,7 +60,8 @@ SELECT_STEPS_FINAL = SELECT_STEPS.replace("FROM steps", "FROM steps FINAL")
 
 SELECT_MICROBATCHES = """
 SELECT
-    epoch, step, rank, microbatch, num_tokens, sum_squared_lengths, sum_windowed_lengths
+    epoch, step, rank, microbatch, num_tokens, sum_squared_lengths, sum_windowed_lengths,
+    num_elements
 FROM microbatches FINAL
 WHERE run_id = {run_id:String} AND step >= {first:Int32} AND step <= {last:Int32}
 ORDER BY epoch, step, rank, microbatch

@@ -53,6 +53,7 @@ _FIELDS: dict[str, tuple[str, int]] = {
     # second half of a micro-batch, beside num_tokens
     "sum_squared_lengths": ("<i8", 72),
     "sum_windowed_lengths": ("<i8", 80),
+    "num_elements": ("<i8", 88),
 }
 
 RECORD = np.dtype(
@@ -282,6 +283,7 @@ def _microbatches(microbatches: _Joint) -> pa.Table:
         "num_tokens": numbers(records["num_tokens"]),
         "sum_squared_lengths": numbers(records["sum_squared_lengths"]),
         "sum_windowed_lengths": numbers(records["sum_windowed_lengths"] - 1),
+        "num_elements": numbers(records["num_elements"] - 1),
         "row": numbers(microbatches.rows),
     }
     return pa.Table.from_arrays(list(named.values()), names=list(named))

@@ -74,6 +74,7 @@ WIRE_TABLES: dict[str, tuple[WireColumn, ...]] = {
         _column("num_tokens", pa.int64(), NONE),
         _column("sum_squared_lengths", pa.int64(), NONE),
         _column("sum_windowed_lengths", pa.int64(), NONE),
+        _column("num_elements", pa.int64(), NONE),
         _column("row", pa.uint32()),
     ),
     "bad_rows": (

@@ -36,6 +36,7 @@ def analyze(
     *,
     num_ranks: int = 4,
     num_steps: int = NUM_STEPS,
+    unit: str = "num_tokens",
 ) -> RunReport:
     """Analyse a job whose micro-batches take 30 ms; each step reduces for 0.5 ms.
 
@@ -43,6 +44,7 @@ def analyze(
         number: How many micro-batches a rank has in a step.
         length: Factor of their time.
         tokens: Declared in each of them; None: unknown.
+        unit: What is declared: tokens, or the elements of images.
     """
 
     def script(rank: int, step: int) -> Iterator[Action]:
@@ -61,8 +63,10 @@ def analyze(
             for rank in range(num_ranks)
             for microbatch in range(number(rank, step))
         ]
-        names = ("step", "rank", "microbatch", "num_tokens", "sum_squared_lengths")
+        names = ("step", "rank", "microbatch", unit, "sum_squared_lengths")
         columns = dict(zip(names, np.array(rows).T, strict=True))
+        if unit == "num_elements":
+            del columns["sum_squared_lengths"]
         lengths = table_of(MicrobatchTable, **columns)
         source = Source(
             source.info,
@@ -126,8 +130,12 @@ def test_more_micro_batches_on_all_ranks_make_none_slow(num_ranks: int) -> None:
     assert [found.cause for found in report.findings] == ["healthy"]
 
 
+UNITS = pytest.mark.parametrize("unit", ["num_tokens", "num_elements"])
+
+
+@UNITS
 @pytest.mark.parametrize(("num_ranks", "onset"), [(2, 0), (3, 8), (4, 0)])
-def test_a_rank_with_a_larger_batch_is_not_slow(num_ranks: int, onset: int) -> None:
+def test_a_rank_with_a_larger_batch_is_not_slow(num_ranks: int, onset: int, unit: str) -> None:
     def is_large(rank: int, step: int) -> bool:
         return rank == 1 and step >= onset
 
@@ -136,31 +144,63 @@ def test_a_rank_with_a_larger_batch_is_not_slow(num_ranks: int, onset: int) -> N
         lambda rank, step: 1.9 if is_large(rank, step) else 1.0,
         lambda rank, step: 256 if is_large(rank, step) else 128,
         num_ranks=num_ranks,
+        unit=unit,
     )
 
     (found,) = report.findings
     assert (found.cause, found.ranks) == ("sequence-imbalance", ())
+    noun = unit.removeprefix("num_")
+    assert f"{noun} of a step: 1,024 on rank 1, 512 on the others" in found.evidence
 
 
-def test_a_larger_batch_does_not_hide_a_device_that_is_slower_than_it_explains() -> None:
+@UNITS
+def test_a_larger_batch_does_not_hide_a_device_that_is_slower_than_it_explains(unit: str) -> None:
     report = analyze(
         four,
         lambda rank, step: 2.0 * 1.4 if rank == 1 else 1.0,
         lambda rank, step: 256 if rank == 1 else 128,
+        unit=unit,
     )
 
     assert ("slow-compute", (1,)) in [(found.cause, found.ranks) for found in report.findings]
 
 
-def test_tokens_that_are_padding_explain_nothing() -> None:
+@UNITS
+def test_sizes_that_are_padding_explain_nothing(unit: str) -> None:
     # GIVEN batches of one shape, of which other shares are padding
     report = analyze(
         four,
         lambda rank, step: 1.5 if rank == 1 else 1.0,
         lambda rank, step: 64 + 16 * (7 * rank + 5 * step & 3) + 64 * (rank == 1),
+        unit=unit,
     )
 
     assert [(found.cause, found.ranks) for found in report.findings] == [("slow-compute", (1,))]
+
+
+def test_images_of_other_sizes_in_each_batch_are_work_and_a_slow_device_shows_beside_them() -> None:
+    # GIVEN batches of one of four sizes, of which a quarter of the time does not depend
+    def size(rank: int, step: int) -> int:
+        return (1, 2, 3, 6)[int(np.random.default_rng((9, rank, step)).integers(4))]
+
+    def length(rank: int, step: int) -> float:
+        return 0.25 + 0.75 * size(rank, step) / 3
+
+    alike = analyze(four, length, lambda rank, step: 10**6 * size(rank, step), unit="num_elements")
+    slow = analyze(
+        four,
+        lambda rank, step: length(rank, step) * (1.5 if rank == 2 else 1.0),
+        lambda rank, step: 10**6 * size(rank, step),
+        unit="num_elements",
+    )
+
+    (found,) = alike.findings
+    assert (found.cause, found.ranks) == ("sequence-imbalance", ())
+    assert "follows the number of elements of the input" in found.evidence
+    assert {(found.cause, found.ranks) for found in slow.findings} == {
+        ("sequence-imbalance", ()),
+        ("slow-compute", (2,)),
+    }
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

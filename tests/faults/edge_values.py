@@ -190,7 +190,7 @@ WIRE_OR_ONE_ROW: Values = (
     ("steps", "num_tokens", (0, LEAST64, MOST64)),
     ("steps", "loss", (math.nan, math.inf, -math.inf, 1e308)),
     ("microbatches", "num_tokens", (0, LEAST64, MOST64)),
-    ("microbatches", "sum_squared_lengths sum_windowed_lengths", (0, LEAST64, MOST64)),
+    ("microbatches", "sum_squared_lengths sum_windowed_lengths num_elements", (0, LEAST64, MOST64)),
 )
 SPOOLS: Values = (
     ("manifest", "layout.dp layout.pp", SIZES),

@@ -7,13 +7,14 @@ import itertools
 import math
 import sys
 from collections import Counter, UserDict, deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..span import NONE, SpanKind
 from .guard import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from ..patches import Patches
     from ..record.recorder import Recorder
@@ -31,6 +32,9 @@ BOUNDARY_KEYS = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seqlens")
 
 MAX_ELEMENTS = 1 << 22
 """A larger batch is not counted, so that counting takes about a millisecond at most."""
+
+MAX_PARTS = 4096
+"""Tensors of one list that are counted: images of a batch of unequal sizes."""
 
 MAX_DIM = 2
 
@@ -59,16 +63,20 @@ class Batches:
         """Count a batch that a loader has returned."""
         self._guard.call(self._count, batch)
 
-    def forward_begins(self, batch: object, *, is_microbatch: bool) -> None:
+    def forward_begins(
+        self, args: tuple[object, ...], kwargs: dict[str, object], *, is_microbatch: bool
+    ) -> None:
         """Record the size of the batch that the root module gets.
 
         Args:
-            batch: Its arguments, a tuple, or its keyword arguments, a dict.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
             is_microbatch: Whether it is a micro-batch: gradients are enabled.
         """
         if not self._guard.active:
             return
         try:
+            batch = batch_of(args, kwargs)
             counts = self._match_forward(batch) if self._waiting else None
             if not is_microbatch:
                 return
@@ -78,14 +86,15 @@ class Batches:
             if recorder.step_number != self._step:
                 self._reset_if_new_step()
             index, self._next_index = self._next_index, self._next_index + 1
-            self._counted.append(None if counts is None else counts.num_tokens)
-            if counts is not None and not recorder.job_reports_microbatches:
-                recorder.append_microbatch(
-                    index,
-                    counts.num_tokens,
-                    counts.sum_lengths(None),
-                    None if self.window is None else counts.sum_lengths(self.window),
-                )
+            num_tokens = None if counts is None else counts.num_tokens
+            self._counted.append(num_tokens)
+            if recorder.job_reports_microbatches:
+                return
+            if counts is not None and num_tokens is not None:
+                windowed = None if self.window is None else counts.sum_lengths(self.window)
+                recorder.append_microbatch(index, num_tokens, counts.sum_lengths(None), windowed)
+            elif num_elements := count_elements(args, kwargs):
+                recorder.append_microbatch(index, None, None, num_elements=num_elements)
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._guard.fail(problem)
 
@@ -238,6 +247,31 @@ def count_batch(batch: object) -> BatchCounts | None:
     if not _is_readable(teller[1]):
         return BatchCounts(shape, None)
     return BatchCounts(shape, Counter(_read_lengths(*teller)))
+
+
+def count_elements(args: tuple[object, ...], kwargs: dict[str, object]) -> int:
+    """Return the elements of all tensors among arguments, in their lists and dicts too.
+
+    Only one level deep, and of `MAX_PARTS` tensors at most in one of them.
+    """
+    torch = sys.modules["torch"]
+    num = 0
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            num += value.numel()
+            continue
+        if isinstance(value, Mapping):
+            value = value.values()
+        elif not isinstance(value, list | tuple):
+            continue
+        parts = itertools.islice(value, MAX_PARTS)
+        num += sum(part.numel() for part in parts if isinstance(part, torch.Tensor))
+    return num
+
+
+def batch_of(args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """Return the arguments of a model that have its token ids, the positional ones if none has."""
+    return kwargs if kwargs and read_shape(kwargs) is not None else args
 
 
 def read_shape(batch: object) -> tuple[int, ...] | None:

@@ -13,7 +13,7 @@ from ..job.flops import compute_dtype, find_window, model_flops, read_shape_of_l
 from ..job.graph_flops import FirstStep
 from ..job.manifest import add_derived, count_parameters, read_device
 from ..job.model_memory import read_device_memory, state_bytes
-from .data import Batches, read_shape
+from .data import Batches, batch_of, read_shape
 from .guard import Guard
 
 if TYPE_CHECKING:
@@ -112,13 +112,12 @@ class RootForwards:
         try:
             if self._steps.is_due:
                 self._steps.on_next_work()
-            batch = kwargs if kwargs and read_shape(kwargs) is not None else args
             if is_microbatch and self._model_description.is_first_forward:
                 self._batches.window = find_window(module)
-            self._batches.forward_begins(batch, is_microbatch=is_microbatch)
+            self._batches.forward_begins(args, kwargs, is_microbatch=is_microbatch)
             if is_microbatch and self._model_description.guard.active:
                 self._layout_derivation.forward_begins(module)
-                self._model_description.forward_begins(module, batch)
+                self._model_description.forward_begins(module, batch_of(args, kwargs))
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self._guard.fail(problem)
 

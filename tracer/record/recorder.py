@@ -254,6 +254,7 @@ class Recorder:
         tokens: int | None,
         sum_squared_lengths: int | None,
         sum_windowed_lengths: int | None = None,
+        num_elements: int | None = None,
     ) -> None:
         """Record the size of micro-batch ``index`` of this step, as a capture found it."""
         now_ns = monotonic_ns()
@@ -261,6 +262,7 @@ class Recorder:
             self._arguments.count(tokens),
             self._arguments.count(sum_squared_lengths),
             1 + self._arguments.count(sum_windowed_lengths),
+            1 + self._arguments.count(num_elements),
         )
         lane = self.lanes.current()
         place = PLACE.pack(self.step_number, self.index(index), lane.chunk, lane.track_id)

@@ -84,8 +84,8 @@ def microbatch_table(table: pa.Table) -> MicrobatchTable:
     columns = _columns(
         table, "epoch", "step", "rank", "microbatch", "num_tokens", "sum_squared_lengths"
     )
-    windowed = _numbers(table, "sum_windowed_lengths")
-    return MicrobatchTable(**columns, sum_windowed_lengths=windowed)
+    columns |= {name: _numbers(table, name) for name in ("sum_windowed_lengths", "num_elements")}
+    return MicrobatchTable(**columns)
 
 
 def sample_table(table: pa.Table) -> SampleTable:

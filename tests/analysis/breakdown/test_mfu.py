@@ -127,6 +127,7 @@ def microbatch_table(
         num_tokens=np.full(len(rows), -1),
         sum_squared_lengths=squares,
         sum_windowed_lengths=np.full(len(rows), -1) if windowed is None else np.array(windowed),
+        num_elements=np.full(len(rows), -1),
     )
 
 

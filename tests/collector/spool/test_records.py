@@ -34,7 +34,7 @@ def test_the_numpy_view_of_each_second_half_is_the_spools() -> None:
         step, "num_tokens", "loss", "peak_memory_bytes", "left_out", "peak_reserved_bytes",
         "num_alloc_retries",
     ) == [7, 0.5, 9, 2**32 - 1, 10, 11]  # fmt: skip
-    microbatch = core + MICROBATCH.pack(7, 8, 9)
+    microbatch = core + MICROBATCH.pack(7, 8, 9, 10)
     assert fields_of(
-        microbatch, "num_tokens", "sum_squared_lengths", "sum_windowed_lengths"
-    ) == [7, 8, 9]  # fmt: skip
+        microbatch, "num_tokens", "sum_squared_lengths", "sum_windowed_lengths", "num_elements"
+    ) == [7, 8, 9, 10]  # fmt: skip

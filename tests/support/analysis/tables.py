@@ -22,6 +22,7 @@ COUNTS = (
     "num_tokens",
     "sum_squared_lengths",
     "sum_windowed_lengths",
+    "num_elements",
     "peak_memory_bytes",
     "peak_reserved_bytes",
     "num_alloc_retries",

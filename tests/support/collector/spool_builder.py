@@ -209,10 +209,11 @@ class SpoolBuilder:
         num_tokens: int,
         sum_squared_lengths: int,
         sum_windowed_lengths: int = NONE,
+        num_elements: int = NONE,
     ) -> int:
         row = self.claim()
         core = self._core(RecordType.MICROBATCH, row, 0, 0, step=step, microbatch=index)
-        sums = sum_squared_lengths, 1 + sum_windowed_lengths
+        sums = sum_squared_lengths, 1 + sum_windowed_lengths, 1 + num_elements
         self._row(row, core + MICROBATCH.pack(num_tokens, *sums))
         return row
 

@@ -4,7 +4,7 @@ from collections import UserDict
 
 import torch
 
-from rankscope.tracer.capture.data import count_batch, read_shape
+from rankscope.tracer.capture.data import count_batch, count_elements, read_shape
 
 
 def counted(batch: object) -> tuple[object, ...]:
@@ -55,6 +55,15 @@ def test_a_batch_without_token_ids_is_unknown() -> None:
     assert count_batch(()) is None
     assert count_batch("input_ids") is None
     assert read_shape([[[[torch.zeros(2, 3, dtype=torch.int64)]]]]) is None
+
+
+def test_elements_are_those_of_all_tensors_that_a_model_gets() -> None:
+    image, label = torch.zeros(3, 4, 5), torch.zeros((), dtype=torch.int64)
+
+    assert count_elements((image, label), {}) == 61
+    assert count_elements(([image, image],), {"mask": image[0]}) == 140
+    assert count_elements((), {"batch": UserDict(pixels=image, name="cat")}) == 60
+    assert count_elements(([{"boxes": image}], "cat", None), {}) == 0  # as deep as a list, no more
 
 
 def test_an_empty_batch_has_no_tokens() -> None:

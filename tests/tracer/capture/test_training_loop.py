@@ -189,6 +189,21 @@ def test_reported_micro_batches_are_not_recorded_twice(tmp_path: Path) -> None:
     assert microbatch_rows(rows_in(tmp_path)) == [(0, 0, 7, 49)]
 
 
+def test_batches_without_tokens_have_the_elements_of_their_tensors(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    tracer.install(spool=tmp_path, run="images", model=model)
+    tracer.begin_steps()
+    for num_samples in (3, 5):
+        model(torch.ones(num_samples, 4)).sum().backward()
+        tracer.step()
+
+    rows = [row for row in rows_in(tmp_path) if row.record == RecordType.MICROBATCH]
+    assert [MICROBATCH.unpack_from(row.second) for row in rows] == [
+        (-1, -1, 0, 1 + 12),
+        (-1, -1, 0, 1 + 20),
+    ]
+
+
 def test_prefetched_batches_belong_to_the_forward_that_gets_them(tmp_path: Path) -> None:
     model = Model()
     tracer.install(spool=tmp_path, run="ahead", model=model)
