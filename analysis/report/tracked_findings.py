@@ -64,7 +64,8 @@ class FindingTracker:
     of several that follow each other, if the window of each holds fewer. It is open while one of
     the last `GRACE_STEPS` steps of the analysis shows it; without steps of its own, while the
     analysis has it. If it comes back within as many steps, it is the same finding and opens again.
-    A finding that had ended before the first analysis is opened and closed at once.
+    A finding that had ended before the first analysis is opened and closed at once. Steps between
+    two windows, which a server behind its job does not look at, are evidence of nothing.
 
     What one analysis calls a slow device and the next one a throttled clock, or blames on one rank
     and then on two, is one fault: a finding that shares ranks and steps with an open one that the
@@ -80,6 +81,9 @@ class FindingTracker:
         self._shown: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
         """Steps that showed the findings of the last report that are not tracked, by cause and
         ranks: those of its window, and of the windows before it that had them too."""
+
+        self._missed: dict[int, set[int]] = {}
+        """Analysed steps since the last analysis that had an open finding, by its number."""
 
     @property
     def findings(self) -> tuple[TrackedFinding, ...]:
@@ -103,7 +107,7 @@ class FindingTracker:
         """
         is_whole = is_over and not report.num_earlier_steps
         changes: list[tuple[Change, TrackedFinding]] = []
-        self._numbers = self.match(report.findings)
+        self._numbers = self.match(report)
         shown, self._shown = self._shown, {}
         for index, reported in enumerate(report.findings):
             before = self._tracked.get(self._numbers.get(index, -1))
@@ -120,8 +124,13 @@ class FindingTracker:
                 changes.append((change, now))
                 self._tracked[now.number] = now
         present = set(self._numbers.values())
+        missed, self._missed = self._missed, {}
         for tracked in self.open_findings:
-            if tracked.number not in present and (is_over or _is_gone(tracked, report)):
+            if tracked.number in present:
+                continue
+            steps = missed.get(tracked.number, set()).union(report.steps)
+            self._missed[tracked.number] = {step for step in steps if step > tracked.checked_step}
+            if is_over or _is_gone(len(self._missed[tracked.number]), report):
                 closed = replace(tracked, updated_ns=at_ns, closed_ns=at_ns)
                 self._tracked[tracked.number] = closed
                 changes.append((Change.CLOSED, closed))
@@ -144,18 +153,19 @@ class FindingTracker:
             findings = [finding for finding in findings if finding.cause not in NO_PROBLEM]
         return replace(report, findings=(*findings, *missed))
 
-    def match(self, findings: tuple[Finding, ...]) -> dict[int, int]:
+    def match(self, report: RunReport) -> dict[int, int]:
         """Return the number of the tracked finding that each finding continues, by its place.
 
         Of several that it may continue it is the open one, else the newest.
         """
         numbers: dict[int, int] = {}
         for continues in (_is_near, _is_renamed):
-            for index, finding in enumerate(findings):
+            for index, finding in enumerate(report.findings):
                 matching = [
                     (tracked.closed_ns is None, tracked.number)
                     for tracked in self._tracked.values()
-                    if tracked.number not in numbers.values() and continues(tracked, finding)
+                    if tracked.number not in numbers.values()
+                    and continues(tracked, finding, report)
                 ]
                 if index not in numbers and matching:
                     numbers[index] = max(matching)[1]
@@ -273,36 +283,48 @@ def _since_onset(finding: Finding, before: TrackedFinding, report: RunReport) ->
     return replace(finding, shown_saved_s=price_s, saved_s=saved_s)
 
 
-def _is_gone(tracked: TrackedFinding, report: RunReport) -> bool:
-    """Return whether an open finding that an analysis lacks has been missing for long enough.
+def _is_gone(num_missed: int, report: RunReport) -> bool:
+    """Return whether an open finding that analyses lack has been missing for long enough.
 
     Noise hides a finding in one analysis now and then; the next one follows `GONE_S` later at most.
+
+    Args:
+        num_missed: Analysed steps since the last analysis that had it.
+        report: The last analysis.
     """
-    missing = [step for step in report.steps if step > tracked.checked_step]
-    if not missing:
-        return False
-    missing_s = sum(report.actual_s_by_step.get(step, 0.0) for step in missing)
-    # Steps that have left the window since then took as long.
-    num = max(len(missing), missing[-1] - tracked.checked_step)
-    return num > GRACE_STEPS and missing_s * num / len(missing) > GONE_S
+    seconds = [report.actual_s_by_step.get(step, 0.0) for step in report.steps]
+    is_long = num_missed > GRACE_STEPS
+    return is_long and bool(seconds) and num_missed * sum(seconds) / len(seconds) > GONE_S
 
 
-def _is_renamed(tracked: TrackedFinding, finding: Finding) -> bool:
+def _is_renamed(tracked: TrackedFinding, finding: Finding, report: RunReport) -> bool:
     """Return whether a finding is an open tracked one by another cause, or of other ranks."""
     if tracked.closed_ns is not None or tracked.last_step is None or finding.steps is None:
         return False
     # What has no price was not measured on steps: a crash is no slow rank.
     is_priced = tracked.finding.saved_s is not None and finding.saved_s is not None
     shares = bool({*tracked.finding.ranks} & {*finding.ranks})
-    overlaps = finding.steps[0] <= tracked.last_step and may_open(finding)
+    overlaps = finding.steps[0] <= _last_unseen(tracked, report) and may_open(finding)
     return is_priced and shares and overlaps
 
 
-def _is_near(tracked: TrackedFinding, finding: Finding) -> bool:
+def _is_near(tracked: TrackedFinding, finding: Finding, report: RunReport) -> bool:
     """Return whether a finding has cause and ranks of a tracked one, and steps that are near."""
     if (tracked.finding.cause, tracked.finding.ranks) != (finding.cause, finding.ranks):
         return False
     if finding.steps is None or tracked.onset_step is None or tracked.last_step is None:
         return finding.steps is None and tracked.onset_step is None
     first, last = finding.steps
-    return first <= tracked.last_step + GRACE_STEPS and last >= tracked.onset_step - GRACE_STEPS
+    nearest = max(tracked.last_step + GRACE_STEPS, _last_unseen(tracked, report))
+    return first <= nearest and last >= tracked.onset_step - GRACE_STEPS
+
+
+def _last_unseen(tracked: TrackedFinding, report: RunReport) -> int:
+    """Return up to which step a finding would have lasted if the steps that no analysis saw had it.
+
+    It is the first step of the window if that begins after all that an open finding was seen in.
+    """
+    last = tracked.last_step if tracked.last_step is not None else -1
+    if tracked.closed_ns is None and report.steps:
+        return max(last, report.steps[0])
+    return last

@@ -127,7 +127,7 @@ def _epoch_record(epoch: Row, steps: list[Row], ends: list[Row], saves: list[Row
 def _diagnosis(store: Store, report: RunReport) -> Diagnosis:
     """Return what a report, and the findings stored before its steps, say of the time of steps."""
     tracked = [to_tracked(stored) for stored in read_findings(store, report.run)]
-    in_report = set(FindingTracker(report.run, tracked).match(report.findings).values())
+    in_report = set(FindingTracker(report.run, tracked).match(report).values())
     earlier = [each.finding for each in tracked if each.number not in in_report]
     lost_s: dict[str, float] = defaultdict(float)
     for finding in (*report.findings, *earlier):

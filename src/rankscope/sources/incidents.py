@@ -142,7 +142,7 @@ def read_host_history(store: Store, host: str, *, most: int) -> tuple[HostFindin
 def number_findings(store: Store, report: RunReport) -> tuple[int | None, ...]:
     """Return the number of the incident of each finding of a report; None: it has none."""
     tracker = FindingTracker(report.run, map(to_tracked, read_findings(store, report.run)))
-    numbers = tracker.match(report.findings)
+    numbers = tracker.match(report)
     return tuple(numbers.get(place) for place in range(len(report.findings)))
 
 

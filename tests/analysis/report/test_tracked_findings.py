@@ -286,6 +286,24 @@ def test_one_fault_under_another_cause_or_with_another_rank_is_one_finding() -> 
     assert [each.finding.cause for each in tracker.findings] == ["clock-throttle", "crash"]
 
 
+def test_steps_that_no_analysis_saw_end_no_finding() -> None:
+    # GIVEN a server behind its job, whose windows of a step or three are nine steps apart
+    tracker = FindingTracker("r")
+    fault = replace(slow(3, 9), saved_s=0.2)
+    tracker.update(window(0, 9, fault), at_ns=9)
+
+    again = tracker.update(window(18, 18, replace(fault, steps=(18, 18))), at_ns=18)
+    renamed = replace(fault, cause="clock-throttle", steps=(25, 27))
+    tracker.update(window(25, 27, renamed), at_ns=27)
+    healthy = [window(at, at, replace(slow(at, at), cause="healthy")) for at in range(36, 73, 9)]
+    closed = [bool(tracker.update(report, at_ns=at)) for at, report in enumerate(healthy, 36)]
+
+    assert [change for change, _ in again] == [Change.UPDATED]
+    (one,) = tracker.findings
+    assert (one.onset_step, one.last_step, one.finding.cause) == (3, 27, "clock-throttle")
+    assert closed == [False, False, False, True, False]
+
+
 def test_an_open_finding_that_an_analysis_misses_is_in_its_report() -> None:
     tracker = FindingTracker("r")
     tracker.update(window(0, 9, replace(slow(3, 9), saved_s=0.2)), at_ns=1)
