@@ -75,6 +75,7 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 Begun = TypeVar("Begun")
 
+NO_STEP_ENDED = "no step has ended: call `optimizer.step()` or `tracer.step()` in each"
 MAX_OVERRUN_RATIO = 0.05
 """Share of paced compute that may overrun its target; beyond it a paced run proves nothing.
 Source: choice."""
@@ -515,7 +516,8 @@ def _report_without_replay(
     steps = tuple(sorted_unique(spans.step).tolist())
     actual_ns = np.array([_duration_ns(spans, step) for step in steps], dtype=np.int64)
     reason = left_out_sentence({} if reading is None else reading.left_out)
-    unknown = insufficient(f"no step can be replayed: {reason or 'nothing was recorded'}")
+    nothing = NO_STEP_ENDED if len(spans) and not len(record.steps) else "nothing was recorded"
+    unknown = insufficient(f"no step can be replayed: {reason or nothing}")
     is_known = not reason and any(finding.cause == unknown.cause for finding in findings)
     mfu = compute_mfu(
         run,

@@ -320,7 +320,7 @@ def traced_backward(
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if steps.is_due:
-            steps.on_next_work()
+            steps.on_next_work(is_backward=True)
         if torch.compiler.is_compiling() or compute.thread_state.in_span:
             compute.sees_backwards = True
             return original(*args, **kwargs)
@@ -337,5 +337,6 @@ def traced_backward(
                 return call(*args, **kwargs)
         finally:
             compute.optimizer.resume()
+            steps.on_backward_end()
 
     return backward

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -152,6 +153,9 @@ class StepCounter:
     step may contain several micro-batches and optimizers, and work between steps (logging, a save)
     belongs to the step before. The counter stops for good when the job itself begins or ends a
     step.
+
+    A job may have no optimizer of torch, and change its parameters by itself. Its step ends when,
+    after a backward, the next batch or forward begins.
     """
 
     def __init__(self, recorder: Recorder, *, from_start: bool) -> None:
@@ -171,50 +175,79 @@ class StepCounter:
 
         self._from_start = from_start
         self._has_stepped = False
+        self._has_reversed = False
+        """Whether a backward has ended since, of a job that may have no optimizer."""
+
+        self._has_optimizer: bool | None = True
+        """Whether the job has an optimizer; None: not known yet."""
+
         self._start_ns: int | None = None
         self._thread_id = threading.get_ident()
+
+    def count(self) -> Callable[[], None]:
+        """Count the steps of all optimizers, or the backwards of a job without any.
+
+        Returns:
+            A function that removes the hook.
+        """
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._has_optimizer = None
+        return register_optimizer_step_post_hook(self.on_optimizer_step).remove
 
     def on_optimizer_step(self, *about: object) -> None:
         """Note that an optimizer has stepped."""
         # Batches may be prefetched by another thread than the one that trains.
         self._thread_id = threading.get_ident()
-        self._has_stepped = True
+        self._has_stepped = self._has_optimizer = True
         self.is_due = self._guard.active
 
-    def on_next_work(self) -> None:
+    def on_backward_end(self) -> None:
+        """Note that a backward has ended."""
+        if not self._has_optimizer:
+            self._has_reversed, self.is_due = True, self._guard.active
+
+    def on_next_work(self, *, is_backward: bool = False) -> None:
         """Note that a batch, a forward or a backward begins."""
         if self.is_due:
-            self._guard.call(self._begin_step_if_due)
+            self._guard.call(self._begin_step_if_due, is_backward=is_backward)
 
     def finish(self) -> None:
         """End the last step, after which nothing began."""
         if self._start_ns is not None:
             self.on_next_work()
 
-    def _begin_step_if_due(self) -> None:
+    def _begin_step_if_due(self, *, is_backward: bool) -> None:
         recorder = self._recorder
         if threading.get_ident() != self._thread_id:
             return
         if recorder.step_start_ns != self._start_ns:
             self._guard.active = self.is_due = False  # the job reports its steps
             return
+        has_ended = self._has_stepped or (not is_backward and self._ends_without_optimizer())
         if self._start_ns is None:
-            if not self._has_stepped and not self._from_start:
+            if not has_ended and not self._from_start:
                 return
             recorder.begin_steps()
             recorder.event(STEPS_COUNTED, "steps are counted from 0: the job reports none", {})
-        elif self._has_stepped:
+        elif has_ended:
             recorder.step()
-        self._has_stepped = self.is_due = False
+        elif is_backward and self._has_reversed:
+            return  # another loss of the same step, if there is no optimizer
+        self._has_stepped = self._has_reversed = self.is_due = False
         self._start_ns = recorder.step_start_ns
 
+    def _ends_without_optimizer(self) -> bool:
+        if self._has_reversed and self._has_optimizer is None:
+            self._has_optimizer = has_optimizer()
+            if not self._has_optimizer:
+                text = "no optimizer exists: a step ends with the last backward before a forward"
+                self._recorder.event("tracer", text, {})
+        return self._has_reversed and not self._has_optimizer
 
-def capture_steps(steps: StepCounter) -> Callable[[], None]:
-    """Count the steps of all optimizers.
 
-    Returns:
-        A function that removes the hook.
-    """
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    return register_optimizer_step_post_hook(steps.on_optimizer_step).remove
+def has_optimizer() -> bool:
+    """Return whether the process has an optimizer of torch."""
+    torch = sys.modules["torch"]
+    kinds = set(map(type, gc.get_objects()))
+    return any(issubclass(kind, torch.optim.Optimizer) for kind in kinds)

@@ -203,7 +203,8 @@ def find_root(optimizer: Any = None) -> Any | None:  # noqa: ANN401 - a Module
     """Return the outermost module with the most trained parameters; None if there is none.
 
     If none has a parameter of the optimizer, it trains copies (DeepSpeed's ZeRO, weights of higher
-    precision): then the parameters that require a gradient count.
+    precision): then the parameters that require a gradient count. So they do if there is none: it
+    is made later, or the job has its own.
 
     Args:
         optimizer: The optimizer whose parameters count; if None, those of all optimizers.
@@ -226,7 +227,7 @@ def find_root(optimizer: Any = None) -> Any | None:  # noqa: ANN401 - a Module
     parts = {id(part) for module in modules for part in module._modules.values()}
     outermost = [module for module in modules if id(module) not in parts]
     best = _with_most(outermost, lambda parameter: id(parameter) in trained)
-    if best is None and trained:
+    if best is None and (trained or not optimizers):
         best = _with_most(outermost, lambda parameter: parameter.requires_grad)
     return best
 

@@ -20,7 +20,7 @@ from .data import LOADER_MODULE, capture_loaders
 from .garbage_collection import capture_garbage
 from .grad_scaler import SkippedSteps
 from .guard import report_capture_failure
-from .optimizer import OptimizerSpans, StepCounter, capture_optimizer, capture_steps
+from .optimizer import OptimizerSpans, StepCounter, capture_optimizer
 from .root_module import RootForwards
 from .spawned import watch_group
 
@@ -170,7 +170,7 @@ def _capture_torch(
     _try(recorder, "start-up", lambda: _capture_startup(recorder, patches))
     _try(recorder, "imported function", patches.replace_imported)
     if count_steps is not False:
-        _try(recorder, "step", lambda: recorder.on_shutdown(capture_steps(steps)))
+        _try(recorder, "step", lambda: recorder.on_shutdown(steps.count()))
         recorder.on_shutdown(steps.finish)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rankscope.tracer.capture.grad_scaler import SkippedSteps
-from rankscope.tracer.capture.optimizer import StepCounter, capture_steps
+from rankscope.tracer.capture.optimizer import StepCounter
 from rankscope.tracer.patches import Patches
 from tests.support.tracer.recording import recorder_in
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def test_a_step_whose_optimizer_the_scaler_skips_is_a_step_and_an_event(tmp_path: Path) -> None:
     recorder = recorder_in(tmp_path)
     steps, patches = StepCounter(recorder, from_start=True), Patches()
-    removers = [SkippedSteps(recorder, steps).watch(patches), capture_steps(steps)]
+    removers = [SkippedSteps(recorder, steps).watch(patches), steps.count()]
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight])
     scaler = torch.amp.GradScaler("cpu")

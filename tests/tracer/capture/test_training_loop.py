@@ -412,6 +412,38 @@ def test_the_model_of_an_optimizer_that_trains_a_copy_of_its_weights_is_found(
     assert frozen.in_features == 64
 
 
+def test_a_job_without_an_optimizer_has_a_step_for_each_forward_after_a_backward(
+    tmp_path: Path,
+) -> None:
+    tracer.install(spool=tmp_path, run="own update", count_steps=True)
+    model = Model()
+    tokens = torch.ones(2, 8, dtype=torch.int64)
+    for _ in range(3):
+        out = model(tokens)
+        out.sum().backward(retain_graph=True)
+        out.square().sum().backward()  # another loss of the same step
+        with torch.no_grad():
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.sub_(0.1 * parameter.grad)
+
+    rows = rows_in(tmp_path)
+    spans = [row for row in rows if row.record == RecordType.SPAN]
+    assert [row.step for row in spans if row.kind == "forward"] == [0, 1, 2]
+    assert [row.step for row in spans if row.kind == "backward"] == [0, 0, 1, 1, 2, 2]
+    assert step_rows(rows) == [(0, 16), (1, 16), (2, 16)]
+    assert any("no optimizer exists" in str(event["text"]) for event in events_in(tmp_path))
+
+
+def test_an_optimizer_that_has_not_stepped_yet_is_no_job_without_one(tmp_path: Path) -> None:
+    tracer.install(spool=tmp_path, run="accumulates", count_steps=True)
+    model = Model()
+    train_model(model, DataLoader(sequences(1, 2, 3, 4)), accumulate=2)  # type: ignore[arg-type]
+
+    spans = [row for row in spans_in(tmp_path) if row.kind == "forward"]
+    assert [(row.step, row.microbatch) for row in spans] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
 def test_captures_leave_nothing_behind(tmp_path: Path) -> None:
     from torch.utils.data import dataloader
 
