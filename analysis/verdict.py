@@ -109,6 +109,8 @@ def _culprit(report: RunReport, finding: Finding) -> str:
         where = f", on {hosts}," if hosts else "," if "," in link else ""
         return f"{link}{where} is slow{when} ({cause.name})."
     verb = cause.one if len(finding.ranks) == 1 else cause.several
+    if cause is hang.CAUSE and hang.HAD_ENDED in finding.evidence:
+        verb = "ended before the others"
     return f"{_ranks_at_fault(report, finding)} {verb}{when} ({cause.name})."
 
 

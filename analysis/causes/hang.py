@@ -77,6 +77,9 @@ WAITS = (StackPlace.COLLECTIVE, StackPlace.DRIVER)
 """Places of a stack in which a rank waits for others, or for its device, which may wait for them or
 fail: the surest first."""
 
+HAD_ENDED = "it had already ended without an error"
+"""In the evidence of a hang whose ranks had less to do than the others: fewer batches."""
+
 TOO_MANY = "a collective too many"
 """In the evidence, if the others do not wait for the named ranks."""
 
@@ -327,7 +330,7 @@ class _Job:
         }
         kinds = sorted(open_kinds - {""})
         evidence += f"; it was inside {', '.join(kinds)}" if kinds else ""
-        evidence += "; it had already ended without an error" if self.ended & set(named) else ""
+        evidence += f"; {HAD_ENDED}" if self.ended & set(named) else ""
         places = ((rank, self.place(rank)) for rank in named[:MAX_ODD])
         shown = (f"; rank {rank} is at {place}" for rank, place in places if place)
         evidence += next(shown, "")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rankscope.analysis.causes.hang import OTHER_ORDER
+from rankscope.analysis.causes.hang import HAD_ENDED, OTHER_ORDER
 from rankscope.analysis.report.network import WaitedLink
 from rankscope.analysis.report.report import Finding, RunReport, Starved, StepTimes, WaitsOn
 from rankscope.analysis.verdict import verdict_sentence
@@ -114,6 +114,15 @@ def test_how_a_job_ended_names_the_step_and_no_waits_of_those_before(
     found = verdict_sentence(replace(made, findings=(ended,)))
 
     assert found == f"Rank 5 (dp 0, stage 1, tp 1) {sentence}"
+
+
+def test_a_rank_that_had_no_more_batches_does_not_hang_by_itself() -> None:
+    made = diagnosed("hang", (5,))
+    ended = replace(made.findings[0], steps=(12, 12), evidence=f"rank 5 is missing; {HAD_ENDED}")
+
+    sentence = verdict_sentence(replace(made, findings=(ended,)))
+
+    assert "ended before the others in step 12 (hang). All other ranks wait for it." in sentence
 
 
 def test_a_rank_that_hangs_in_another_communication_is_said_to() -> None:

@@ -50,8 +50,8 @@ SERVE = (sys.executable, "-P", "-m", "rankscope", "serve")
 
 
 NOT_TRACED = (
-    "no process was traced: none imported torch, or Python's -E, -I or -S, or a PYTHONPATH that the"
-    " command sets, kept the tracer out"
+    "no process was traced: the job ended before one had imported torch, or Python's -E, -I or -S,"
+    " or a PYTHONPATH that the command sets, kept the tracer out"
 )
 LABEL_WIDTH = 11
 
@@ -332,7 +332,8 @@ class Diagnosis:
 
         yield from (f"rankscope: {problem}" for problem in problems)
         if report is None:
-            yield "rankscope: the job ended before a step that can be analysed"
+            yield "rankscope: the job ended before a step that can be analysed: a step ends with"
+            yield "           `optimizer.step()`, or `tracer.step()` in the job"
             return
         report = with_host_checks(self._store, report)
         top = report.top_finding
