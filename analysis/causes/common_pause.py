@@ -80,7 +80,9 @@ def pause_candidates(
         return ()
     lost_ns = pauses.lost_ns
     places = [place for place in Place if place not in (Place.EVALUATION, Place.COMPILATION)]
+    # Where the others lose nothing, a rank pauses on its own; but one may save for all.
     mine = gaps.is_at(*places) & np.isin(gaps.column, columns)
+    mine &= pauses.covers_gap | gaps.is_at(Place.CHECKPOINT)
     total_ns = {place: gaps.total_ns(place) for place in places}
     usual = {
         place: np.broadcast_to(row_medians(total)[:, None], total.shape)
@@ -92,14 +94,16 @@ def pause_candidates(
     expected = [((place,), level) for place, level in usual.items()]
     steps = gaps.profile.steps[columns]
     how_often = format_period(columns) or format_count(len(columns), "time")
-    typical = format_duration(float(np.median(lost_ns[:, columns])))
+    typical = format_duration(float(np.median(lower_medians(lost_ns[:, columns]))))
     pause = Candidate(
         cause=cause,
         ranks=tuple(gaps.profile.ranks.tolist()),
         steps=(int(steps[0]), int(steps[-1])),
         part=gaps.part(mine),
         fixed_ns=gaps.fixed_ns(mine, expected),
-        excess_ratio=float(np.median((lost_ns / gaps.compute_ns[:, None])[:, columns])),
+        excess_ratio=float(
+            np.median(lower_medians((lost_ns / gaps.compute_ns[:, None])[:, columns]))
+        ),
         threshold=THRESHOLDS.min_excess_ratio,
         evidence=(
             f"{'all ranks pause together' if len(lost_ns) > 1 else 'the rank pauses'}"

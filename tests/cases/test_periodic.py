@@ -1,16 +1,24 @@
-"""Faults that recur on one of few ranks, and spans of the job's own."""
+"""Faults that recur on one of few ranks, pauses of all, and spans of the job's own."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
+from rankscope.tracer.span import SpanKind
+from rankscope.tracer.topology import Layout
 from tests.cases.reports import analyze_job, analyze_live
+from tests.support.analysis.cluster import MS, Compute
+from tests.support.analysis.one_group import ALL_REDUCE, findings_of, work
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.support.analysis.cluster import Action
 
 pytestmark = pytest.mark.slow
 
@@ -90,3 +98,29 @@ def test_a_span_inside_the_forward_of_a_live_job_is_no_compute(tmp_path: Path) -
     top = report.findings[0]
     assert (top.cause, top.ranks) == ("host-stall", (1,))
     assert 'in its own span "retrieval"' in top.evidence
+
+
+@pytest.mark.parametrize(("num_ranks", "load_ms"), [(2, 1000), (4, 1000), (4, 300)])
+def test_what_one_rank_does_before_a_pause_of_all_has_its_own_price(
+    num_ranks: int, load_ms: int
+) -> None:
+    # GIVEN epochs of ten steps, after which rank 0 logs for 0.8 s, and then all restart loaders
+    def script(rank: int, step: int) -> Iterator[Action]:
+        rng = np.random.default_rng((rank, step))
+        if step and step % 10 == 0:
+            if rank == 0:
+                yield Compute(800 * MS)  # outside any span: the host
+            yield ALL_REDUCE  # a barrier
+            yield from work(SpanKind.DATA, load_ms * MS * (1 + 0.02 * rng.standard_normal()))
+        factor = 1 + 0.01 * rng.standard_normal()
+        yield from work(SpanKind.FORWARD, 20 * MS * factor, microbatch=0)
+        yield from work(SpanKind.BACKWARD, 40 * MS * factor, microbatch=0)
+        yield ALL_REDUCE
+
+    found = findings_of(script, num_steps=60, layout=Layout(dp=num_ranks))
+
+    saved_ms = {(each.cause, each.ranks): (each.saved_s or 0) * 1e3 for each in found[:2]}
+    assert saved_ms == {
+        ("host-stall", (0,)): pytest.approx(800 * 5 / 60, rel=0.02),
+        ("data-stall", tuple(range(num_ranks))): pytest.approx(load_ms * 5 / 60, rel=0.05),
+    }
