@@ -12,7 +12,7 @@ from ..arrays.group_stats import lower_medians, row_medians
 from ..breakdown.waterfall import Part
 from ..replay.model import Place
 from ..report.network import CommonPause
-from ..report.text import format_count, format_duration, format_steps
+from ..report.text import format_count, format_duration, format_ranks, format_steps
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
 from .detector import Cause, HostTime, ProofForm, Subject
@@ -61,6 +61,21 @@ def format_period(steps: NDArray[np.integer]) -> str:
     return f"every {int(distances[0])} steps" if is_regular else ""
 
 
+def name_ranks(ranks: NDArray[np.integer], num_ranks: int, verbs: tuple[str, str]) -> str:
+    """Return "all ranks save", or "rank 0 of 8 saves, the others wait," if not most of them do.
+
+    Args:
+        ranks: Who does it, ascending.
+        num_ranks: All ranks of the job.
+        verbs: Of one rank, and of several.
+    """
+    one, several = verbs
+    if len(ranks) >= THRESHOLDS.whole_share * num_ranks:
+        return f"all ranks {several}"
+    who = format_ranks(tuple(ranks.tolist()))
+    return f"{who} of {num_ranks:,} {one if len(ranks) == 1 else several}, the others wait,"
+
+
 def pause_candidates(
     cause: Cause,
     gaps: HostGaps,
@@ -82,7 +97,8 @@ def pause_candidates(
     places = [place for place in Place if place not in (Place.EVALUATION, Place.COMPILATION)]
     # Where the others lose nothing, a rank pauses on its own; but one may save for all.
     mine = gaps.is_at(*places) & np.isin(gaps.column, columns)
-    mine &= pauses.covers_gap | gaps.is_at(Place.CHECKPOINT)
+    saved = np.isin(gaps.column, pauses.columns[chosen & pauses.is_saved])
+    mine &= pauses.covers_gap | (saved & gaps.is_at(Place.CHECKPOINT))
     total_ns = {place: gaps.total_ns(place) for place in places}
     usual = {
         place: np.broadcast_to(row_medians(total)[:, None], total.shape)

@@ -10,10 +10,10 @@ from ..arrays.group_stats import sum_cells
 from ..arrays.grouping import sorted_unique
 from ..breakdown.waterfall import Part
 from ..replay.model import EVALUATION_KIND, Place, has_kind
-from ..report.text import format_count, format_duration, format_ranks, format_steps
+from ..report.text import format_count, format_duration, format_steps
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
-from .common_pause import format_period
+from .common_pause import format_period, name_ranks
 from .detector import Cause, HostTime, ProofForm, Subject
 
 if TYPE_CHECKING:
@@ -49,10 +49,7 @@ def detect(case: Case, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ..
     by_rank_ns = np.bincount(model.rank[part], weights=lost_ns)[ranks] / len(steps)
     typical_ns = float(np.median(by_rank_ns))
     num_ranks = len(case.ranks)
-    who = "all ranks evaluate"
-    if len(ranks) < THRESHOLDS.whole_share * num_ranks:
-        verb = "evaluates" if len(ranks) == 1 else "evaluate"
-        who = f"{format_ranks(tuple(ranks.tolist()))} of {num_ranks:,} {verb}, the others wait,"
+    who = name_ranks(ranks, num_ranks, ("evaluates", "evaluate"))
     are_all = len(ranks) == num_ranks
     longest = _longest_text(model.rank[part], operations.step[part], lost_ns) if are_all else ""
     how_often = format_period(steps) or f"in {format_count(len(steps), 'step')}"

@@ -193,11 +193,13 @@ def find_common_pauses(gaps: HostGaps, saves: NDArray[np.int64] = _NO_SAVES) -> 
         return row_medians(value[:, columns].T)
 
     in_evaluation = median_of_ranks(evaluating) > median_of_ranks(inside + unusual)
-    # One rank may save for all: its spans are as long as the pause.
+    in_data = median_of_ranks(_above_median(data)) > median_of_ranks(lost) / 2
+    # One rank may save for all: its spans are as long as the pause. But if the others are in their
+    # loaders then, they wait for these: an epoch ends with a save, and the next one starts them.
     is_saved = inside[:, columns].max(axis=0, initial=0.0) >= median_of_ranks(lost) / 2
     is_saved |= np.isin(gaps.profile.steps[columns], saves)
+    is_saved &= ~in_data
     planned = is_saved | in_evaluation | (median_of_ranks(after) > median_of_ranks(before))
-    in_data = median_of_ranks(_above_median(data)) > median_of_ranks(lost) / 2
     is_alone = len(lost) == 1  # It can only pause on its own, unless that is planned.
     kept = is_saved | in_evaluation | (not is_alone)
     for chosen in _split_by_length(median_of_ranks(lost), (~planned | is_alone) & ~in_data):

@@ -15,9 +15,10 @@ from tests.support.analysis.cluster import MS, Compute
 from tests.support.analysis.one_group import ALL_REDUCE, findings_of, work
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from rankscope.analysis.report.report import Finding
     from tests.support.analysis.cluster import Action
 
 pytestmark = pytest.mark.slow
@@ -100,27 +101,54 @@ def test_a_span_inside_the_forward_of_a_live_job_is_no_compute(tmp_path: Path) -
     assert 'in its own span "retrieval"' in top.evidence
 
 
-@pytest.mark.parametrize(("num_ranks", "load_ms"), [(2, 1000), (4, 1000), (4, 300)])
-def test_what_one_rank_does_before_a_pause_of_all_has_its_own_price(
-    num_ranks: int, load_ms: int
-) -> None:
-    # GIVEN epochs of ten steps, after which rank 0 logs for 0.8 s, and then all restart loaders
+def epochs_of(num_ranks: int, alone: Iterable[Action], load_ms: int) -> tuple[Finding, ...]:
+    """Return the findings of epochs of ten steps, after which all start loaders.
+
+    Args:
+        alone: What rank 0 does at the end of an epoch, while the others are in a barrier.
+        load_ms: What the loaders take to start.
+    """
+    alone = tuple(alone)
+
     def script(rank: int, step: int) -> Iterator[Action]:
         rng = np.random.default_rng((rank, step))
         if step and step % 10 == 0:
-            if rank == 0:
-                yield Compute(800 * MS)  # outside any span: the host
-            yield ALL_REDUCE  # a barrier
-            yield from work(SpanKind.DATA, load_ms * MS * (1 + 0.02 * rng.standard_normal()))
+            yield from alone if rank == 0 else ()
+            yield ALL_REDUCE
+            if load_ms:
+                start_ms = load_ms * (1 + 0.02 * rng.standard_normal())
+                yield from work(SpanKind.DATA, start_ms * MS)
         factor = 1 + 0.01 * rng.standard_normal()
         yield from work(SpanKind.FORWARD, 20 * MS * factor, microbatch=0)
         yield from work(SpanKind.BACKWARD, 40 * MS * factor, microbatch=0)
         yield ALL_REDUCE
 
-    found = findings_of(script, num_steps=60, layout=Layout(dp=num_ranks))
+    return findings_of(script, num_steps=60, layout=Layout(dp=num_ranks))
 
-    saved_ms = {(each.cause, each.ranks): (each.saved_s or 0) * 1e3 for each in found[:2]}
+
+LOGS, SAVES = (Compute(800 * MS),), tuple(work(SpanKind.CHECKPOINT, 800 * MS))
+
+
+@pytest.mark.parametrize(("alone", "cause"), [(LOGS, "host-stall"), (SAVES, "checkpoint")])
+@pytest.mark.parametrize(("num_ranks", "load_ms"), [(2, 1000), (4, 1000), (4, 300)])
+def test_what_one_rank_does_before_a_pause_of_all_has_its_own_price(
+    num_ranks: int, load_ms: int, alone: tuple[Action, ...], cause: str
+) -> None:
+    found = epochs_of(num_ranks, alone, load_ms)
+
+    saved_ms = {(each.cause, each.ranks): (each.saved_s or 0) * 1e3 for each in found}
     assert saved_ms == {
-        ("host-stall", (0,)): pytest.approx(800 * 5 / 60, rel=0.02),
+        (cause, (0,)): pytest.approx(800 * 5 / 60, rel=0.02),
         ("data-stall", tuple(range(num_ranks))): pytest.approx(load_ms * 5 / 60, rel=0.05),
     }
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_one_rank_that_saves_for_all_is_a_checkpoint(num_ranks: int) -> None:
+    healthy, save = epochs_of(num_ranks, SAVES, load_ms=0)
+
+    assert (healthy.cause, save.cause, save.ranks) == ("healthy", "checkpoint", (0,))
+    assert save.saved_s == pytest.approx(0.8 * 5 / 60, rel=0.01)
+    assert f"rank 0 of {num_ranks} saves, the others wait, for 800 ms every 10 steps" in (
+        save.evidence
+    )

@@ -249,15 +249,18 @@ def count_batch(batch: object) -> BatchCounts | None:
     return BatchCounts(shape, Counter(_read_lengths(*teller)))
 
 
-def count_elements(args: tuple[object, ...], kwargs: dict[str, object]) -> int:
+def count_elements(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Return the elements of all tensors among arguments, in their lists and dicts too.
 
-    Only one level deep, and of `MAX_PARTS` tensors at most in one of them.
+    Only one level deep, and of `MAX_PARTS` tensors at most in one of them. Subclasses of tensors
+    may run code of the job or count symbols, and `torch.jit.trace` writes down what is asked: 0.
     """
     torch = sys.modules["torch"]
-    num = 0
+    tensor, num = torch.Tensor, 0
+    if torch.jit.is_tracing():
+        return 0
     for value in (*args, *kwargs.values()):
-        if isinstance(value, torch.Tensor):
+        if type(value) is tensor:
             num += value.numel()
             continue
         if isinstance(value, Mapping):
@@ -265,7 +268,7 @@ def count_elements(args: tuple[object, ...], kwargs: dict[str, object]) -> int:
         elif not isinstance(value, list | tuple):
             continue
         parts = itertools.islice(value, MAX_PARTS)
-        num += sum(part.numel() for part in parts if isinstance(part, torch.Tensor))
+        num += sum(part.numel() for part in parts if type(part) is tensor)
     return num
 
 
