@@ -76,12 +76,12 @@ def check_equal(mix: Trained, alone: Trained) -> None:
 
 
 QUICK = [
-    ("--pp 2 --tp 2 --sp --schedule interleaved", 4),
     ("--pp 2 --dp 2 --schedule zbv", 4),
     ("--dp ddp:2 --cp 2", 4),
     ("--dp 2 --tp 2 --sp --overlap dp,tp", 4),
 ]
 NIGHTLY = [
+    ("--pp 2 --tp 2 --sp --schedule interleaved", 4),
     ("--dp hsdp:4", 4),
     ("--pp 2 --dp 2 --overlap dp,pp", 4),
     ("--pp 4 --schedule dualpipev", 4),
@@ -117,10 +117,10 @@ NIGHTLY_EXPERTS = [
     ("--dp 4 --ep 4 --overlap dp", 4),
 ]
 MODELS = [
-    ("--parallel-block --window 5", "--pp 2 --tp 2 --sp", 4),
     ("--kv-heads 2 --optimizer lamb", "--dp hsdp:4", 4),
 ]
 NIGHTLY_MODELS = [
+    ("--parallel-block --window 5", "--pp 2 --tp 2 --sp", 4),
     ("--parallel-block", "--dp 2 --tp 2 --overlap dp", 4),
     ("--window 9 --kv-heads 2", "--dp 2 --cp 2", 4),
     ("--kv-heads 2", "--dp 2 --tp 2 --sp --overlap dp,tp", 4),
