@@ -287,7 +287,7 @@ def test_one_fault_under_another_cause_or_with_another_rank_is_one_finding() -> 
 
 
 def test_steps_that_no_analysis_saw_end_no_finding() -> None:
-    # GIVEN a server behind its job, whose windows of a step or three are nine steps apart
+    # GIVEN a server behind its job, whose windows of a step or three come each nine steps
     tracker = FindingTracker("r")
     fault = replace(slow(3, 9), saved_s=0.2)
     tracker.update(window(0, 9, fault), at_ns=9)
