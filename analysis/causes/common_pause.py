@@ -8,7 +8,7 @@ import numpy as np
 
 from rankscope.tracer.span import NS_PER_S
 
-from ..arrays.group_stats import lower_medians, row_medians
+from ..arrays.group_stats import lower_medians, row_medians, sum_cells
 from ..breakdown.waterfall import Part
 from ..replay.model import Place
 from ..report.network import CommonPause
@@ -76,6 +76,30 @@ def name_ranks(ranks: NDArray[np.integer], num_ranks: int, verbs: tuple[str, str
     return f"{who} of {num_ranks:,} {one if len(ranks) == 1 else several}, the others wait,"
 
 
+def describe_longest(ranks: NDArray[np.integer], took_ns: NDArray[np.float64]) -> str:
+    """Return which rank takes longest in most steps: its disk is slow, or its share is largest.
+
+    The others wait for it at the end. "" if there is none.
+
+    Args:
+        ranks: Shape (ranks,).
+        took_ns: Shape (ranks, steps): what the pause takes of each.
+    """
+    if len(ranks) == 1:
+        return ""
+    first = np.bincount(took_ns.argmax(axis=0), minlength=len(ranks))
+    worst, num_steps = int(first.argmax()), took_ns.shape[1]
+    own_ns = float(np.median(took_ns[worst]))
+    others_ns = float(np.median(np.delete(took_ns, worst, axis=0)))
+    is_one = first[worst] > THRESHOLDS.one_rank_share * num_steps and num_steps > 1
+    if not is_one or own_ns < (1.0 + THRESHOLDS.critical_share) * others_ns:
+        return ""
+    return (
+        f"; rank {int(ranks[worst])} for {format_duration(own_ns)}, the others for"
+        f" {format_duration(others_ns)} and wait for it"
+    )
+
+
 def pause_candidates(
     cause: Cause,
     gaps: HostGaps,
@@ -111,6 +135,8 @@ def pause_candidates(
     steps = gaps.profile.steps[columns]
     how_often = format_period(columns) or format_count(len(columns), "time")
     typical = format_duration(float(np.median(lower_medians(lost_ns[:, columns]))))
+    took_ns = sum_cells(lost_ns.shape, gaps.row[mine], gaps.column[mine], gaps.gaps.gap_ns[mine])
+    longest = describe_longest(gaps.profile.ranks, took_ns[:, columns])
     pause = Candidate(
         cause=cause,
         ranks=tuple(gaps.profile.ranks.tolist()),
@@ -124,7 +150,7 @@ def pause_candidates(
         evidence=(
             f"{'all ranks pause together' if len(lost_ns) > 1 else 'the rank pauses'}"
             f" for {typical} {where}, {how_often},"
-            f" in {format_steps((int(steps[0]), int(steps[-1])))}"
+            f" in {format_steps((int(steps[0]), int(steps[-1])))}{longest}"
         ),
         on_host=True,
     )

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..arrays.group_stats import sum_cells
-from ..arrays.grouping import sorted_unique
+from ..arrays.grouping import factorize, sorted_unique
+from ..arrays.sorting import find_positions
 from ..breakdown.waterfall import Part
 from ..replay.model import EVALUATION_KIND, Place, has_kind
 from ..report.text import format_count, format_duration, format_steps
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
-from .common_pause import format_period, name_ranks
+from .common_pause import describe_longest, format_period, name_ranks
 from .detector import Cause, HostTime, ProofForm, Subject
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from .detector import Case
 
 CAUSE = Cause(
@@ -51,7 +50,11 @@ def detect(case: Case, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ..
     num_ranks = len(case.ranks)
     who = name_ranks(ranks, num_ranks, ("evaluates", "evaluate"))
     are_all = len(ranks) == num_ranks
-    longest = _longest_text(model.rank[part], operations.step[part], lost_ns) if are_all else ""
+    longest = ""
+    if are_all:
+        row = find_positions(model.rank[part], ranks)
+        of_step, num_steps = factorize(operations.step[part])
+        longest = describe_longest(ranks, sum_cells((num_ranks, num_steps), row, of_step, lost_ns))
     how_often = format_period(steps) or f"in {format_count(len(steps), 'step')}"
     shown = int(steps[0]), int(steps[-1])
     compute_ns = float(np.median(gaps.compute_ns))
@@ -70,35 +73,3 @@ def detect(case: Case, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ..
         shown_steps=tuple(steps.tolist()),
     )
     return (*candidates, evaluation)
-
-
-def _longest_text(
-    rank: NDArray[np.int32],
-    step: NDArray[np.int32],
-    lost_ns: NDArray[np.float64],
-) -> str:
-    """Return which rank evaluates longest in most steps: its share of the data is largest.
-
-    The others wait for it at the end. "" if there is none.
-
-    Args:
-        rank: Shape (operations,), as all others.
-        step: Index of its step.
-        lost_ns: What it takes.
-    """
-    ranks, row = np.unique(rank, return_inverse=True)
-    steps, column = np.unique(step, return_inverse=True)
-    if len(ranks) == 1:
-        return ""
-    took_ns = sum_cells((len(ranks), len(steps)), row, column, lost_ns)
-    first = np.bincount(took_ns.argmax(axis=0), minlength=len(ranks))
-    worst = int(first.argmax())
-    own_ns = float(np.median(took_ns[worst]))
-    others_ns = float(np.median(np.delete(took_ns, worst, axis=0)))
-    is_one = first[worst] > THRESHOLDS.one_rank_share * len(steps) and len(steps) > 1
-    if not is_one or own_ns < (1.0 + THRESHOLDS.critical_share) * others_ns:
-        return ""
-    return (
-        f"; rank {int(ranks[worst])} for {format_duration(own_ns)}, the others for"
-        f" {format_duration(others_ns)} and wait for it"
-    )

@@ -152,3 +152,22 @@ def test_one_rank_that_saves_for_all_is_a_checkpoint(num_ranks: int) -> None:
     assert f"rank 0 of {num_ranks} saves, the others wait, for 800 ms every 10 steps" in (
         save.evidence
     )
+
+
+def test_the_rank_whose_disk_is_slow_in_each_save_is_named() -> None:
+    def script(rank: int, step: int) -> Iterator[Action]:
+        rng = np.random.default_rng((rank, step))
+        if step and step % 10 == 0:
+            took_ms = (3000 if rank == 5 else 1000) * (1 + 0.02 * rng.standard_normal())
+            yield from work(SpanKind.CHECKPOINT, took_ms * MS)
+        factor = 1 + 0.01 * rng.standard_normal()
+        yield from work(SpanKind.FORWARD, 20 * MS * factor, microbatch=0)
+        yield from work(SpanKind.BACKWARD, 40 * MS * factor, microbatch=0)
+        yield ALL_REDUCE
+
+    found = findings_of(script, num_steps=60, layout=Layout(dp=8))
+
+    save = next(each for each in found if each.cause == "checkpoint")
+    assert save.saved_s == pytest.approx(3.0 * 5 / 60, rel=0.02)
+    assert "; rank 5 for 2.9" in save.evidence
+    assert "the others for 1.0" in save.evidence
