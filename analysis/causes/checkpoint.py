@@ -1,4 +1,4 @@
-"""Checkpoints: planned steps in which all ranks pause at once while the job saves, or one for all."""
+"""Checkpoints: planned steps in which all ranks pause while the job saves, or one saves for all."""
 
 from __future__ import annotations
 

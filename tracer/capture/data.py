@@ -260,15 +260,11 @@ def count_elements(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     if torch.jit.is_tracing():
         return 0
     for value in (*args, *kwargs.values()):
-        if type(value) is tensor:
-            num += value.numel()
-            continue
+        parts = value if isinstance(value, list | tuple) else (value,)
         if isinstance(value, Mapping):
-            value = value.values()
-        elif not isinstance(value, list | tuple):
-            continue
-        parts = itertools.islice(value, MAX_PARTS)
-        num += sum(part.numel() for part in parts if type(part) is tensor)
+            parts = value.values()
+        tensors = (each for each in itertools.islice(parts, MAX_PARTS) if type(each) is tensor)
+        num += sum(each.numel() for each in tensors)
     return num
 
 
