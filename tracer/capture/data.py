@@ -14,7 +14,7 @@ from ..span import NONE, SpanKind
 from .guard import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ..patches import Patches
     from ..record.recorder import Recorder
@@ -260,7 +260,7 @@ def count_elements(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     if torch.jit.is_tracing():
         return 0
     for value in (*args, *kwargs.values()):
-        parts = value if isinstance(value, list | tuple) else (value,)
+        parts: Iterable[Any] = value if isinstance(value, list | tuple) else (value,)
         if isinstance(value, Mapping):
             parts = value.values()
         tensors = (each for each in itertools.islice(parts, MAX_PARTS) if type(each) is tensor)
