@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import TYPE_CHECKING
 
@@ -238,7 +239,12 @@ def test_a_cut_stored_before_with_other_content_becomes_a_dead_letter(
         write_spans(builder, oracle, 4)
     rig = Rig(spool, collector.url)
     rig.turn_until(lambda: len(collector.stored.rows) >= 8)
-    collector.stored.cuts = dict.fromkeys(collector.stored.cuts, "another")
+    # The last row may come in a cut of its own.
+    collector.stored.cuts = {
+        (run, segment, first, end): "another"
+        for run, segment, _, _ in collector.stored.cuts
+        for first, end in itertools.combinations(range(5), 2)
+    }
     rig.close()
     (state_of(spool) / "journal.db").unlink()
     collector.misbehave = lambda path, _: (
@@ -248,7 +254,7 @@ def test_a_cut_stored_before_with_other_content_becomes_a_dead_letter(
     )
 
     again = Rig(spool, collector.url)
-    again.turn_until(lambda: len(list((state_of(spool) / "dead").glob("*.json"))) == 2)
+    again.turn_until(lambda: len(list((state_of(spool) / "dead").glob("*.json"))) >= 2)
 
     assert any("stored before with other content" in line for line in again.lines)
 
