@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.grouping import sorted_unique
 from ..breakdown.waterfall import Part
 from ..replay.model import Place
 from ..report.text import format_count, format_duration, format_steps
@@ -47,7 +46,7 @@ def find_single_saves(gaps: HostGaps, columns: NDArray[np.int64]) -> tuple[Candi
 
     Args:
         gaps: The host gaps.
-        columns: Columns of the steps in which all ranks pause.
+        columns: Shape (pauses,): columns of the steps in which all ranks pause.
     """
     is_common = np.isin(gaps.column, columns)
     lost_ns = gaps.total_ns(Place.CHECKPOINT, excluding=is_common)
@@ -57,8 +56,7 @@ def find_single_saves(gaps: HostGaps, columns: NDArray[np.int64]) -> tuple[Candi
         return ()
     mine = gaps.is_at(Place.CHECKPOINT) & ~is_common & is_save[gaps.row, gaps.column]
     ranks = gaps.profile.ranks[is_save.any(axis=1)]
-    saved = np.flatnonzero(is_save.any(axis=0))
-    steps = gaps.profile.steps[saved]
+    steps = gaps.profile.steps[is_save.any(axis=0)]
     who = name_ranks(ranks, len(lost_ns), ("saves", "save"))
     how_often = format_period(steps) or f"in {format_count(len(steps), 'step')}"
     shown = int(steps[0]), int(steps[-1])
@@ -75,6 +73,6 @@ def find_single_saves(gaps: HostGaps, columns: NDArray[np.int64]) -> tuple[Candi
             f" in {format_steps(shown)}"
         ),
         on_host=True,
-        shown_steps=tuple(sorted_unique(steps).tolist()),
+        shown_steps=tuple(steps.tolist()),
     )
     return (save,)

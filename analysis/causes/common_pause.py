@@ -83,7 +83,7 @@ def describe_longest(ranks: NDArray[np.integer], took_ns: NDArray[np.float64]) -
 
     Args:
         ranks: Shape (ranks,).
-        took_ns: Shape (ranks, steps): what the pause takes of each.
+        took_ns: Shape (ranks, steps), ns: what the pause takes of each.
     """
     if len(ranks) == 1:
         return ""

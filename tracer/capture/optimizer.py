@@ -175,8 +175,8 @@ class StepCounter:
 
         self._from_start = from_start
         self._has_stepped = False
-        self._has_reversed = False
-        """Whether a backward has ended since, of a job that may have no optimizer."""
+        self._saw_backward = False
+        """Whether a backward has ended in this step, of a job that may have no optimizer."""
 
         self._has_optimizer: bool | None = True
         """Whether the job has an optimizer; None: not known yet."""
@@ -205,7 +205,7 @@ class StepCounter:
     def on_backward_end(self) -> None:
         """Note that a backward has ended."""
         if not self._has_optimizer:
-            self._has_reversed, self.is_due = True, self._guard.active
+            self._saw_backward, self.is_due = True, self._guard.active
 
     def on_next_work(self, *, is_backward: bool = False) -> None:
         """Note that a batch, a forward or a backward begins."""
@@ -232,18 +232,18 @@ class StepCounter:
             recorder.event(STEPS_COUNTED, "steps are counted from 0: the job reports none", {})
         elif has_ended:
             recorder.step()
-        elif is_backward and self._has_reversed:
+        elif is_backward and self._saw_backward:
             return  # another loss of the same step, if there is no optimizer
-        self._has_stepped = self._has_reversed = self.is_due = False
+        self._has_stepped = self._saw_backward = self.is_due = False
         self._start_ns = recorder.step_start_ns
 
     def _ends_without_optimizer(self) -> bool:
-        if self._has_reversed and self._has_optimizer is None:
+        if self._saw_backward and self._has_optimizer is None:
             self._has_optimizer = has_optimizer()
             if not self._has_optimizer:
                 text = "no optimizer exists: a step ends with the last backward before a forward"
                 self._recorder.event("tracer", text, {})
-        return self._has_reversed and not self._has_optimizer
+        return self._saw_backward and not self._has_optimizer
 
 
 def has_optimizer() -> bool:
