@@ -22,7 +22,7 @@ from ..replay.model import (
 )
 from ..report.text import format_duration, format_percent, format_ranks, format_steps
 from ..statistics.baseline import common_step_ratio, equal_share_ratio, equal_work_ratio
-from ..statistics.peers import compare_with_peers, median_of_peers
+from ..statistics.peers import call_ratio, compare_with_peers, median_of_peers
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
 from . import stage_imbalance
@@ -37,7 +37,7 @@ from .equal_lengths import (
     has_tokens,
 )
 from .slow_compute import CAUSE as SLOW_COMPUTE
-from .slow_compute import SLOW_DEVICE, find_slow_compute
+from .slow_compute import SLOW_DEVICE, find_slow_compute, ranks_without_peers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -175,8 +175,11 @@ def _find_sequences(case: Case, compute: Sequence[Candidate]) -> Candidate | Non
     calls = None
     if reading.calls is not None and reading.is_call is not None:
         is_shared = reading.is_call & has_kind(model, FORWARD_KINDS) & ~slow
+        unclear = _unclear_ratio(case, reading.calls)
+        slow |= np.isin(model.rank, list(unclear))
         calls = Calls(
             rows=np.flatnonzero(is_shared),
+            slowness=np.array([unclear.get(rank, 1.0) for rank in model.rank[is_shared].tolist()]),
             evidence=describe_calls(reading.calls, np.array(sorted(case.ranks))),
         )
     return sequence_candidate(
@@ -189,12 +192,31 @@ def _find_sequences(case: Case, compute: Sequence[Candidate]) -> Candidate | Non
     )
 
 
+def _unclear_ratio(case: Case, calls: ComputeItems) -> dict[int, float]:
+    """Return how much longer the calls of a rank take that may be slow, by rank.
+
+    It is longer than the one or two others of its stage, in its micro-batches and in each call:
+    its device is slow, or it has longer sequences. How many calls it runs is work in either case.
+    """
+    profile = case.profile
+    ratio = call_ratio(calls, profile.ranks, profile.steps, profile.stage)
+    level = {
+        rank: float(np.median(own[np.isfinite(own)])) if np.isfinite(own).any() else 1.0
+        for rank, own in zip(profile.ranks.tolist(), ratio, strict=True)
+    }
+    longest = 1.0 + THRESHOLDS.min_excess_ratio
+    return {rank: level[rank] for rank in ranks_without_peers(profile) if level[rank] > longest}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
     """Forwards without gradients."""
 
     rows: NDArray[np.int64]
     """Their operations, ascending."""
+
+    slowness: NDArray[np.float64]
+    """Shape (rows,): factor by which each may be long because its rank is slow. It stays."""
 
     evidence: str
     """How much they differ between ranks, in words."""
@@ -397,7 +419,7 @@ def sequence_candidate(
         rows = calls.rows
         ranks, first = np.unique(model.rank, return_index=True)
         fixed_ns[rows] *= equal_share_ratio(
-            fixed_ns[rows],
+            fixed_ns[rows] / calls.slowness,
             rank=model.rank[rows],
             step=operations.step[rows],
             stage_of_rank=dict(zip(ranks.tolist(), model.stage[first].tolist(), strict=True)),

@@ -108,7 +108,7 @@ def compare_with_peers(
     total = total * share
     expected, basis = expect_from_peers(total, stage, work=[each * share for each in amounts])
     if calls is not None:
-        most = expected * _call_ratio(calls, ranks, steps, stage)
+        most = expected * call_ratio(calls, ranks, steps, stage)
         total = np.where(total > most, np.maximum(most, np.minimum(total, expected)), total)
     return ComputeProfile(
         ranks=ranks,
@@ -193,7 +193,7 @@ def _share_of_usual_work(
     return share
 
 
-def _call_ratio(
+def call_ratio(
     calls: ComputeItems,
     ranks: NDArray[np.int32],
     steps: NDArray[np.int32],

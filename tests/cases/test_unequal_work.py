@@ -98,6 +98,26 @@ def test_a_device_that_is_slow_in_all_that_it_does_is_slow(
     assert found.saved_s == pytest.approx(saved_s, rel=0.05)
 
 
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.nightly)])
+def test_of_two_or_three_ranks_it_is_unknown_whether_one_is_slow(
+    tmp_path: Path, world: int
+) -> None:
+    report = analyze_job(tmp_path, "unequal_work.py", "always", str(world), run="always")
+
+    (found,) = report.findings
+    assert found.cause == "insufficient-evidence"
+    assert "rank 1 computes more than 10 % longer" in found.evidence
+
+
+def test_more_calls_are_work_also_if_their_rank_may_be_slow(tmp_path: Path) -> None:
+    report = analyze_job(tmp_path, "unequal_work.py", "always-more", "2", run="always-more")
+
+    (found,) = report.findings
+    assert (found.cause, found.ranks) == ("sequence-imbalance", ())
+    # With 18 calls each, 6 calls of 26 ms less on rank 1.
+    assert found.saved_s == pytest.approx(0.156, rel=0.03)
+
+
 @pytest.mark.parametrize(
     ("mode", "world", "every", "ranks"),
     [

@@ -11,6 +11,8 @@ def calls(rank, step):
         "batch": [40 if late else 20] * 12,                                # rank 1 has twice the batch: longer calls, not more
         "cache": [10 + i for i in range(24 if late else 12)],              # calls grow with the cache of keys and values
         "device": [26 if late else 20] * 12,                               # the device of rank 1 is slow, in all that it does
+        "always": [26 if rank == 1 else 20] * 12,                          # the same from the first step on
+        "always-more": [26] * 24 if rank == 1 else [20] * 12,              # it also generates twice the tokens
         "teacher": [39 if late else 30],                                   # a frozen model in each step, the device of rank 1 is slow
         "all": [30] * 6 if step % every == 0 else [],                      # all ranks evaluate
         "one": [30] * 6 if step % every == 0 and rank == 0 else [],        # rank 0 evaluates, the others are in a barrier
@@ -18,7 +20,7 @@ def calls(rank, step):
 for st in range(40):
     begin = [r.now for r in ranks]
     for r in ranks:
-        f = 1.3 if mode in ("device", "teacher") and r.rank == 1 and st >= 12 else 1
+        f = 1.3 if r.rank == 1 and (mode in ("device", "teacher") and st >= 12 or mode.startswith("always")) else 1
         for ms in calls(r.rank, st): r.run_for(FWD, "forward", jitter(rng, ms), st)
         r.run_for(FWD, "forward", jitter(rng, 36 * f), st, 0); r.run_for(BWD, "backward", jitter(rng, 72 * f), st, 0)
     if mode == "one" and st % every == 0: all_reduce(ranks, .1, st, "barrier", 0)
