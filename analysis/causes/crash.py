@@ -111,6 +111,11 @@ class ExitClass(StrEnum):
 FOLLOW_UPS = frozenset({ExitClass.TIMEOUT, ExitClass.CONNECTION, ExitClass.STOPPED})
 """Reasons of ranks that end because another one did."""
 
+OF_PROGRAM = frozenset({ExitClass.EXCEPTION, ExitClass.CUDA_OOM, ExitClass.DOCUMENT})
+"""Reasons in the program or its input. Ranks that fail so with one message fail for one reason."""
+
+NUMBER = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
+
 STOP_CODES = frozenset({-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
 """Exit codes of processes that a person, a launcher or a scheduler asked to end."""
 
@@ -206,6 +211,13 @@ class Failure:
         return f"killed by signal {-code}{name}"
 
     @property
+    def signature(self) -> str:
+        """Return what alike failures of a program have in common; "" if it is of no program."""
+        if self.reason not in OF_PROGRAM:
+            return ""
+        return f"{self.reason.name} {NUMBER.sub('#', self.message)}"
+
+    @property
     def follows(self) -> bool:
         """Return whether it ended only because the job's communication broke."""
         return self.reason in FOLLOW_UPS
@@ -235,7 +247,8 @@ def find_crashes(
     ``run.clock_error_ns`` of it, because the clocks cannot order them (if the clock error is
     unknown, all on other hosts). If all others timed out while one was lost, that one was silent
     first: a hang, not a crash. Processes that were ended one after the other, as by a launcher
-    that stops the job, have no first one (`_ended_together`).
+    that stops the job, have no first one (`_ended_together`). Nor have ranks that fail by
+    themselves with one message: a module that is missing, or a loss that is not a number.
 
     The confidence is not calibrated: `ended_confidence`, times `doubt_factor` if the process was
     lost, and again if several ranks could not be ordered.
@@ -243,7 +256,8 @@ def find_crashes(
     Args:
         hung: Epochs in which a hang ended the processes.
     """
-    crashes: list[tuple[int, tuple[Failure, ...], tuple[Failure, ...]]] = []
+    crashes: list[tuple[EpochInfo, tuple[Failure, ...], tuple[Failure, ...]]] = []
+    alike: set[str] = set()
     for epoch in run.epochs:
         failures = find_failures(epoch, context, steps)
         independent = own_failures(failures)
@@ -253,23 +267,36 @@ def find_crashes(
                 first += tuple(
                     other for other in _ended_together(independent, first[0]) if other not in first
                 )
-            crashes.append((epoch.epoch, first, failures))
-    merged: dict[tuple[tuple[int, ...], ExitClass], list[int]] = {}
+            signature = first[0].signature
+            same = [other for other in independent if other.signature == signature != ""]
+            if len(same) > 1 and all(other in same for other in first):
+                first = (first[0], *(other for other in same if other is not first[0]))
+                alike.add(signature)
+            crashes.append((epoch, first, failures))
+    merged: dict[tuple[object, ...], list[int]] = {}
     for index, (_, first, _) in enumerate(crashes):
-        merged.setdefault((_ranks(first), first[0].reason), []).append(index)
+        # Of alike failures a launcher that stops the job may leave another part in each epoch.
+        is_alike = first[0].signature in alike
+        key = (first[0].signature,) if is_alike else (_ranks(first), first[0].reason)
+        merged.setdefault(key, []).append(index)
     findings = []
-    for (ranks, _), indices in merged.items():
-        _, first, failures = crashes[indices[-1]]
-        epochs = [crashes[index][0] for index in indices]
+    for indices in merged.values():
+        most = max(indices, key=lambda index: (len(crashes[index][1]), index))
+        of_epoch, first, failures = crashes[most]
+        ranks = tuple(sorted({rank for index in indices for rank in _ranks(crashes[index][1])}))
+        epochs = [crashes[index][0].epoch for index in indices]
+        is_alike = first[0].signature in alike
         failed_in = [failure.ended.step for failure in first if failure.ended.step is not None]
         is_lost = all(failure.reason is ExitClass.LOST for failure in first)
-        doubt = THRESHOLDS.doubt_factor ** (is_lost + (len(ranks) > 1))
+        doubt = THRESHOLDS.doubt_factor ** (is_lost + (len(ranks) > 1 and not is_alike))
         finding = Finding(
             cause=CAUSE.name,
             ranks=ranks,
             steps=(min(failed_in), max(failed_in)) if failed_in else None,
             confidence=THRESHOLDS.ended_confidence * doubt,
-            evidence=_evidence(epochs, first, failures),
+            evidence=_evidence(
+                epochs, first, failures, num_ranks=len(of_epoch.ranks) if is_alike else None
+            ),
             end_class=first[0].label,
             epoch=epochs[-1],
         )
@@ -502,19 +529,36 @@ def _ranks(failures: Iterable[Failure]) -> tuple[int, ...]:
     return tuple(sorted({failure.ended.rank for failure in failures}))
 
 
-def _evidence(epochs: list[int], first: tuple[Failure, ...], failures: tuple[Failure, ...]) -> str:
-    """Return which rank failed, where and why, and which ranks followed when."""
+def _evidence(
+    epochs: list[int],
+    first: tuple[Failure, ...],
+    failures: tuple[Failure, ...],
+    *,
+    num_ranks: int | None,
+) -> str:
+    """Return which rank failed, where and why, and which ranks followed when.
+
+    Args:
+        num_ranks: Of the job if the first failures are alike, each by itself; else None.
+    """
     failure = first[0]
     host = f" (host {failure.host})" if failure.host else ""
     step = "" if failure.ended.step is None else f" in step {failure.ended.step}"
     message = failure.message
+    reason = f"{failure.words} ({message})" if message else failure.words
     verb = "failed first" if len(first) == 1 else "failed"
-    text = f"rank {failure.ended.rank}{host} {verb}{step}: {failure.words}"
-    text += f" ({message})" if message else ""
+    text = f"rank {failure.ended.rank}{host} {verb}{step}: {reason}"
     together = [other for other in first[1:] if other.host == failure.host]
-    if elsewhere := [other for other in first[1:] if other not in together]:
+    elsewhere = [other for other in first[1:] if other not in together]
+    if num_ranks is not None and len(first) > 1:
+        who = f"all {num_ranks:,} ranks" if len(first) == num_ranks else format_ranks(_ranks(first))
+        text = f"{who} failed by themselves{step}: {reason}; rank {failure.ended.rank}{host} first"
+        later = [_at_ns(other) for other in first if other.ended.at_ns is not None]
+        if len(later) == len(first):
+            text += f", the last {format_duration(max(later) - _at_ns(failure))} later"
+    elif elsewhere:
         text += f"; the clocks cannot order {format_ranks(_ranks(elsewhere))} against it"
-    if together:
+    if together and num_ranks is None:
         spread_ns = max(_at_ns(other) - _at_ns(failure) for other in together)
         text += (
             f"; {format_ranks(_ranks(together))} of its host ended within"

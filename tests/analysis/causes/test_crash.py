@@ -190,6 +190,48 @@ def test_the_same_crash_in_several_epochs_is_one_finding() -> None:
     assert finding.evidence.endswith("; the same in 2 epochs (0, 1)")
 
 
+def test_ranks_that_fail_by_themselves_with_one_message_have_no_first_one() -> None:
+    # GIVEN a script that imports what is not there, on all ranks
+    missing = "ModuleNotFoundError", "No module named 'cv2'"
+    ends = [failed(rank, 10.0 + rank / 10, *missing, step=None) for rank in (2, 0, 1, 3)]
+
+    (finding,) = find_crashes(run_of(4), context_of(*ends), NO_STEPS)
+
+    assert (finding.ranks, finding.confidence) == ((0, 1, 2, 3), 0.95)
+    assert finding.evidence.startswith("all 4 ranks failed by themselves: exception (ModuleNotFou")
+    assert finding.evidence.endswith("; rank 0 (host h0) first, the last 300 ms later")
+
+
+def test_numbers_make_no_other_message_and_the_launcher_stops_the_rest() -> None:
+    # GIVEN ranks that do not fit on their devices, in two epochs, of which torchrun stops the rest
+    def full(rank: int, at_s: float, text: str, epoch: int) -> RankExit:
+        end = failed(rank, at_s, "OutOfMemoryError", f"CUDA out of memory. Tried {text}", step=3)
+        return replace(end, epoch=epoch)
+
+    context = context_of(
+        full(1, 10.0, "2.00 GiB", 0),
+        full(6, 10.2, "1.52 GiB", 0),
+        failed(0, 10.5, "SignalException", "Process 7 got signal: 15"),
+        full(3, 90.0, "2.01 GiB", 1),
+    )
+
+    (finding,) = find_crashes(run_of(num_epochs=2), context, NO_STEPS)
+
+    assert finding.ranks == (1, 3, 6)
+    assert finding.evidence.startswith("ranks 1 and 6 failed by themselves in step 3: CUDA out of")
+    assert "1 other followed" in finding.evidence
+    assert finding.evidence.endswith("; the same in 2 epochs (0, 1)")
+
+
+def test_another_message_right_after_the_first_one_is_not_the_same_failure() -> None:
+    first, other = failed(5, 10.0, "KeyError", "'x'"), failed(1, 10.1, "KeyError", "'y'")
+
+    (finding,) = find_crashes(run_of(), context_of(first, other), NO_STEPS)
+
+    assert finding.ranks == (5,)
+    assert "1 other failed by themselves" in finding.evidence
+
+
 @pytest.mark.parametrize(
     ("exception", "message", "expected"),
     [
