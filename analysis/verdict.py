@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.tracer.span import NONE
 
-from .causes import hang
+from .causes import crash, hang
 from .causes.detector import Subject
 from .causes.order import CAUSES
 from .report.report import Severity, format_hosts, placements_of
@@ -111,7 +111,10 @@ def _culprit(report: RunReport, finding: Finding) -> str:
     verb = cause.one if len(finding.ranks) == 1 else cause.several
     if cause is hang.CAUSE and hang.HAD_ENDED in finding.evidence:
         verb = "ended before the others"
-    return f"{_ranks_at_fault(report, finding)} {verb}{when} ({cause.name})."
+    text = f"{_ranks_at_fault(report, finding)} {verb}{when} ({cause.name})"
+    if cause is crash.CAUSE and (reason := crash.reason_in(finding.evidence)):
+        text += f": {reason}"
+    return f"{text}."
 
 
 def _before_it_moved(report: RunReport, finding: Finding) -> str:

@@ -575,6 +575,11 @@ def _evidence(
     return text
 
 
+def reason_in(evidence: str) -> str:
+    """Return the reason and the message in the evidence of a crash; "" if it has none."""
+    return evidence.partition(": ")[2].partition("; ")[0]
+
+
 def _others_text(rest: Sequence[Failure], first: Failure, verb: str) -> str:
     if not rest:
         return ""

@@ -116,6 +116,16 @@ def test_how_a_job_ended_names_the_step_and_no_waits_of_those_before(
     assert found == f"Rank 5 (dp 0, stage 1, tp 1) {sentence}"
 
 
+def test_the_verdict_of_a_crash_has_its_reason() -> None:
+    made = diagnosed("crash", (5,))
+    evidence = "rank 5 (host h1) failed first: host out of memory (oom-kill); 7 others followed"
+    ended = replace(made.findings[0], steps=None, saved_s=None, evidence=evidence)
+
+    sentence = verdict_sentence(replace(made, findings=(ended,)))
+
+    assert sentence.endswith("failed first (crash): host out of memory (oom-kill).")
+
+
 def test_a_rank_that_had_no_more_batches_does_not_hang_by_itself() -> None:
     made = diagnosed("hang", (5,))
     ended = replace(made.findings[0], steps=(12, 12), evidence=f"rank 5 is missing; {HAD_ENDED}")
