@@ -107,17 +107,17 @@ class View:
     """The part of the step that fills the page; None: all of it, or until it came to a stop."""
 
 
-def read_address(path: str, query: str) -> View:
+def read_address(path: str | None, query: str | None) -> View:
     """Return the view of an address. Parts without meaning are ignored.
 
     The overview is ``/`` and ``/run/NAME``, an incident ``/run/NAME/incident/NUMBER``; every other
     page is ``/PAGE`` with a query.
 
     Args:
-        path: Without the base path, with or without slashes at its ends.
+        path: With or without slashes at its ends.
         query: With or without its ``?``.
     """
-    page, _, run = path.strip("/").partition("/")
+    page, _, run = (path or "").strip("/").partition("/")
     if not page:
         return View()
     if page == OVERVIEW and run:
@@ -128,7 +128,7 @@ def read_address(path: str, query: str) -> View:
         return View(run=unquote(run))
     if page == OVERVIEW or run:
         return View(page=UNKNOWN)
-    values = {key: values[-1] for key, values in parse_qs(query.lstrip("?")).items()}
+    values = {key: values[-1] for key, values in parse_qs((query or "").lstrip("?")).items()}
     order = values.get("order")
     return View(
         page=page,
@@ -150,8 +150,8 @@ def read_address(path: str, query: str) -> View:
     )
 
 
-def write_address(view: View, *, base_path: str) -> str:
-    """Return the address that `read_address` reads as ``view``."""
+def write_address(view: View, *, base_path: str = "/") -> str:
+    """Return the address that `read_address` reads as ``view``; ``base_path`` may be a URL."""
     if view.page == OVERVIEW:
         return base_path if view.run is None else f"{base_path}run/{quote(view.run, safe='')}"
     if view.page == INCIDENT and view.run is not None:
@@ -179,6 +179,12 @@ def write_address(view: View, *, base_path: str) -> str:
     given = {key: value for key, value in values.items() if value is not None}
     query = f"?{urlencode(given, safe=',')}" if given else ""
     return f"{base_path}{quote(view.page)}{query}"
+
+
+def write_query(view: View) -> str:
+    """Return the query of an address, with its ``?``; "" if there is none."""
+    _, mark, query = write_address(view).partition("?")
+    return mark + query
 
 
 def view_finding(view: View, finding: Finding) -> View:

@@ -54,7 +54,7 @@ NO_SCRIPT = "404: there is no such file\n", 404, {"Content-Type": "text/plain"}
 ASSET_AGE_S = 365 * 86_400
 
 
-def create_app(provider: ReportProvider, *, base_path: str = "/") -> Dash:
+def create_app(provider: ReportProvider) -> Dash:
     """Build the application over finished results; ``app.server`` is its WSGI callable.
 
     It neither listens nor authenticates: the server that mounts it does both, and sends
@@ -62,14 +62,12 @@ def create_app(provider: ReportProvider, *, base_path: str = "/") -> Dash:
 
     Args:
         provider: Source of the results.
-        base_path: Path of the application for a browser, with ``/`` at both ends. The mount
-            strips it (WSGI's ``SCRIPT_NAME``).
     """
     app = Dash(
         "rankscope",
         assets_folder=str(Path(__file__).parent / "assets"),
         serve_locally=True,
-        requests_pathname_prefix=base_path,
+        requests_pathname_prefix="/",
         routes_pathname_prefix="/",
         suppress_callback_exceptions=True,
         title="rankscope",
@@ -90,11 +88,11 @@ def create_app(provider: ReportProvider, *, base_path: str = "/") -> Dash:
     app.server.config["SEND_FILE_MAX_AGE_DEFAULT"] = ASSET_AGE_S
     register_exports(app.server, provider)
     app.layout = shell.shell()
-    shell.register(app, provider, PAGES, base_path=base_path)
-    register_refresh(app, provider, PAGES, base_path=base_path)
+    shell.register(app, provider, PAGES)
+    register_refresh(app, provider, PAGES)
     for page in PAGES:
         if page.register is not None:
-            page.register(app, provider, base_path=base_path)
+            page.register(app, provider)
     return app
 
 

@@ -13,7 +13,7 @@ from dash.exceptions import PreventUpdate
 from rankscope.analysis.report.text import EMPTY, format_count, format_range
 from rankscope.dashboard.records.alert_list import AlertState
 
-from ..address import ALERTS, HEALTH, INCIDENT, TIMELINE, View, write_address
+from ..address import ALERTS, HEALTH, INCIDENT, TIMELINE, View, write_address, write_query
 from ..callback_checks import Number, Posted, checked
 from ..text import escape
 from .components import (
@@ -74,7 +74,7 @@ _AS_CODE = re.compile(r"`([^`]+)`|(docs/[\w.-]+\.md(?:#[\w-]+)?)")
 COLORS = {"critical": "red", "warning": "orange"}
 
 
-def show_alerts(provider: ReportProvider, view: View, *, base_path: str) -> Content:
+def show_alerts(provider: ReportProvider, view: View) -> Content:
     """Return the alerts of a view: of one run or all, and those in the state that it shows."""
     found = provider.alerts()
     shown = view.show if view.show in FILTERS else FILTERS[0]
@@ -103,7 +103,7 @@ def show_alerts(provider: ReportProvider, view: View, *, base_path: str) -> Cont
             className="controls",
         ),
     ]
-    listed = html.Div(_table(found, shown, view.run, base_path), id="alerts-table", **announced())
+    listed = html.Div(_table(found, shown, view.run), id="alerts-table", **announced())
     parts = [
         card(*head, listed),
         *change_parts(),
@@ -112,7 +112,7 @@ def show_alerts(provider: ReportProvider, view: View, *, base_path: str) -> Cont
     return Content(children=[html.Div(parts, className="stack")])
 
 
-def _register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
+def _register(app: Dash, provider: ReportProvider) -> None:
     """Filter, silence and acknowledge."""
 
     @app.callback(
@@ -124,7 +124,7 @@ def _register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
     @checked
     def filter_alerts(shown: str, run: str | None) -> str:
         view = View(page=ALERTS, run=run or None, show=None if shown == FILTERS[0] else shown)
-        return write_address(view, base_path="").removeprefix(ALERTS)
+        return write_query(view)
 
     @app.callback(
         Output("alerts-changed", "children"),
@@ -160,7 +160,7 @@ def _is_shown(alert: ShownAlert, shown: str, run: str | None) -> bool:
     return shown in ("all", alert.state.value)
 
 
-def _table(found: AlertList, shown: str, run: str | None, base_path: str) -> list[Component]:
+def _table(found: AlertList, shown: str, run: str | None) -> list[Component]:
     alerts = [alert for alert in found.alerts if _is_shown(alert, shown, run)]
     counts = Counter(alert.state for alert in found.alerts if run in (None, alert.run))
     facts = ", ".join(f"{counts[state]:,} {state}" for state in AlertState)
@@ -187,11 +187,11 @@ def _table(found: AlertList, shown: str, run: str | None, base_path: str) -> lis
         "state": "",
         "fired": "",
     }
-    rows = [_row(alert, base_path, may_change=found.may_change) for alert in alerts]
+    rows = [_row(alert, may_change=found.may_change) for alert in alerts]
     return [*parts, table("alerts", head, rows, class_name="alerts")]
 
 
-def _row(alert: ShownAlert, base_path: str, *, may_change: bool) -> list[Cell]:
+def _row(alert: ShownAlert, *, may_change: bool) -> list[Cell]:
     by = alert.acknowledged_by if alert.state is AlertState.ACKNOWLEDGED else ""
     because = f": {alert.resolved_because}" if alert.resolved and alert.resolved_because else ""
     state = [
@@ -200,18 +200,18 @@ def _row(alert: ShownAlert, base_path: str, *, may_change: bool) -> list[Cell]:
         escape(because),
     ]
     clauses = [escape_sentence(clause) for clause in _CLAUSE_END.split(alert.text)]
-    about = [html.Div(_ranks_linked(clause, alert, base_path)) for clause in clauses]
+    about = [html.Div(_ranks_linked(clause, alert)) for clause in clauses]
     if alert.cost:
         about.append(html.Div(escape(f"costs {alert.cost}"), className="about"))
     if alert.cause and alert.run:
         shown = View(run=alert.run)
         if alert.incident is not None:
             shown = View(page=INCIDENT, run=alert.run, show=str(alert.incident))
-        proof = write_address(shown, base_path=base_path)
+        proof = write_address(shown)
         about.append(html.Div(dcc.Link("Proof and what to do", href=proof), className="about"))
     # Servers before this one stored a path of the documentation.
     if alert.action and not alert.action.startswith("docs/"):
-        about.append(html.Div(["do: ", *_action(alert, base_path)], className="about"))
+        about.append(html.Div(["do: ", *_action(alert)], className="about"))
     if alert.delivery == "undelivered":
         about.append(html.Div("a receiver did not get it", className="about"))
     return [
@@ -223,30 +223,29 @@ def _row(alert: ShownAlert, base_path: str, *, may_change: bool) -> list[Cell]:
         ),
         dmc.TableTd(about, className="evidence"),
         dmc.TableTd(
-            rank_links(alert.run, alert.ranks, base_path, max_ranges=MAX_RANGES),
-            className="of-ranks",
+            rank_links(alert.run, alert.ranks, max_ranges=MAX_RANGES), className="of-ranks"
         ),
         dmc.TableTd(_hosts(alert.hosts), className="of-hosts"),
-        dmc.TableTd(_link(alert, base_path), className="steps number"),
+        dmc.TableTd(_link(alert), className="steps number"),
         dmc.TableTd([*state, *(alert_buttons(alert) if may_change else [])], className="state"),
         dmc.TableTd(local_time(alert.fired), className="fired"),
     ]
 
 
-def _ranks_linked(text: str, alert: ShownAlert, base_path: str) -> list[Component | str]:
+def _ranks_linked(text: str, alert: ShownAlert) -> list[Component | str]:
     """Return an escaped text with its ranks as links, if the alert is about a run."""
-    return link_ranks(text, alert.run, base_path) if alert.run else [text]
+    return link_ranks(text, alert.run) if alert.run else [text]
 
 
-def _action(alert: ShownAlert, base_path: str) -> list[Component | str]:
+def _action(alert: ShownAlert) -> list[Component | str]:
     """Return what to do: its commands as code, its ranks as links."""
     text, done = escape(alert.action), 0
     parts: list[Component | str] = []
     for found in _AS_CODE.finditer(text):
-        parts += _ranks_linked(text[done : found.start()], alert, base_path)
+        parts += _ranks_linked(text[done : found.start()], alert)
         parts.append(html.Code(found[1] or found[2]))
         done = found.end()
-    return [*parts, *_ranks_linked(text[done:], alert, base_path)]
+    return [*parts, *_ranks_linked(text[done:], alert)]
 
 
 def _hosts(hosts: Sequence[str]) -> list[Component | str]:
@@ -259,7 +258,7 @@ def _hosts(hosts: Sequence[str]) -> list[Component | str]:
     return [*lines, *more]
 
 
-def _link(alert: ShownAlert, base_path: str) -> Component:
+def _link(alert: ShownAlert) -> Component:
     """Return the link to the view that shows an alert: its first step, with its ranks marked.
 
     One about a host leads to the checks of the hosts.
@@ -276,7 +275,7 @@ def _link(alert: ShownAlert, base_path: str) -> Component:
             show=alert.cause or None,
         )
         text = format_range(alert.steps)
-    href = write_address(view, base_path=base_path)
+    href = write_address(view)
     return dcc.Link(text, href=href, className="proof-link")
 
 

@@ -53,7 +53,7 @@ _MAX_CHARS = 32
 """Characters of a run's name in a legend or heading, which a phone shows whole."""
 
 
-def show_compare(provider: ReportProvider, view: View, *, base_path: str) -> Content:
+def show_compare(provider: ReportProvider, view: View) -> Content:
     """Return the page of two runs; by default, the newest run against the one before it."""
     runs = provider.runs()
     if not runs:
@@ -62,7 +62,7 @@ def show_compare(provider: ReportProvider, view: View, *, base_path: str) -> Con
     others = [other.run_id for other in runs if other.run_id != run]
     with_run = view.with_run or (run if view.steps or not others else others[0])
     names = [listed.run_id for listed in runs]
-    compared = _compare(provider, replace(view, run=run, with_run=with_run), base_path)
+    compared = _compare(provider, replace(view, run=run, with_run=with_run))
     shown = compared or [_notice("Both runs are being analysed", "This page updates by itself.")]
     head = html.Div(
         [
@@ -81,7 +81,7 @@ def show_compare(provider: ReportProvider, view: View, *, base_path: str) -> Con
     )
 
 
-def _register(app: Dash, _provider: ReportProvider, *, base_path: str) -> None:
+def _register(app: Dash, _provider: ReportProvider) -> None:
     """Open the chosen comparison."""
 
     @app.callback(
@@ -110,7 +110,7 @@ def _register(app: Dash, _provider: ReportProvider, *, base_path: str) -> None:
             steps=read_steps(steps or ""),
             with_steps=read_steps(with_steps or ""),
         )
-        return write_address(view, base_path=base_path)
+        return write_address(view)
 
 
 PAGE = Page(
@@ -149,7 +149,7 @@ def _chooser(
     ]
 
 
-def _compare(provider: ReportProvider, view: View, base_path: str) -> list[Component] | None:
+def _compare(provider: ReportProvider, view: View) -> list[Component] | None:
     """Return the comparison, or why there is none; None while it is being made."""
     first, second = view.with_run or "", view.run or ""
     same = [_notice("Both are the same", "Choose another run, or other steps.")]
@@ -168,14 +168,14 @@ def _compare(provider: ReportProvider, view: View, base_path: str) -> list[Compo
         return [_notice("These cannot be compared", reason, "Choose other runs or steps.")]
     if (found.first.run, found.first.steps) == (found.second.run, found.second.steps):
         return same
-    return _comparison(found, base_path)
+    return _comparison(found)
 
 
 def _notice(title: str, *lines: str) -> Component:
     return card(html.H2(title, className="empty-title"), *map(html.P, lines), class_name="empty")
 
 
-def _comparison(found: RunComparison, base_path: str) -> list[Component]:
+def _comparison(found: RunComparison) -> list[Component]:
     full = _names(found)
     first, second = (cut_middle(name, _MAX_CHARS) for name in full)
     names = full if first == second else (first, second)
@@ -211,9 +211,9 @@ def _comparison(found: RunComparison, base_path: str) -> list[Component]:
         ),
         card(
             html.H2("Findings"),
-            *_findings("New", found.appeared, found.second, base_path),
-            *_findings("Gone", found.disappeared, found.first, base_path),
-            *_findings("In both", found.remained, found.second, base_path),
+            *_findings("New", found.appeared, found.second),
+            *_findings("Gone", found.disappeared, found.first),
+            *_findings("In both", found.remained, found.second),
         ),
     ]
 
@@ -302,9 +302,7 @@ def _numbers(label: str, numbers: tuple[ComparedNumber, ...], names: tuple[str, 
     return table(label, head, rows)
 
 
-def _findings(
-    title: str, findings: tuple[Finding, ...], report: RunReport, base_path: str
-) -> list[Component]:
+def _findings(title: str, findings: tuple[Finding, ...], report: RunReport) -> list[Component]:
     if not findings:
         return [html.P(f"{title}: none.", className="quiet")]
     rows = [
@@ -312,8 +310,7 @@ def _findings(
             html.Span(each.cause, className=f"cause {cause_style(each.cause, each.severity)}"),
             each.severity or UNKNOWN,
             dmc.TableTd(
-                rank_links(report.run, each.ranks, base_path, max_ranges=_MAX_RANGES),
-                className="of-ranks",
+                rank_links(report.run, each.ranks, max_ranges=_MAX_RANGES), className="of-ranks"
             ),
             dmc.TableTd(format_range(each.steps), className="steps"),
             dmc.TableTd(escape_sentence(each.evidence), className="evidence"),

@@ -123,33 +123,26 @@ def table(
     return html.Div(cells, className="scrolls", tabIndex=0, role="region", **labelled(label))
 
 
-def rank_link(run: str | None, rank: int, base_path: str) -> Component:
+def rank_link(run: str | None, rank: int) -> Component:
     """Return a rank's number as a link to its page.
 
     Args:
         run: The run; None: the newest one.
         rank: The rank.
-        base_path: Path of the application.
     """
-    href = write_address(View(page=RANK, run=run, ranks=(rank,)), base_path=base_path)
+    href = write_address(View(page=RANK, run=run, ranks=(rank,)))
     title = f"Show rank {rank}"
     return dcc.Link(str(rank), href=href, className="rank-link", title=title)
 
 
 def rank_links(
-    run: str | None,
-    ranks: Sequence[int],
-    base_path: str,
-    *,
-    max_ranges: int | None = None,
-    num_ranks: int = 0,
+    run: str | None, ranks: Sequence[int], *, max_ranges: int | None = None, num_ranks: int = 0
 ) -> list[Component | str]:
     """Return ranks as `format_ranges` writes them, each number a link to its rank's page.
 
     Args:
         run: The run; None: the newest one.
         ranks: Ascending.
-        base_path: Path of the application.
         max_ranges: Ranges to show before the rest is counted; all if None.
         num_ranks: Number of all ranks, if ``ranks`` are only the first ones.
     """
@@ -157,9 +150,9 @@ def rank_links(
     shown, num_more = name_ranges(ranks, max_ranges=max_ranges, num_all=num_ranks)
     for first, last in shown:
         parts += [", "] if parts else []
-        parts.append(rank_link(run, first, base_path))
+        parts.append(rank_link(run, first))
         if last > first:
-            parts += ["-", rank_link(run, last, base_path)]
+            parts += ["-", rank_link(run, last)]
     return [*parts, f" and {num_more:,} more"] if num_more else parts or [EMPTY]
 
 
@@ -186,15 +179,12 @@ _COUNTED = re.compile(r"[\d,.]*\d* ?(?:%|more\b|others?\b|[mun]?s\b|[KMGT]i?B)")
 """What follows a number that counts or measures something: "ranks 3, 5 and 12 more"."""
 
 
-def link_ranks(
-    text: str, run: str | None, base_path: str, *, max_rank: int | None = None
-) -> list[Component | str]:
+def link_ranks(text: str, run: str | None, *, max_rank: int | None = None) -> list[Component | str]:
     """Return a sentence with each rank that it names as a link to its page.
 
     Args:
         text: Escaped.
         run: The run; None: the newest one.
-        base_path: Path of the application.
         max_rank: Larger numbers are no ranks; None: every one may be.
     """
     parts: list[Component | str] = []
@@ -205,7 +195,7 @@ def link_ranks(
             is_long = len(rank) > MAX_DIGITS or (max_rank is not None and int(rank) > max_rank)
             if is_long or _COUNTED.match(text, found.end()):
                 continue
-            parts += [text[done : found.start()], rank_link(run, int(rank), base_path)]
+            parts += [text[done : found.start()], rank_link(run, int(rank))]
             done = found.end()
     return [part for part in [*parts, text[done:]] if part != ""]
 

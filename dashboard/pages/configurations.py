@@ -40,15 +40,13 @@ MAX_RUNS = 50
 COMMIT_DIGITS = 10
 
 
-def configuration_cards(lines: Sequence[RunLine], *, base_path: str) -> list[Component]:
+def configuration_cards(lines: Sequence[RunLine]) -> list[Component]:
     """Return a table for each configuration: those with several runs first, then by the newest."""
     groups: dict[tuple[str, ...], list[RunLine]] = defaultdict(list)
     for line in lines:
         groups[_configuration(line)].append(line)
     ordered = sorted(groups.items(), key=lambda group: len(group[1]) == 1)  # a stable order
-    return [
-        _configuration_card(words, runs, base_path) for words, runs in ordered[:MAX_CONFIGURATIONS]
-    ]
+    return [_configuration_card(words, runs) for words, runs in ordered[:MAX_CONFIGURATIONS]]
 
 
 def _configuration(line: RunLine) -> tuple[str, ...]:
@@ -65,9 +63,7 @@ def _configuration(line: RunLine) -> tuple[str, ...]:
     )
 
 
-def _configuration_card(
-    words: tuple[str, ...], runs: Sequence[RunLine], base_path: str
-) -> Component:
+def _configuration_card(words: tuple[str, ...], runs: Sequence[RunLine]) -> Component:
     shown = runs[:MAX_RUNS]
     fastest = min((line.step_s for line in shown if line.step_s), default=None)
     best_mfu = max((line.mfu for line in shown if line.mfu is not None), default=None)
@@ -79,7 +75,7 @@ def _configuration_card(
         [
             dcc.Link(
                 escape(line.run.run_id),
-                href=write_address(View(run=line.run.run_id), base_path=base_path),
+                href=write_address(View(run=line.run.run_id)),
                 className="run-link",
             ),
             html.Span(

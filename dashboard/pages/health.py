@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..provider import ReportProvider
 
 
-def show_health(provider: ReportProvider, _view: View, *, base_path: str) -> Content:
+def show_health(provider: ReportProvider, _view: View) -> Content:
     """Return the page; it is the same for every view."""
     health = provider.health()
     if health is None:

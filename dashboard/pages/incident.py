@@ -25,7 +25,7 @@ from rankscope.analysis.report.text import (
 from rankscope.dashboard.records.alert_list import AlertState
 from rankscope.dashboard.records.incident import FixOutcome, IncidentState
 
-from ..address import INCIDENT, View, write_address
+from ..address import INCIDENT, View, read_address, write_address
 from ..callback_checks import Number, checked
 from ..exports import INCIDENT_PATH
 from ..text import escape
@@ -34,7 +34,7 @@ from .components import STACKED, announced, card, labelled, link_ranks, rank_lin
 from .overview_cards import cause_style, escape_sentence, proof_cards
 from .page import Content, Page
 from .placeholders import no_data
-from .refresh import AGAIN, read_view
+from .refresh import AGAIN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,18 +56,18 @@ MAX_CHARS, MAX_NAME_CHARS = 2_000, 100
 """Of a note and of its author's name, as the store takes them."""
 
 
-def show_incident(provider: ReportProvider, view: View, *, base_path: str) -> Content:
+def show_incident(provider: ReportProvider, view: View) -> Content:
     """Return the incident that a view names, or the list of a run's incidents."""
     run_id = str(view.run)
     report = provider.report(run_id)
     if view.show is None:
-        return Content(children=_list(provider.incidents(run_id), run_id, base_path))
+        return Content(children=_list(provider.incidents(run_id), run_id))
     number = _number(view.show)
     shown = None if number is None else provider.incident(run_id, number)
     if shown is None:
         return Content(problem=missing_incident(run_id, view.show))
     found = report if isinstance(report, RunReport) else None
-    page = _Page(shown=shown, report=found, provider=provider, base_path=base_path)
+    page = _Page(shown=shown, report=found, provider=provider)
     return Content(children=page.parts(), is_unfinished=report is not None and found is None)
 
 
@@ -85,18 +85,12 @@ class _Page:
     """The parts of the page of one incident."""
 
     def __init__(
-        self,
-        *,
-        shown: IncidentView,
-        report: RunReport | None,
-        provider: ReportProvider,
-        base_path: str,
+        self, *, shown: IncidentView, report: RunReport | None, provider: ReportProvider
     ) -> None:
         self.incident = shown.incident
         self.shown = shown
         self.report = report
         self.provider = provider
-        self.base_path = base_path
 
     def parts(self) -> list[Component]:
         """Return the parts of the page in their places."""
@@ -119,7 +113,7 @@ class _Page:
             *([f"on {_hosts(incident.hosts)}"] if incident.hosts else []),
             f"confidence {incident.confidence:.2f}",
         ]
-        sentence = link_ranks(escape_sentence(self.sentence()), incident.run, self.base_path)
+        sentence = link_ranks(escape_sentence(self.sentence()), incident.run)
         return [
             html.Div(
                 [
@@ -159,7 +153,7 @@ class _Page:
     def link_to(self, number: int) -> Component:
         """Return a link to another incident of the run."""
         view = View(page=INCIDENT, run=self.incident.run, show=str(number))
-        address = write_address(view, base_path=self.base_path)
+        address = write_address(view)
         return dcc.Link(f"incident {number}", href=address)
 
     def links(self) -> list[Component]:
@@ -172,16 +166,12 @@ class _Page:
         query = urlencode({"run": run, "incident": self.incident.number})
         return [
             *(
-                dcc.Link(
-                    text,
-                    href=write_address(view, base_path=self.base_path),
-                    className="button small",
-                )
+                dcc.Link(text, href=write_address(view), className="button small")
                 for text, view in places.items()
             ),
             html.A(
                 "JSON",
-                href=f"{self.base_path}{INCIDENT_PATH}?{query}",
+                href=f"/{INCIDENT_PATH}?{query}",
                 title="This incident as a file",
                 className="button small",
             ),
@@ -246,7 +236,7 @@ class _Page:
         if finding.severity not in (Severity.CRITICAL, Severity.WARNING):
             finding = replace(finding, severity=Severity.WARNING)  # else it is not opened
         report = replace(report, findings=(finding,))
-        return proof_cards(report, base_path=self.base_path, beneath=[columns])
+        return proof_cards(report, beneath=[columns])
 
     def before_onset(self) -> list[Component]:
         """Return what changed before the onset."""
@@ -259,8 +249,7 @@ class _Page:
             [
                 html.Span(escape(each.kind), className="mono"),
                 dmc.TableTd(
-                    link_ranks(escape_sentence(each.text), incident.run, self.base_path),
-                    className="evidence",
+                    link_ranks(escape_sentence(each.text), incident.run), className="evidence"
                 ),
                 _before(each.num_steps_before),
             ]
@@ -295,13 +284,10 @@ class _Page:
                 escape(each.run_id),
                 dcc.Link(
                     escape(each.cause),
-                    href=write_address(
-                        View(page=INCIDENT, run=each.run_id, show=str(each.number)),
-                        base_path=self.base_path,
-                    ),
+                    href=write_address(View(page=INCIDENT, run=each.run_id, show=str(each.number))),
                     className="cause",
                 ),
-                rank_links(each.run_id, each.ranks, self.base_path, max_ranges=4),
+                rank_links(each.run_id, each.ranks, max_ranges=4),
                 format_range(each.steps) if each.steps else EMPTY,
             ]
             for each in incident.history
@@ -475,7 +461,7 @@ def _notes(notes: Sequence[ShownNote]) -> list[Component]:
     return [card(html.H2(format_count(len(notes), "note")), *shown)]
 
 
-def _list(incidents: Sequence[Incident], run_id: str, base_path: str) -> list[Component]:
+def _list(incidents: Sequence[Incident], run_id: str) -> list[Component]:
     """Return the table of the incidents of a run, the newest first."""
     title = html.H1(f"Incidents of run {escape(run_id)}", className="page-title")
     if not incidents:
@@ -484,12 +470,10 @@ def _list(incidents: Sequence[Incident], run_id: str, base_path: str) -> list[Co
         [
             dcc.Link(
                 f"{each.number}",
-                href=write_address(
-                    View(page=INCIDENT, run=run_id, show=str(each.number)), base_path=base_path
-                ),
+                href=write_address(View(page=INCIDENT, run=run_id, show=str(each.number))),
             ),
             html.Span(each.cause, className=f"cause {cause_style(each.cause, each.severity)}"),
-            rank_links(run_id, each.ranks, base_path, max_ranges=4),
+            rank_links(run_id, each.ranks, max_ranges=4),
             dmc.TableTd(state_sentence(each), className="evidence"),
             format_device_hours(each.lost_device_h),
             f"{len(each.notes)}",
@@ -504,9 +488,8 @@ def _list(incidents: Sequence[Incident], run_id: str, base_path: str) -> list[Co
     ]
 
 
-def _register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
+def _register(app: Dash, provider: ReportProvider) -> None:
     """Store a note; the buttons are those of the alerts page."""
-    del base_path
 
     @app.callback(
         Output("alerts-changed", "children", allow_duplicate=True),
@@ -527,7 +510,7 @@ def _register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         path: str | None,
         search: str | None,
     ) -> tuple[str, str, Number]:
-        view = read_view(app, path, search)
+        view = read_address(path, search)
         number = _number(view.show or "")
         if not num_clicks or not text or number is None or view.run is None:
             raise PreventUpdate

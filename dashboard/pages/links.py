@@ -60,9 +60,7 @@ _MAX_SPACED = 48
 _WORDS = {LinkGroup.HOST: "host", LinkGroup.SWITCH: "switch"}
 
 
-def show_links(
-    _provider: ReportProvider, report: RunReport, view: View, *, base_path: str
-) -> list[Component]:
+def show_links(_provider: ReportProvider, report: RunReport, view: View) -> list[Component]:
     """Return the links of a run, the slow ones first."""
     links = report.links
     if links is None:
@@ -73,7 +71,7 @@ def show_links(
                 " communication: the overview lists what is missing.",
             )
         ]
-    slowest = _slowest(report, links, view, base_path)
+    slowest = _slowest(report, links, view)
     parts = [page_head("Links", about=_sentence(links))]
     parts += [slowest, _totals_by_kind(links)] if links.num_slow else [_totals_by_kind(links)]
     is_in_groups = links.num_slow > 0 and not any(
@@ -86,7 +84,7 @@ def show_links(
     for group in _WORDS:
         totals = [one for one in links.totals if one.group is group]
         if len(totals) > 1:
-            parts.append(_totals_by_place(group, totals, view, base_path))
+            parts.append(_totals_by_place(group, totals, view))
     if report.bandwidth:
         parts.append(_bandwidths(report.bandwidth))
     return parts
@@ -124,13 +122,11 @@ def _num_rows(view: View, *, num: int, num_slow: int) -> int:
     return num if view.show == ALL else min(num, MAX_ROWS, max(num_slow, MAX_EVEN_ROWS))
 
 
-def _show_all(text: str, view: View, base_path: str) -> Component:
-    return dcc.Link(text, href=write_address(replace(view, show=ALL), base_path=base_path))
+def _show_all(text: str, view: View) -> Component:
+    return dcc.Link(text, href=write_address(replace(view, show=ALL)))
 
 
-def _totals_by_place(
-    group: LinkGroup, totals: list[LinkTotal], view: View, base_path: str
-) -> Component:
+def _totals_by_place(group: LinkGroup, totals: list[LinkTotal], view: View) -> Component:
     word = _WORDS[group]
     num_slow = sum(one.num_slow > 0 for one in totals)
     num = _num_rows(view, num=len(totals), num_slow=num_slow)
@@ -139,7 +135,7 @@ def _totals_by_place(
     is_cut = len(totals) >= MAX_TOTALS
     if num < len(totals):
         shown = largest if is_cut else f"all {len(totals):,}"
-        more.append(_show_all(f"Show {shown} on this page", view, base_path))
+        more.append(_show_all(f"Show {shown} on this page", view))
     elif is_cut:
         more.append(html.P(f"Listed: {largest}.", className="quiet"))
     return card(
@@ -257,7 +253,7 @@ def _label_chars(matrix: LinkMatrix) -> int:
     return min(max(map(len, matrix.ends)), _MAX_LABEL)
 
 
-def _slowest(report: RunReport, links: LinkSummary, view: View, base_path: str) -> Component:
+def _slowest(report: RunReport, links: LinkSummary, view: View) -> Component:
     num = _num_rows(view, num=len(links.links), num_slow=links.num_slow)
     shown = links.links[:num]
     head = {
@@ -272,13 +268,13 @@ def _slowest(report: RunReport, links: LinkSummary, view: View, base_path: str) 
         "hosts": "",
         "transfers": "number",
     }
-    rows = [_link_row(report, one, base_path, has_slow=links.num_slow > 0) for one in shown]
+    rows = [_link_row(report, one, has_slow=links.num_slow > 0) for one in shown]
     more: list[Component] = []
     if len(shown) < len(links.links):
         text = f"Show {len(links.links):,} of {links.num_links:,}"
         if len(links.links) == links.num_links:
             text = f"Show all {links.num_links:,}"
-        more.append(_show_all(text, view, base_path))
+        more.append(_show_all(text, view))
     elif len(shown) < links.num_links:
         text = f"The {len(shown):,} slowest of {links.num_links:,} links."
         more.append(html.P(text, className="quiet"))
@@ -296,21 +292,15 @@ def _slowest(report: RunReport, links: LinkSummary, view: View, base_path: str) 
     )
 
 
-def _link_row(
-    report: RunReport, one: LinkTransfers, base_path: str, *, has_slow: bool
-) -> list[Cell]:
+def _link_row(report: RunReport, one: LinkTransfers, *, has_slow: bool) -> list[Cell]:
     members: list[Component | str]
     if one.is_pair:
-        source, target = (rank_link(report.run, rank, base_path) for rank in one.members)
+        source, target = (rank_link(report.run, rank) for rank in one.members)
         members = [source, " → ", target]
     else:
         count = f"{format_count(one.num_members, 'rank')}: "
         listed = rank_links(
-            report.run,
-            one.members,
-            base_path,
-            max_ranges=MAX_NAMED_RANGES,
-            num_ranks=one.num_members,
+            report.run, one.members, max_ranges=MAX_NAMED_RANGES, num_ranks=one.num_members
         )
         members = [count, *listed]
     steps: Component | str = EMPTY
@@ -322,7 +312,7 @@ def _link_row(
             step=one.slow_steps[1],
             ranks=one.members,
         )
-        href = write_address(last, base_path=base_path)
+        href = write_address(last)
         steps = dcc.Link(format_range(one.slow_steps), href=href, title="Show the last of them")
     excess = format_percent(one.excess_ratio, digits=1)
     return [

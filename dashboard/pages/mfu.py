@@ -61,9 +61,7 @@ _MEANING: dict[Part, str] = {
 _WORDS = {WaterfallBy.STEP: "step", WaterfallBy.STAGE: "stage", WaterfallBy.RANK: "rank"}
 
 
-def show_mfu(
-    provider: ReportProvider, report: RunReport, view: View, *, base_path: str
-) -> list[Component]:
+def show_mfu(provider: ReportProvider, report: RunReport, view: View) -> list[Component]:
     """Return the curve, the waterfall of the run, and waterfalls side by side."""
     history = provider.history(report.run)
     parts = [page_head("MFU", about=_sentence(report)), _curve(report, history)]
@@ -73,7 +71,7 @@ def show_mfu(
         nothing = card(html.H2("Where a step goes"), html.P(reason, className="quiet"))
         return [*parts, nothing, *_memory(report.memory)]
     parts.append(_shares(report, shares))
-    return [*parts, *_side_by_side(report, view, base_path), *_memory(report.memory)]
+    return [*parts, *_side_by_side(report, view), *_memory(report.memory)]
 
 
 PAGE = report_page(MFU, "MFU", show_mfu)
@@ -162,7 +160,7 @@ def _bubble(bubble: PipelineBubble | None) -> list[Component]:
     return [html.P(formula, className="bubble-line")]
 
 
-def _side_by_side(report: RunReport, view: View, base_path: str) -> list[Component]:
+def _side_by_side(report: RunReport, view: View) -> list[Component]:
     sides = {by: list_rows(report, by) for by in WaterfallBy}
     known = {by: rows for by, rows in sides.items() if rows is not None}
     if not known:
@@ -183,12 +181,7 @@ def _side_by_side(report: RunReport, view: View, base_path: str) -> list[Compone
             html.Div(
                 [
                     html.H2("Side by side"),
-                    choices(
-                        "by",
-                        options,
-                        view=replace(plain, show=chosen.value),
-                        base_path=base_path,
-                    ),
+                    choices("by", options, view=replace(plain, show=chosen.value)),
                 ],
                 className="card-head",
             ),

@@ -68,15 +68,13 @@ MAX_DRAWN = 4
 """Reports whose figures are kept: drawing those of 12,288 ranks takes 0.1 s."""
 
 
-def show_overview(provider: ReportProvider, view: View, *, base_path: str) -> Content:
+def show_overview(provider: ReportProvider, view: View) -> Content:
     """Return the verdict on a run and its evidence, or each part in its place without a report."""
     run_id = str(view.run)
     report = provider.report(run_id)
     state = _state(provider, run_id)
     liveness = html.Div(
-        liveness_card(
-            _liveness(provider, run_id), provider.silence(run_id), run=run_id, base_path=base_path
-        ),
+        liveness_card(_liveness(provider, run_id), provider.silence(run_id), run=run_id),
         id="overview-liveness",
         **announced(),
     )
@@ -92,12 +90,11 @@ def show_overview(provider: ReportProvider, view: View, *, base_path: str) -> Co
     )
     if not isinstance(report, RunReport):
         row = annotations_row(provider.annotations(run_id))
-        return _without_report(report, liveness, kinds, row, base_path=base_path)
+        return _without_report(report, liveness, kinds, row)
     num_spans = next((run.num_spans for run in provider.runs() if run.run_id == run_id), None)
     verdict = verdict_card(
         report,
         provider.verdict(report),
-        base_path=base_path,
         num_spans=num_spans,
         silence=provider.silence(run_id),
         is_lost=state == LOST,
@@ -106,27 +103,23 @@ def show_overview(provider: ReportProvider, view: View, *, base_path: str) -> Co
         verdict=verdict,
         proofs=proof_cards(
             report,
-            base_path=base_path,
             incidents=provider.incident_numbers(report),
             beneath=[
                 liveness,
-                _numbers(key_figures(report, base_path=base_path)),
+                _numbers(key_figures(report)),
                 annotations_row(provider.annotations(run_id)),
             ],
         ),
         figures=_draw(report)[1],
-        starved=starved_list(report, base_path=base_path),
-        findings=[findings_table(report, base_path=base_path)],
-        device=(
-            *host_use_card(report, provider.excluded_hosts(report)),
-            *profile_cards(report),
-        ),
+        starved=starved_list(report),
+        findings=[findings_table(report)],
+        device=(*host_use_card(report, provider.excluded_hosts(report)), *profile_cards(report)),
         goodput=goodput_card(provider.goodput(run_id)),
         kinds=kinds,
-        quality=quality_list(report, base_path=base_path),
+        quality=quality_list(report),
         is_calm=report.top_finding.severity in (Severity.NONE, Severity.MINOR),
     )
-    return Content(children=parts.arrange(run_id, base_path))
+    return Content(children=parts.arrange(run_id))
 
 
 @cached(LRUCache(maxsize=MAX_DRAWN), key=id, lock=Lock())
@@ -166,8 +159,6 @@ def _without_report(
     liveness: Component,
     kinds: Component,
     annotations: Component,
-    *,
-    base_path: str,
 ) -> Content:
     """Return what is known without a diagnosis, each part in its final place."""
     if isinstance(found, AnalysisInProgress):
@@ -194,7 +185,7 @@ def _without_report(
         kinds=kinds,
         quality=text,
     )
-    return Content(children=parts.arrange(run_id, base_path), is_unfinished=True)
+    return Content(children=parts.arrange(run_id), is_unfinished=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,9 +206,9 @@ class _Parts:
     is_calm: bool = False
     """Whether no finding matters: the maps by rank are closed then."""
 
-    def arrange(self, run_id: str, base_path: str) -> list[Component]:
+    def arrange(self, run_id: str) -> list[Component]:
         """Return the parts in their places."""
-        downloads = _downloads(run_id, base_path)
+        downloads = _downloads(run_id)
         waits = card(
             html.H2("Who waits for whom"),
             html.P(
@@ -271,7 +262,7 @@ def _revision(provider: ReportProvider, view: View) -> str:
     return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
-def _register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
+def _register(app: Dash, provider: ReportProvider) -> None:
     """Open a step when its cell is clicked, and store tags and notes."""
     register_annotations(app, provider)
 
@@ -292,7 +283,7 @@ def _register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         if isinstance(report, RunReport):
             ranks = ranks_of_row(shown_excess(report), str(point.y))
         view = View(page=TIMELINE, run=shown.run, step=steps[0], ranks=ranks)
-        return write_address(view, base_path=base_path)
+        return write_address(view)
 
 
 PAGE = Page(
@@ -313,7 +304,7 @@ def _numbers(figures: list[Component]) -> Component:
     return html.Div(figures, id="overview-figures", className="figures")
 
 
-def _downloads(run_id: str | None, base_path: str) -> list[Component]:
+def _downloads(run_id: str | None) -> list[Component]:
     """Return links to the files that this page offers."""
     files = {
         FINDINGS_PATH: ("CSV", "The findings as a table for a spreadsheet"),
@@ -321,7 +312,7 @@ def _downloads(run_id: str | None, base_path: str) -> list[Component]:
     }
     query = urlencode({"run": run_id or ""})
     return [
-        html.A(text, href=f"{base_path}{path}?{query}", title=title, className="button small")
+        html.A(text, href=f"/{path}?{query}", title=title, className="button small")
         for path, (text, title) in files.items()
     ]
 

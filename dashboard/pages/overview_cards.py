@@ -84,7 +84,6 @@ def verdict_card(
     report: RunReport,
     sentence: str,
     *,
-    base_path: str,
     num_spans: int | None = None,
     silence: StepSilence | None = None,
     is_lost: bool = False,
@@ -96,7 +95,6 @@ def verdict_card(
     Args:
         report: The diagnosis.
         sentence: The diagnosis in one sentence.
-        base_path: Path of the application.
         num_spans: Spans of the whole run; None: unknown.
         silence: Since when a running job has ended no step; None: it goes on, or has ended.
         is_lost: Whether the run stopped reporting without an end.
@@ -114,7 +112,7 @@ def verdict_card(
         sentence = f"{stop if is_lost else f'No step has ended{after}.'} Until then: {sentence}"
     # No figure below shows why a run ended, as they do the evidence of other findings.
     why = f"{top.evidence[:1].upper()}{top.evidence[1:]}." if ends_run(top) else ""
-    reason = [html.P(_linked(report, why, base_path), className="verdict-reason")] if why else []
+    reason = [html.P(_linked(report, why), className="verdict-reason")] if why else []
     facts = [
         format_count(report.world_size, "rank"),
         sizes or ("no parallel axis" if report.has_layout else "parallel layout unknown"),
@@ -126,7 +124,7 @@ def verdict_card(
             [
                 html.P(cause, className="verdict-cause"),
                 html.H1(
-                    _linked(report, _BEFORE_UNIT.sub("\u00a0", sentence), base_path),
+                    _linked(report, _BEFORE_UNIT.sub("\u00a0", sentence)),
                     className="verdict-sentence",
                 ),
                 *reason,
@@ -139,11 +137,7 @@ def verdict_card(
 
 
 def proof_cards(
-    report: RunReport,
-    *,
-    base_path: str,
-    incidents: Sequence[int | None] = (),
-    beneath: Sequence[Component] = (),
+    report: RunReport, *, incidents: Sequence[int | None] = (), beneath: Sequence[Component] = ()
 ) -> list[Component]:
     """Return what proves the top finding and what to do about it, and the same of the others.
 
@@ -152,7 +146,6 @@ def proof_cards(
 
     Args:
         report: The diagnosis.
-        base_path: Path of the application.
         incidents: Number of the incident of each finding, to which its proof leads; empty: to none.
         beneath: What follows the first picture, where advice longer than it leaves space.
     """
@@ -160,7 +153,7 @@ def proof_cards(
 
     def row(finding: Finding, beneath: Sequence[Component] = ()) -> Component:
         number = number_of.get(id(finding))
-        return _proof_row(report, finding, base_path, incident=number, beneath=beneath)
+        return _proof_row(report, finding, incident=number, beneath=beneath)
 
     top = [finding for finding in report.findings if finding.severity in MATTERS][:1]
     others = [
@@ -192,12 +185,7 @@ def proof_cards(
 
 
 def _proof_row(
-    report: RunReport,
-    finding: Finding,
-    base_path: str,
-    *,
-    incident: int | None,
-    beneath: Sequence[Component],
+    report: RunReport, finding: Finding, *, incident: int | None, beneath: Sequence[Component]
 ) -> Component:
     """Return the picture of a finding, beside it what to do, and what follows beneath it."""
     number = report.findings.index(finding)
@@ -207,23 +195,21 @@ def _proof_row(
         view = View(page=INCIDENT, run=report.run, show=str(incident))
         buttons.append(
             dcc.Link(
-                "Incident: cost, history, notes",
-                href=write_address(view, base_path=base_path),
-                className="button small",
+                "Incident: cost, history, notes", href=write_address(view), className="button small"
             )
         )
     if finding.steps:
         buttons.append(
             dcc.Link(
                 ["Show it in the timeline", html.Kbd("P")],
-                href=write_address(_place_of(report, finding), base_path=base_path),
+                href=write_address(_place_of(report, finding)),
                 className="button small proof-link",
             )
         )
     picture = card(
         html.Div([html.H2("Proof"), *buttons], className="titled"),
         html.P("No quantity shows it.", className="quiet") if shown is None else shown,
-        *host_notes(report, finding, base_path),
+        *host_notes(report, finding),
         label=f"proof of {finding.cause}",
     )
     # On a phone and for a screen reader, the advice is before what follows.
@@ -244,16 +230,13 @@ def _drain_line(report: RunReport) -> list[Component]:
     return [html.P(text, className="verdict-drain")]
 
 
-def host_notes(report: RunReport, finding: Finding, base_path: str) -> list[Component]:
+def host_notes(report: RunReport, finding: Finding) -> list[Component]:
     """Return what the readings, logs and stacks of a finding's hosts say."""
     if not finding.host_notes:
         return []
     lines = [
         html.Li(
-            [
-                html.B(f"{note.source}: "),
-                *link_ranks(escape_sentence(note.text), report.run, base_path),
-            ],
+            [html.B(f"{note.source}: "), *link_ranks(escape_sentence(note.text), report.run)],
             className="quiet" if note.source == NOT_MEASURED else "",
         )
         for note in finding.host_notes
@@ -283,16 +266,13 @@ def _advice_card(report: RunReport, finding: Finding) -> list[Component]:
     ]
 
 
-def key_figures(report: RunReport, *, base_path: str) -> list[Component]:
+def key_figures(report: RunReport) -> list[Component]:
     """Return the step time as a bar of its parts, and the MFU."""
     mfu = None if report.mfu is None else report.mfu.mean
     text = escape(report.missing_mfu.partition(":")[0])
     if report.mfu is not None:
         text = f"mean of {format_count(len(report.mfu.by_step), 'step')}"
-    return [
-        _step_bar(report, base_path),
-        *_figures({"MFU": (format_percent(mfu, digits=1), text)}),
-    ]
+    return [_step_bar(report), *_figures({"MFU": (format_percent(mfu, digits=1), text)})]
 
 
 def missing_mfu(report: RunReport) -> str:
@@ -306,7 +286,7 @@ def steps_note(report: RunReport) -> str:
     return " ".join(filter(None, [covers if report.num_earlier_steps else "", missing_mfu(report)]))
 
 
-def _step_bar(report: RunReport, base_path: str) -> Component:
+def _step_bar(report: RunReport) -> Component:
     """Return the mean step time as a bar: its ideal, the loss by each finding, and the rest."""
     word = f"step time, mean of the {last_steps(report)}" if report.num_earlier_steps else ""
     head = [
@@ -346,7 +326,7 @@ def _step_bar(report: RunReport, base_path: str) -> Component:
             [
                 html.Span(className=f"part-key {style}", **decorative()),
                 html.B(format_seconds(seconds)),
-                html.Span(link_ranks(f" {name}", report.run, base_path)),
+                html.Span(link_ranks(f" {name}", report.run)),
             ],
             className="part-term",
         )
@@ -372,14 +352,10 @@ def early_figures(found: AnalysisInProgress | AnalysisFailed) -> list[Component]
 
 
 def liveness_card(
-    liveness: RankLiveness | None,
-    silence: StepSilence | None = None,
-    *,
-    run: str | None,
-    base_path: str,
+    liveness: RankLiveness | None, silence: StepSilence | None = None, *, run: str | None
 ) -> list[Component]:
     """Return how long no step has ended, and which ranks are silent while others go on."""
-    ranks = _rank_liveness(liveness, run, base_path)
+    ranks = _rank_liveness(liveness, run)
     if silence is None:
         return ranks
     line = (
@@ -389,9 +365,7 @@ def liveness_card(
     return [html.P(line, className="silence"), *ranks]
 
 
-def _rank_liveness(
-    liveness: RankLiveness | None, run: str | None, base_path: str
-) -> list[Component]:
+def _rank_liveness(liveness: RankLiveness | None, run: str | None) -> list[Component]:
     """Return a line while all ranks go on, and a table of the silent ones otherwise.
 
     Nothing if there are no heartbeats, or no rank goes on: the run's state then says so.
@@ -412,7 +386,7 @@ def _rank_liveness(
         sentence += f" The {len(liveness.silent)} longest silences:"
     rows: list[list[Cell]] = [
         [
-            rank_link(run, silent.rank, base_path),
+            rank_link(run, silent.rank),
             escape(silent.host),
             escape(silent.state),
             UNKNOWN if silent.step is None else f"{silent.step:,}",
@@ -431,7 +405,7 @@ def _rank_liveness(
     ]
 
 
-def findings_table(report: RunReport, *, base_path: str) -> Component:
+def findings_table(report: RunReport) -> Component:
     """Return a row for each finding, the largest share first."""
     numbers = FINDING_COLUMNS[-2:]
     head = {name: "number" if name in numbers else "" for name in (*FINDING_COLUMNS, "evidence")}
@@ -442,37 +416,36 @@ def findings_table(report: RunReport, *, base_path: str) -> Component:
             ),
             dmc.TableTd(finding.severity or UNKNOWN, className="severity"),
             dmc.TableTd(
-                rank_links(report.run, finding.ranks, base_path, max_ranges=MAX_NAMED),
-                className="of-ranks",
+                rank_links(report.run, finding.ranks, max_ranges=MAX_NAMED), className="of-ranks"
             ),
-            dmc.TableTd(_steps_link(report, finding, base_path), className="steps"),
+            dmc.TableTd(_steps_link(report, finding), className="steps"),
             *(
                 dmc.TableTd(text, className=f"number of-{name.split()[0]}")
                 for name, text in zip(
                     numbers, format_finding(finding, report.price(finding))[-2:], strict=True
                 )
             ),
-            dmc.TableTd(_linked(report, finding.evidence, base_path), className="evidence"),
+            dmc.TableTd(_linked(report, finding.evidence), className="evidence"),
         ]
         for finding in report.findings
     ]
     return table("findings", head, rows, class_name="findings")
 
 
-def starved_list(report: RunReport, *, base_path: str) -> list[Component]:
+def starved_list(report: RunReport) -> list[Component]:
     """Return the ranks that wait most, each with the ranks and links that caused it."""
     starved = report.starved
     if not starved:
         return [html.P("No rank waits for another beyond the noise.", className="quiet")]
     longest = report.longest_waits[:_MAX_STARVED]
-    rows: list[Component] = [_starved_row(one, report, base_path) for one in longest]
+    rows: list[Component] = [_starved_row(one, report) for one in longest]
     if len(starved) > len(longest):
         more = f"{len(longest)} of {len(starved):,} waiting ranks."
         rows.append(html.P(more, className="quiet"))
     return rows
 
 
-def quality_list(report: RunReport, *, base_path: str) -> list[Component]:
+def quality_list(report: RunReport) -> list[Component]:
     """Return how far the result can be trusted."""
     quality = report.quality
     clock = quality.clock_error_ns
@@ -502,7 +475,7 @@ def quality_list(report: RunReport, *, base_path: str) -> list[Component]:
     ]
     if report.mfu is not None:
         parts.append(html.P(f"MFU: {escape(report.mfu.convention)}", className="quiet"))
-    notices = [html.Li(_linked(report, notice, base_path)) for notice in _notices(report)]
+    notices = [html.Li(_linked(report, notice)) for notice in _notices(report)]
     return [*parts, html.Ul(notices, className="notices")]
 
 
@@ -542,12 +515,12 @@ def unbroken(sentence: str) -> list[Component | str]:
     ]
 
 
-def _linked(report: RunReport, sentence: str, base_path: str) -> list[Component | str]:
+def _linked(report: RunReport, sentence: str) -> list[Component | str]:
     """Return a sentence with its ranks as links, and its causes unbroken."""
     max_rank = max(report.coords, default=report.world_size - 1)
     return [
         part
-        for piece in link_ranks(escape_sentence(sentence), report.run, base_path, max_rank=max_rank)
+        for piece in link_ranks(escape_sentence(sentence), report.run, max_rank=max_rank)
         for part in (unbroken(piece) if isinstance(piece, str) else [piece])
     ]
 
@@ -614,13 +587,13 @@ def cause_style(cause: str, severity: str | None) -> str:
     return _STYLE_BY_CAUSE.get(cause, usual)
 
 
-def _steps_link(report: RunReport, finding: Finding, base_path: str) -> Component | str:
+def _steps_link(report: RunReport, finding: Finding) -> Component | str:
     if finding.steps is None:
         return format_range(None)
     view = _place_of(report, finding)
     return dcc.Link(
         format_range(finding.steps),
-        href=write_address(view, base_path=base_path),
+        href=write_address(view),
         title=f"Show step {view.step}, the longest of them, with the ranks marked"
         if finding.proof is None
         else f"Show the proof in step {finding.proof.step}, with the ranks marked",
@@ -636,7 +609,7 @@ def _place_of(report: RunReport, finding: Finding) -> View:
     return view_finding(View(run=report.run, epoch=report.epochs[-1], step=worst), finding)
 
 
-def _starved_row(one: Starved, report: RunReport, base_path: str) -> Component:
+def _starved_row(one: Starved, report: RunReport) -> Component:
     run = report.run
     causes = ", ".join(
         f"{report.name_waited_for(on)} ({format_percent(on.ratio)})"
@@ -645,13 +618,13 @@ def _starved_row(one: Starved, report: RunReport, base_path: str) -> Component:
     width = f"{100 * min(max(one.wait_ratio, 0.0), 1.0):.1f}%"
     return html.Div(
         [
-            html.Span(link_ranks(f"rank {one.rank}", run, base_path), className="starved-rank"),
+            html.Span(link_ranks(f"rank {one.rank}", run), className="starved-rank"),
             html.Span(
                 html.Span(className="bar-fill", style={"width": width}), className="bar-track"
             ),
             html.Span(format_percent(one.wait_ratio), className="starved-ratio"),
             html.Span(
-                link_ranks(f"for {causes}", run, base_path) if causes else "cause unknown",
+                link_ranks(f"for {causes}", run) if causes else "cause unknown",
                 className="starved-on",
             ),
         ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rankscope.analysis.trace.errors import UnknownRunError
 
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
     from ..address import View
     from ..provider import ReportProvider
+
+    Show = Callable[[ReportProvider, View], "Content"]
+    """Returns the content of a view; of a page about a run, the view names one."""
+
+    Register = Callable[[Dash, ReportProvider], None]
+    """Registers callbacks of a page besides its refresh."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,22 +47,6 @@ class Content:
     def is_pending(self) -> bool:
         """Return whether there is nothing to show until the result is there."""
         return self.is_unfinished and not self.children
-
-
-class Show(Protocol):
-    """Returns the content of a page."""
-
-    def __call__(self, provider: ReportProvider, view: View, /, *, base_path: str) -> Content:
-        """Return the content of a view; of a page about a run, the view names one."""
-        ...
-
-
-class Register(Protocol):
-    """Registers callbacks of a page besides its refresh."""
-
-    def __call__(self, app: Dash, provider: ReportProvider, /, *, base_path: str) -> None:
-        """Register the callbacks with the application."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +79,13 @@ class Page:
         runs = provider.runs()
         return replace(view, run=runs[0].run_id) if runs else view
 
-    def render(self, provider: ReportProvider, view: View, *, base_path: str) -> Content:
+    def render(self, provider: ReportProvider, view: View) -> Content:
         """Return the content of a view, with the run, the next refresh and problems filled in."""
         view = self.choose_run(provider, view)
         if self.is_of_run and view.run is None:
             return Content(problem=no_runs(), view=view, interval_ms=LIVE_MS)
         try:
-            content = self.show(provider, view, base_path=base_path)
+            content = self.show(provider, view)
         except UnknownRunError as error:
             content = Content(problem=missing_run(error))
         interval_ms = content.interval_ms

@@ -24,7 +24,7 @@ from rankscope.analysis.report.text import (
 from rankscope.dashboard.figures.host_boxes import arrange_hosts
 from rankscope.dashboard.records.rank_details import RankQuantity
 
-from ..address import GRAPH, INCIDENT, RANK, TIMELINE, View, read_steps, write_address
+from ..address import GRAPH, INCIDENT, RANK, TIMELINE, View, read_address, read_steps, write_address
 from ..callback_checks import Click, Number, Posted, checked
 from ..figures.rank import heat_map_figure, place_figure, rank_over_steps_figure
 from ..text import escape
@@ -44,7 +44,7 @@ from .components import (
 from .device_time import device_time_card, kernels_card
 from .overview_cards import escape_sentence, host_notes
 from .placeholders import no_data
-from .refresh import Shown, read_view
+from .refresh import Shown
 from .report_page import choices, page_head, report_page
 
 if TYPE_CHECKING:
@@ -101,12 +101,10 @@ class Drawn(Posted):
     steps: str
 
 
-def show_rank(
-    provider: ReportProvider, report: RunReport, view: View, *, base_path: str
-) -> list[Component]:
+def show_rank(provider: ReportProvider, report: RunReport, view: View) -> list[Component]:
     """Return the page of the view's first rank, or the heat map of all ranks."""
     if not view.ranks:
-        return _show_all(provider, report, view, base_path)
+        return _show_all(provider, report, view)
     rank = view.ranks[0]
     details = provider.rank_details(report, rank)
     if details is None or rank not in report.coords:
@@ -118,26 +116,24 @@ def show_rank(
             )
         ]
     return [
-        _head(report, details, base_path),
+        _head(report, details),
         _facts(details),
         *_now(details),
-        html.Div(
-            [_place(report, details, base_path), _waits(report, rank, base_path)], className="grid"
-        ),
+        html.Div([_place(report, details), _waits(report, rank)], className="grid"),
         _over_steps(report, details),
         *_on_device(report, details),
-        _findings(report, rank, base_path),
+        _findings(report, rank),
         *_requests(details),
         _events(details),
-        _host(details, base_path),
+        _host(details),
     ]
 
 
-def _register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
+def _register(app: Dash, provider: ReportProvider) -> None:
     def open_view(shown: Shown | None, **parts: Any) -> str:  # noqa: ANN401  # fields of a view
         if shown is None:
             raise PreventUpdate
-        return write_address(View(page=RANK, run=shown.run, **parts), base_path=base_path)
+        return write_address(View(page=RANK, run=shown.run, **parts))
 
     for part in ("rank-place", "rank-heat"):
 
@@ -202,7 +198,7 @@ def _register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
             shown: Shown | None,
             level: str = level,
         ) -> str:
-            ranks = read_view(app, path, search).ranks
+            ranks = read_address(path, search).ranks
             if not num_clicks or shown is None or shown.run is None or not ranks:
                 raise PreventUpdate
             if not isinstance(steps, int) or not 1 <= steps <= MAX_REQUESTED_STEPS:
@@ -226,9 +222,7 @@ def _number_input(report: RunReport) -> Component:
     return found
 
 
-def _show_all(
-    provider: ReportProvider, report: RunReport, view: View, base_path: str
-) -> list[Component]:
+def _show_all(provider: ReportProvider, report: RunReport, view: View) -> list[Component]:
     """Return the heat map of a quantity of all ranks, and the ranks with the longest times."""
     quantities = _quantities(report)
     quantity = next((each for each in quantities if each == view.show), next(iter(quantities)))
@@ -270,11 +264,7 @@ def _show_all(
         *parts,
         card(
             html.Div(
-                [
-                    html.H2("Heat map"),
-                    choices("of", options, view=plain, base_path=base_path),
-                ],
-                className="card-head",
+                [html.H2("Heat map"), choices("of", options, view=plain)], className="card-head"
             ),
             html.P(
                 f"{quantities[quantity].capitalize()}{above}, mean of {format_steps(values.steps)}."
@@ -288,7 +278,7 @@ def _show_all(
                 min_px=LEAST_CELL_PX * boxes.rank.shape[1],
             ),
         ),
-        _most(report, values, base_path),
+        _most(report, values),
     ]
 
 
@@ -300,13 +290,13 @@ def _quantities(report: RunReport) -> dict[RankQuantity, str]:
     return {RankQuantity.EVIDENCE: f"{report.evidence.quantity}{of}", **QUANTITIES}
 
 
-def _most(report: RunReport, values: RankValues, base_path: str) -> Component:
+def _most(report: RunReport, values: RankValues) -> Component:
     ordered = sorted(values.seconds, key=lambda rank: (-values.seconds[rank], rank))
     rows = []
     for rank in ordered[:MAX_SLOWEST]:
         host, switch = values.hosts.get(rank, ("", ""))
         row: list[Cell] = [
-            rank_link(report.run, rank, base_path),
+            rank_link(report.run, rank),
             escape(host) or UNKNOWN,
             escape(switch) or UNKNOWN,
             format_seconds(values.seconds[rank]),
@@ -322,15 +312,13 @@ def _most(report: RunReport, values: RankValues, base_path: str) -> Component:
     )
 
 
-def _head(report: RunReport, details: RankDetails, base_path: str) -> Component:
+def _head(report: RunReport, details: RankDetails) -> Component:
     rank, last = details.rank, report.world_size - 1
-    everyone = write_address(View(page=RANK, run=report.run), base_path=base_path)
+    everyone = write_address(View(page=RANK, run=report.run))
     steps = [
         dcc.Link(
             arrow,
-            href=write_address(
-                View(page=RANK, run=report.run, ranks=(other,)), base_path=base_path
-            ),
+            href=write_address(View(page=RANK, run=report.run, ranks=(other,))),
             className="arrow",
             title=f"Show rank {other}",
         )
@@ -342,8 +330,8 @@ def _head(report: RunReport, details: RankDetails, base_path: str) -> Component:
     return page_head(
         f"Rank {rank}",
         dcc.Link("all ranks", href=everyone),
-        dcc.Link("timeline", href=write_address(timeline, base_path=base_path)),
-        dcc.Link("who waits for it", href=write_address(waits, base_path=base_path)),
+        dcc.Link("timeline", href=write_address(timeline)),
+        dcc.Link("who waits for it", href=write_address(waits)),
         html.Div([*steps, _number_input(report)], className="stepper"),
     )
 
@@ -421,7 +409,7 @@ def _now(details: RankDetails) -> list[Component]:
     ]
 
 
-def _place(report: RunReport, details: RankDetails, base_path: str) -> Component:
+def _place(report: RunReport, details: RankDetails) -> Component:
     at, sizes = report.coords[details.rank].to_dict(), report.layout.to_dict()
     words = ", ".join(
         f"{axis.upper()} {at[axis]} (0 to {sizes[axis] - 1})" for axis in AXES if sizes[axis] > 1
@@ -431,13 +419,7 @@ def _place(report: RunReport, details: RankDetails, base_path: str) -> Component
             escape(group.name) or UNKNOWN,
             dmc.TableTd(escape(group.kind), className="unbroken"),
             f"{group.num_members:,}",
-            rank_links(
-                report.run,
-                group.members,
-                base_path,
-                max_ranges=4,
-                num_ranks=group.num_members,
-            ),
+            rank_links(report.run, group.members, max_ranges=4, num_ranks=group.num_members),
         ]
         for group in details.groups
     ]
@@ -459,7 +441,7 @@ def _place(report: RunReport, details: RankDetails, base_path: str) -> Component
     )
 
 
-def _waits(report: RunReport, rank: int, base_path: str) -> Component:
+def _waits(report: RunReport, rank: int) -> Component:
     own = next((one for one in report.starved if one.rank == rank), None)
     due = (
         (sum(on.ratio for on in one.waits_on if report.is_due_to(on, rank)), one.rank)
@@ -473,7 +455,7 @@ def _waits(report: RunReport, rank: int, base_path: str) -> Component:
             [
                 html.P(f"It waits {format_percent(own.wait_ratio)} of a step, because of:"),
                 *(
-                    _wait_row(report, report.name_waited_for(on), on.ratio, base_path)
+                    _wait_row(report, report.name_waited_for(on), on.ratio)
                     for on in own.waits_on[:MAX_CAUSES]
                     if on.ratio >= LEAST_RATIO
                 ),
@@ -489,10 +471,7 @@ def _waits(report: RunReport, rank: int, base_path: str) -> Component:
             html.P(
                 f"{format_count(len(waiting), 'rank')} {verb} because of it or its links{longest}"
             ),
-            *(
-                _wait_row(report, f"rank {one}", ratio, base_path)
-                for ratio, one in waiting[:MAX_LISTED]
-            ),
+            *(_wait_row(report, f"rank {one}", ratio) for ratio, one in waiting[:MAX_LISTED]),
         ]
     return card(
         html.H2("Waiting"),
@@ -505,11 +484,11 @@ def _waits(report: RunReport, rank: int, base_path: str) -> Component:
     )
 
 
-def _wait_row(report: RunReport, name: str, ratio: float, base_path: str) -> Component:
+def _wait_row(report: RunReport, name: str, ratio: float) -> Component:
     width = f"{100 * min(ratio, 1.0):.1f}%"
     return html.Div(
         [
-            html.Span(link_ranks(name, report.run, base_path), className="starved-rank"),
+            html.Span(link_ranks(name, report.run), className="starved-rank"),
             html.Span(
                 html.Span(className="bar-fill", style={"width": width}), className="bar-track"
             ),
@@ -552,15 +531,15 @@ def _over_steps(report: RunReport, details: RankDetails) -> Component:
     )
 
 
-def _findings(report: RunReport, rank: int, base_path: str) -> Component:
+def _findings(report: RunReport, rank: int) -> Component:
     mine = [one for one in report.findings if rank in one.ranks]
     lines = [
         html.Li(
             [
                 html.Span(one.cause, className="cause"),
                 f"{f' in {format_steps(one.steps)}' if one.steps else ''}: ",
-                *link_ranks(escape_sentence(one.evidence), report.run, base_path),
-                *host_notes(report, one, base_path),
+                *link_ranks(escape_sentence(one.evidence), report.run),
+                *host_notes(report, one),
             ]
         )
         for one in mine
@@ -643,7 +622,7 @@ def _event(event: RankEvent) -> Component:
     return html.Details([html.Summary(words), html.Pre(lines, className="command")])
 
 
-def _host(details: RankDetails, base_path: str) -> Component:
+def _host(details: RankDetails) -> Component:
     title = f"History of host {escape(details.host) or UNKNOWN}"
     if not details.host_findings:
         text = "No stored finding of any run names a rank on it."
@@ -651,18 +630,13 @@ def _host(details: RankDetails, base_path: str) -> Component:
     rows: list[list[Cell]] = [
         [
             local_time(format_time(one.opened_ns)),
-            dcc.Link(
-                escape(one.run_id),
-                href=write_address(View(run=one.run_id), base_path=base_path),
-            ),
+            dcc.Link(escape(one.run_id), href=write_address(View(run=one.run_id))),
             dcc.Link(
                 escape(one.cause),
-                href=write_address(
-                    View(page=INCIDENT, run=one.run_id, show=str(one.number)), base_path=base_path
-                ),
+                href=write_address(View(page=INCIDENT, run=one.run_id, show=str(one.number))),
                 className="cause",
             ),
-            rank_links(one.run_id, one.ranks, base_path, max_ranges=4),
+            rank_links(one.run_id, one.ranks, max_ranges=4),
             format_range(one.steps) if one.steps else EMPTY,
         ]
         for one in details.host_findings

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
-from dash.exceptions import PreventUpdate, UnsupportedRelativePath
+from dash.exceptions import PreventUpdate
 from plotly.io.json import to_json_plotly  # type: ignore[import-untyped]
 
-from ..address import UNKNOWN, View, read_address
+from ..address import read_address
 from ..callback_checks import Number, Posted, Ticks, checked
 from .components import FALLBACK_TIMER, LIVE_MS, announced, next_tick, poll_timer
 from .page import Content
@@ -68,9 +68,7 @@ def page_frame() -> list[Component]:
     ]
 
 
-def register_refresh(
-    app: Dash, provider: ReportProvider, pages: Sequence[Page], *, base_path: str
-) -> None:
+def register_refresh(app: Dash, provider: ReportProvider, pages: Sequence[Page]) -> None:
     """Show the page of the address, and again when its data or the address change."""
     page_by_name = {page.name: page for page in pages}
     # A zoom into what is loaded changes the address, and needs no answer. A zoom into anything else
@@ -117,7 +115,7 @@ def register_refresh(
         if asked is None:
             raise PreventUpdate
         path, _, query = asked.partition("?")
-        view = read_view(app, path, query)
+        view = read_address(path, query)
         page = page_by_name.get(view.page)
         is_same_view = shown is not None and shown.asked == asked
         if shown is not None and is_same_view:
@@ -136,7 +134,7 @@ def register_refresh(
             is_known = revision is not None and shown is not None and revision == shown.revision
             if is_known and is_same_view:
                 return *(no_update,) * 4, next_tick(num_ticks)
-            content = page.render(provider, view, base_path=base_path)
+            content = page.render(provider, view)
             is_same_step = (
                 shown is not None
                 and view.step is not None
@@ -168,15 +166,6 @@ def register_refresh(
             content.interval_ms or LIVE_MS,
             next_tick(num_ticks),
         )
-
-
-def read_view(app: Dash, path: str | None, search: str | None) -> View:
-    """Return the view of the browser's address."""
-    try:
-        below_base = "" if path is None else app.strip_relative_path(path)
-    except UnsupportedRelativePath:
-        return View(page=UNKNOWN)
-    return read_address(below_base or "", search or "")
 
 
 def page_children(content: Content) -> list[Component]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from dash import dcc, html
 
@@ -14,7 +14,7 @@ from .page import Content, Page
 from .placeholders import no_steps, no_verdict, no_verdict_yet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from dash.development.base_component import Component
 
@@ -23,15 +23,8 @@ if TYPE_CHECKING:
     from ..provider import ReportProvider
     from .page import Register
 
-
-class ShowReport(Protocol):
-    """Returns what a page shows of a report."""
-
-    def __call__(
-        self, provider: ReportProvider, report: RunReport, view: View, /, *, base_path: str
-    ) -> list[Component] | Content:
-        """Return the content; ``view.run`` is the report's run."""
-        ...
+    ShowReport = Callable[[ReportProvider, RunReport, View], list[Component] | Content]
+    """Returns what a page shows of a report, whose run is ``view.run``."""
 
 
 def report_page(
@@ -52,7 +45,7 @@ def report_page(
         register: Registers callbacks of its own.
     """
 
-    def show(provider: ReportProvider, view: View, *, base_path: str) -> Content:
+    def show(provider: ReportProvider, view: View) -> Content:
         report = provider.report(str(view.run))
         if report is None:
             return Content(problem=no_steps(str(view.run), state=_state(provider, view)))
@@ -60,7 +53,7 @@ def report_page(
             return Content(children=no_verdict_yet(report), is_unfinished=True)
         if isinstance(report, AnalysisFailed):
             return Content(children=no_verdict(report), is_unfinished=True)
-        shown = show_report(provider, report, view, base_path=base_path)
+        shown = show_report(provider, report, view)
         return shown if isinstance(shown, Content) else Content(children=shown)
 
     def revision(provider: ReportProvider, view: View) -> int | None:
@@ -75,21 +68,18 @@ def _state(provider: ReportProvider, view: View) -> str:
     return next((run.state for run in provider.runs() if run.run_id == view.run), "")
 
 
-def choices(
-    label: str, options: Iterable[tuple[str, View]], *, view: View, base_path: str
-) -> Component:
+def choices(label: str, options: Iterable[tuple[str, View]], *, view: View) -> Component:
     """Return a row of links of which the one to the shown view is marked.
 
     Args:
         label: Its name.
         options: Text and view of each.
         view: The shown view.
-        base_path: Path of the application.
     """
     links = [
         dcc.Link(
             text,
-            href=write_address(option, base_path=base_path),
+            href=write_address(option),
             className="choice chosen" if option == view else "choice",
         )
         for text, option in options

@@ -22,7 +22,7 @@ from rankscope.analysis.report.text import (
 )
 from rankscope.tracer.span import NS_PER_S
 
-from ..address import COMPARE, INCIDENT, RUNS, View, read_address, write_address
+from ..address import COMPARE, INCIDENT, RUNS, View, read_address, write_address, write_query
 from ..callback_checks import Number, Posted, checked
 from ..exports import RUNS_PATH
 from ..text import escape
@@ -121,14 +121,14 @@ class ChosenRun(Posted):
     tags: list[str]
 
 
-def show_runs(provider: ReportProvider, view: View, *, base_path: str) -> Content:
+def show_runs(provider: ReportProvider, view: View) -> Content:
     """Return the runs with the tags of a view, as a list or by configuration."""
     lines = provider.run_lines()
     tags = sorted({tag for line in lines for tag in line.tags})
     wanted = _wanted_tags(view)
     shown = [line for line in lines if wanted <= set(line.tags)]
     is_grouped = view.show == CONFIGURATIONS
-    rows = _rows([] if is_grouped else shown, base_path)
+    rows = _rows([] if is_grouped else shown)
     grid = dag.AgGrid(
         id="runs-grid",
         rowData=rows,
@@ -170,16 +170,15 @@ def show_runs(provider: ReportProvider, view: View, *, base_path: str) -> Conten
                 ("by configuration", View(page=RUNS, find=view.find, show=CONFIGURATIONS)),
             ],
             view=View(page=RUNS, find=view.find, show=view.show if is_grouped else None),
-            base_path=base_path,
         ),
         html.Div(
-            _actions([], base_path, hint=_NO_ACTIONS if len(rows) >= MIN_PAIR else ""),
+            _actions([], hint=_NO_ACTIONS if len(rows) >= MIN_PAIR else ""),
             id="runs-actions",
             className="actions",
         ),
         html.A(
             "CSV",
-            href=f"{base_path}{RUNS_PATH}",
+            href=f"/{RUNS_PATH}",
             download="runs.csv",
             className="button",
             title="All runs as a table for a spreadsheet",
@@ -197,7 +196,7 @@ def show_runs(provider: ReportProvider, view: View, *, base_path: str) -> Conten
     is_live = any(line.run.state == RUNNING for line in lines)
     return Content(
         children=[
-            dcc.Store(id="runs-url", data=f"{base_path}v1/runs"),
+            dcc.Store(id="runs-url", data="/v1/runs"),
             html.Div(head, className="page-head"),
             html.P("", id="runs-deleted", className="note", **announced()),
             html.Div([] if lines else [no_runs()]),
@@ -207,7 +206,7 @@ def show_runs(provider: ReportProvider, view: View, *, base_path: str) -> Conten
                 label="runs",
             ),
             html.Div(
-                configuration_cards(shown, base_path=base_path) if is_grouped else [],
+                configuration_cards(shown) if is_grouped else [],
                 id="runs-configurations",
                 className="stack",
             ),
@@ -231,12 +230,12 @@ def _wanted_tags(view: View) -> set[str]:
 def _revision(provider: ReportProvider, _view: View) -> str:
     """Return what changes with the rows, besides the time that running jobs take."""
     still = {"duration": None, "age": None}
-    rows = _rows(provider.run_lines(), base_path="")
+    rows = _rows(provider.run_lines())
     shown = [row | still if row["live"] or row["silent"] else row for row in rows]
     return sha256(repr(shown).encode()).hexdigest()
 
 
-def _register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
+def _register(app: Dash, provider: ReportProvider) -> None:
     """Filter, offer what can be done with the checked runs, tag and delete them."""
 
     @app.callback(
@@ -247,11 +246,11 @@ def _register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
     )
     @checked
     def filter_runs(tags: list[str] | None, search: str | None) -> str:
-        shown = read_address(RUNS, search or "")
+        shown = read_address(RUNS, search)
         view = replace(shown, find=",".join(tags or ()) or None)
         if view == shown:
             raise PreventUpdate
-        return write_address(view, base_path="").removeprefix(RUNS)
+        return write_query(view)
 
     @app.callback(
         Output("runs-actions", "children"),
@@ -262,7 +261,7 @@ def _register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
     def choose(chosen: list[ChosenRun] | None) -> list[Any]:
         rows = chosen or []
         tags = sorted(set(rows[0].tags).intersection(*(row.tags for row in rows))) if rows else []
-        return _actions([row.run for row in rows], base_path, tags=tags)
+        return _actions([row.run for row in rows], tags=tags)
 
     @app.callback(
         Output("runs-deleted", "children", allow_duplicate=True),
@@ -326,22 +325,20 @@ PAGE = Page(
 )
 
 
-def _rows(lines: Sequence[RunLine], base_path: str) -> list[dict[str, Any]]:
-    return [_row(line, base_path) for line in lines[:MAX_RUNS]]
+def _rows(lines: Sequence[RunLine]) -> list[dict[str, Any]]:
+    return [_row(line) for line in lines[:MAX_RUNS]]
 
 
-def _row(line: RunLine, base_path: str) -> dict[str, Any]:
+def _row(line: RunLine) -> dict[str, Any]:
     run = line.run
     ranks = f" on {format_ranges(line.ranks, max_ranges=2)}" if line.ranks else ""
     started = run.started_ns
     return {
         "run": run.run_id,
-        "href": write_address(View(run=run.run_id), base_path=base_path),
+        "href": write_address(View(run=run.run_id)),
         "incident": ""
         if line.incident is None
-        else write_address(
-            View(page=INCIDENT, run=run.run_id, show=str(line.incident)), base_path=base_path
-        ),
+        else write_address(View(page=INCIDENT, run=run.run_id, show=str(line.incident))),
         "verdict": f"{line.cause}{ranks}" if line.cause else EMPTY,
         "sentence": escape(line.verdict) or "No report yet.",
         "style": cause_style(line.cause, line.severity),
@@ -383,7 +380,7 @@ def _is_live(line: RunLine) -> bool:
 
 
 def _actions(
-    chosen: Sequence[str], base_path: str, *, tags: Sequence[str] = (), hint: str = _NO_ACTIONS
+    chosen: Sequence[str], *, tags: Sequence[str] = (), hint: str = _NO_ACTIONS
 ) -> list[Component]:
     field = html.Div(tags_input("runs-tags", tags), className="tags" if chosen else "hidden")
     delete = html.Button(
@@ -394,5 +391,5 @@ def _actions(
     if len(chosen) != MIN_PAIR:
         return [html.Span("" if chosen else hint, className="quiet"), field, delete]
     view = View(page=COMPARE, run=chosen[1], with_run=chosen[0])
-    address = write_address(view, base_path=base_path)
+    address = write_address(view)
     return [dcc.Link("Compare the two", href=address, className="button"), field, delete]

@@ -11,7 +11,16 @@ from dash.exceptions import PreventUpdate
 
 from rankscope.analysis.report.text import format_age, format_count, format_duration, format_ranges
 
-from ..address import OVERVIEW, RANK, TIMELINE, View, provable, view_proof, write_address
+from ..address import (
+    OVERVIEW,
+    RANK,
+    TIMELINE,
+    View,
+    provable,
+    read_address,
+    view_proof,
+    write_address,
+)
 from ..callback_checks import Posted, Ticks, checked
 from ..text import escape
 from .components import (
@@ -26,7 +35,7 @@ from .components import (
     next_tick,
     poll_timer,
 )
-from .refresh import page_frame, read_view, render_parts
+from .refresh import page_frame, render_parts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,7 +107,7 @@ def shell() -> Component:
     return frame
 
 
-def register(app: Dash, provider: ReportProvider, pages: Sequence[Page], *, base_path: str) -> None:
+def register(app: Dash, provider: ReportProvider, pages: Sequence[Page]) -> None:
     """Keep the frame in step with the address and the store."""
     # A zoom changes the address, but not the page and the run: the frame stays as it is.
     app.clientside_callback(  # type: ignore[no-untyped-call]
@@ -154,7 +163,7 @@ def register(app: Dash, provider: ReportProvider, pages: Sequence[Page], *, base
         search: str | None,
         shown: FrameShown | None,
     ) -> tuple[Any, ...]:
-        view = read_view(app, path, search)
+        view = read_address(path, search)
         runs = provider.runs()
         run_id = view.run or (runs[0].run_id if runs else None)
         page = page_by_name.get(view.page)
@@ -166,10 +175,8 @@ def register(app: Dash, provider: ReportProvider, pages: Sequence[Page], *, base
             title = _title(str(run_id), strip, "" if view.page == OVERVIEW else name)
         parts = [
             html.Div(_chooser(runs, run_id), id="run-chooser"),
-            html.Div(
-                [*_strip(strip), *_proof_link(strip, base_path)] if is_of_run else [], id="strip"
-            ),
-            html.Nav(_menu(pages, view.page, run_id, base_path), id="menu"),
+            html.Div([*_strip(strip), *_proof_link(strip)] if is_of_run else [], id="strip"),
+            html.Nav(_menu(pages, view.page, run_id), id="menu"),
             dcc.Store(id="frame-title", data=title),
         ]
         rendered = render_parts(parts)
@@ -192,9 +199,9 @@ def register(app: Dash, provider: ReportProvider, pages: Sequence[Page], *, base
     def offer_places(_asked: float, path: str | None, search: str | None) -> dict[str, Any]:
         # Asked for when it opens: 1,500 hosts take longer than the rest of the frame.
         runs = provider.runs()
-        run_id = read_view(app, path, search).run or (runs[0].run_id if runs else None)
+        run_id = read_address(path, search).run or (runs[0].run_id if runs else None)
         strip = None if run_id is None else provider.strip(run_id)
-        return _palette(pages, runs, run_id, strip, base_path=base_path)
+        return _palette(pages, runs, run_id, strip)
 
     @app.callback(
         Output("url", "href"),
@@ -207,10 +214,8 @@ def register(app: Dash, provider: ReportProvider, pages: Sequence[Page], *, base
     def choose_run(run: str | None, path: str | None, shown: FrameShown | None) -> str:
         if run is None or shown is None or run == shown.run:
             raise PreventUpdate
-        here = read_view(app, path, "").page
-        return write_address(
-            View(page=here if here in page_by_name else OVERVIEW, run=run), base_path=base_path
-        )
+        here = read_address(path, "").page
+        return write_address(View(page=here if here in page_by_name else OVERVIEW, run=run))
 
 
 def _title(run_id: str, strip: RunStrip | None, page: str) -> str:
@@ -276,23 +281,18 @@ def _chooser(runs: Sequence[RunSummary], run_id: str | None) -> list[Component]:
     return [html.Div(chooser, title=escape(run_id or ""), className="run-name")]
 
 
-def _proof_link(strip: RunStrip | None, base_path: str) -> list[Component]:
+def _proof_link(strip: RunStrip | None) -> list[Component]:
     """Return the link that the key P takes where the page has none."""
     report = None if strip is None else strip.report
     top = None if report is None else provable(report)
     if report is None or top is None:
         return []
-    href = write_address(view_proof(View(run=report.run), top), base_path=base_path)
+    href = write_address(view_proof(View(run=report.run), top))
     return [dcc.Link("Proof", href=href, className="proof-link hidden")]
 
 
 def _palette(
-    pages: Sequence[Page],
-    runs: Sequence[RunSummary],
-    run_id: str | None,
-    strip: RunStrip | None,
-    *,
-    base_path: str,
+    pages: Sequence[Page], runs: Sequence[RunSummary], run_id: str | None, strip: RunStrip | None
 ) -> dict[str, Any]:
     """Return where the palette leads: label, kind and address of each place, and ranks by number.
 
@@ -302,7 +302,7 @@ def _palette(
         {
             "label": page.title,
             "kind": "page",
-            "href": write_address(View(page=page.name, run=run_id), base_path=base_path),
+            "href": write_address(View(page=page.name, run=run_id)),
         }
         for page in pages
         if page.is_listed
@@ -315,33 +315,27 @@ def _palette(
     for host, ranks in ranks_of_host.items():
         if host:
             view = View(page=TIMELINE, run=run_id, ranks=tuple(ranks))
-            address = write_address(view, base_path=base_path)
+            address = write_address(view)
             places.append({"label": escape(host), "kind": "host", "href": address})
     for run in runs:
-        address = write_address(View(run=run.run_id), base_path=base_path)
+        address = write_address(View(run=run.run_id))
         places.append({"label": escape(run.run_id), "kind": "run", "href": address})
     view = View(page=RANK, run=run_id)
     return {
         "places": places[:MAX_PLACES],
         "run": run_id or "",
-        "overview": base_path,
-        "pages_of_run": [
-            write_address(View(page=page.name), base_path=base_path)
-            for page in pages
-            if page.is_of_run
-        ],
+        "overview": "/",
+        "pages_of_run": [write_address(View(page=page.name)) for page in pages if page.is_of_run],
         "num_ranks": 0 if strip is None else strip.run.world_size,
-        "rank_address": write_address(view, base_path=base_path),
+        "rank_address": write_address(view),
     }
 
 
-def _menu(
-    pages: Sequence[Page], current: str, run_id: str | None, base_path: str
-) -> list[Component]:
+def _menu(pages: Sequence[Page], current: str, run_id: str | None) -> list[Component]:
     return [
         dcc.Link(
             page.title,
-            href=write_address(View(page=page.name, run=run_id), base_path=base_path),
+            href=write_address(View(page=page.name, run=run_id)),
             className="menu-entry here" if page.name == current else "menu-entry",
         )
         for page in pages

@@ -37,7 +37,7 @@ _NUM_PER_LINE = 2
 """Names of parts in a line of the legend, on a phone."""
 
 
-def show_start_up(provider: ReportProvider, view: View, *, base_path: str) -> Content:
+def show_start_up(provider: ReportProvider, view: View) -> Content:
     """Return the page of a run."""
     run_id = str(view.run)
     startup = provider.startup(run_id)
@@ -49,9 +49,7 @@ def show_start_up(provider: ReportProvider, view: View, *, base_path: str) -> Co
             " have none.",
         )
         return Content(problem=missing)
-    return Content(
-        children=[_head(startup, run_id, base_path), *_cards(startup, run_id, base_path)]
-    )
+    return Content(children=[_head(startup, run_id), *_cards(startup, run_id)])
 
 
 PAGE = Page(
@@ -62,11 +60,11 @@ PAGE = Page(
 )
 
 
-def _head(found: Startup, run_id: str, base_path: str) -> Component:
+def _head(found: Startup, run_id: str) -> Component:
     slowest = found.slowest[0]
     longest = format_duration(slowest.total_ns)
     host = f" on {escape(slowest.host)}" if slowest.host else ""
-    sentence: list[Any] = ["Rank ", rank_link(run_id, slowest.rank, base_path), host]
+    sentence: list[Any] = ["Rank ", rank_link(run_id, slowest.rank), host]
     if found.num_ranks == 1:
         sentence.append(f" took {longest} to start.")
     else:
@@ -83,7 +81,7 @@ def _head(found: Startup, run_id: str, base_path: str) -> Component:
     )
 
 
-def _cards(found: Startup, run_id: str, base_path: str) -> list[Component]:
+def _cards(found: Startup, run_id: str) -> list[Component]:
     head = {
         "part": "",
         "kind": "",
@@ -101,7 +99,7 @@ def _cards(found: Startup, run_id: str, base_path: str) -> list[Component]:
             f"{part.num_calls:,}",
             format_duration(part.median_ns),
             format_duration(part.longest_ns),
-            rank_link(run_id, part.slowest_rank, base_path),
+            rank_link(run_id, part.slowest_rank),
         ]
         for part in found.parts
     ]

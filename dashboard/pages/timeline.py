@@ -18,7 +18,7 @@ from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.dashboard.records.progress import AnalysisInProgress
 from rankscope.tracer.span import KINDS, NS_PER_MS
 
-from ..address import LAYERS, TIMELINE, WHOLE, View, write_address
+from ..address import LAYERS, TIMELINE, WHOLE, View, write_address, write_query
 from ..callback_checks import Number, checked
 from ..figures.timeline import hover_texts
 from ..figures.timeline_axes import Marks
@@ -77,9 +77,9 @@ STATE_AGE_NS = QUIET_MS * NS_PER_MS
 """Age of the state of the run, which sets when the page asks again."""
 
 
-def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
+def register(app: Dash, provider: ReportProvider) -> None:
     """Follow selection, layers, step and zoom, which change the address."""
-    register_around(app, provider, base_path=base_path)
+    register_around(app, provider)
     for part in ("timeline-graph", "timeline-ideal-graph", "timeline-minimap"):
         register_canvas(app, part)
 
@@ -141,7 +141,7 @@ def register(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
         )
 
 
-def _show(provider: ReportProvider, view: View, *, base_path: str) -> Content:
+def _show(provider: ReportProvider, view: View) -> Content:
     """Show a step as its spans or as its stored picture; epoch and step are chosen if need be.
 
     It needs no diagnosis: while that is being made, the step is shown without its ideal.
@@ -163,9 +163,9 @@ def _show(provider: ReportProvider, view: View, *, base_path: str) -> Content:
             problem = reading_steps(run_id)
             return Content(problem=problem, interval_ms=SOON_MS, is_unfinished=True)
         revisions = _revisions(provider, chosen)
-        step = _show_step(provider, chosen, choices, report, base_path)
+        step = _show_step(provider, chosen, choices, report)
     except EmptyRunError as error:
-        return Content(problem=_no_spans(view, error, base_path))
+        return Content(problem=_no_spans(view, error))
     if step is None:
         problem = drawing_step(run_id, chosen.step)
         return Content(problem=problem, view=chosen, interval_ms=REFINE_MS, is_unfinished=True)
@@ -175,9 +175,7 @@ def _show(provider: ReportProvider, view: View, *, base_path: str) -> Content:
         children=step_parts(
             step,
             None if step.is_pending else revisions,
-            zoom_key=write_address(
-                replace(_choose(view, choices), find=None, span=None, box=None), base_path=""
-            ),
+            zoom_key=write_address(replace(_choose(view, choices), find=None, span=None, box=None)),
             search=_search_of(view, step.view) if isinstance(report, RunReport) else "",
         ),
         view=step.view,
@@ -192,7 +190,7 @@ def _search_of(asked: View, shown: View) -> str:
     if asked.step is not None and not names_finding:
         return ""
     view = replace(shown, show=None) if names_finding else shown
-    return "?" + write_address(view, base_path="").partition("?")[2]
+    return write_query(view)
 
 
 def _revisions(provider: ReportProvider, view: View) -> Revisions:
@@ -208,11 +206,7 @@ PAGE = Page(name=TIMELINE, title="Timeline", show=_show, revision=_revisions, re
 
 
 def _show_step(
-    provider: ReportProvider,
-    view: View,
-    choices: StepChoices,
-    report: Analysed,
-    base_path: str,
+    provider: ReportProvider, view: View, choices: StepChoices, report: Analysed
 ) -> StepContent | None:
     """Return the step of a view that names run, epoch and step; None while it is being read."""
     reading = read_step(provider, view, report)
@@ -269,7 +263,7 @@ def _show_step(
         about = f"; shown: {format_duration(window.end_ns - window.begin_ns)} of it{about}"
     if ended is not None:
         about = f"; step {ended.step.step}, the last that ended, is beneath{about}"
-    content = show_step(reading.shown, choices, marks, about=about, base_path=base_path)
+    content = show_step(reading.shown, choices, marks, about=about)
     ideal = None
     if replayed.replay is not None and "ideal" in view.layers:
         timeline = replayed.replay.ideal
@@ -293,9 +287,7 @@ def _show_step(
                 else show_card(report, framed)
             ),
         ],
-        selection=show_selection(
-            reading.shown, selected, slack=slack, over_steps=over_steps, base_path=base_path
-        ),
+        selection=show_selection(reading.shown, selected, slack=slack, over_steps=over_steps),
         is_pending=is_pending,
     )
 
@@ -369,11 +361,11 @@ def _choose(view: View, choices: StepChoices) -> View:
     )
 
 
-def _no_spans(view: View, error: EmptyRunError, base_path: str) -> Component:
+def _no_spans(view: View, error: EmptyRunError) -> Component:
     reason = f"{escape(str(error))}."
     if view.step is None:  # the page chose the step: a link without one would lead back here
         return html.Div(no_data("the step to show has no spans", reason))
-    other = write_address(replace(view, step=None, epoch=None), base_path=base_path)
+    other = write_address(replace(view, step=None, epoch=None))
     return html.Div(
         [
             no_data(f"step {view.step} of epoch {view.epoch or 0} has no spans", reason),

@@ -137,9 +137,7 @@ def _is_key(trace: dict[str, Any]) -> bool:
     return bool(trace["x"] == [None])
 
 
-def show_step(
-    shown: ShownStep, choices: StepChoices, marks: Marks, *, about: str, base_path: str
-) -> StepContent:
+def show_step(shown: ShownStep, choices: StepChoices, marks: Marks, *, about: str) -> StepContent:
     """Show a step or a part of it.
 
     Args:
@@ -147,7 +145,6 @@ def show_step(
         choices: The steps to choose from.
         marks: What is marked.
         about: What is said of the marks.
-        base_path: Path of the application.
     """
     step, view, rows = shown.step, shown.view, shown.rows
     figure, on_canvas = draw_step(shown, marks)
@@ -167,8 +164,8 @@ def show_step(
         about=f"{format_duration(length_ns)}, ideal {ideal};"
         f" {format_count(num_spans, 'span')} of {format_count(num_ranks, 'rank')},"
         f" epoch {step.epoch}{about}",
-        stepper=step_chooser(view, choices, base_path),
-        controls=timeline_controls(view, choices, step, base_path),
+        stepper=step_chooser(view, choices),
+        controls=timeline_controls(view, choices, step),
         figure=figure,
         on_canvas=on_canvas,
         note=note,

@@ -12,7 +12,7 @@ from dash import dcc, html
 from rankscope.analysis.drawing.rows import AXES, RowOrder, group_numbers, useful_orders
 from rankscope.tracer.span import NS_PER_MS
 
-from ..address import WHOLE, View, format_ranks, provable, view_proof, write_address
+from ..address import WHOLE, View, format_ranks, provable, view_proof, write_address, write_query
 from ..callback_checks import AxisPlace, Posted
 from ..exports import TRACE_PATH
 from .components import labelled, pressed
@@ -128,7 +128,7 @@ def choices_from_marks(marked: MarkedSteps | None) -> StepChoices:
 
 
 def timeline_controls(
-    view: View, choices: StepChoices, shown: StepTimeline | StepPicture, base_path: str
+    view: View, choices: StepChoices, shown: StepTimeline | StepPicture
 ) -> list[Component]:
     """Return what chooses rows and layers. Each choice is a link: the address holds the view.
 
@@ -136,18 +136,14 @@ def timeline_controls(
         view: The view.
         choices: The steps to choose from.
         shown: The step: rows are ordered by an axis or host if its ranks have several.
-        base_path: Path of the application.
     """
     orders = useful_orders(shown, has_excess=choices.has_excess)
     now = view.order if view.order in orders else RowOrder.RANK  # its rows are by rank too
     words = {by: _WORDS.get(by, by.value.upper() if by in AXES else by.value) for by in orders}
-    rows = [(words[by], _link(view, base_path, order=by, folded=()), by is now) for by in orders]
+    rows = [(words[by], _link(view, order=by, folded=()), by is now) for by in orders]
     parts: list[Component] = [_menu(f"rows: {words[now]}", rows)]
     if len(choices.epochs) > 1:
-        epochs = [
-            (str(one), _link(view, base_path, epoch=one), one == view.epoch)
-            for one in choices.epochs
-        ]
+        epochs = [(str(one), _link(view, epoch=one), one == view.epoch) for one in choices.epochs]
         parts.append(_menu(f"epoch {view.epoch}", epochs))
     numbers = group_numbers(shown, view.order)
     if len(numbers) > 1:
@@ -169,12 +165,12 @@ def timeline_controls(
     parts.append(_layer_buttons(view.layers))
     if choices.proof is not None:
         name: list[Component | str] = [choices.proof.cause, html.Kbd("P")]
-        href = write_address(view_proof(view, choices.proof), base_path=base_path)
+        href = write_address(view_proof(view, choices.proof))
         title = "Go to the proof of the top finding (P)"
         parts.append(dcc.Link(name, href=href, title=title, className="button small proof-link"))
-    whole = _link(view, base_path, show=WHOLE)
+    whole = _link(view, show=WHOLE)
     parts.append(dcc.Link("whole step", href=whole, title="Zoom out (0)", className="button small"))
-    return [*parts, _save_menu(view, base_path)]
+    return [*parts, _save_menu(view)]
 
 
 def _layer_buttons(layers: tuple[str, ...]) -> Component:
@@ -194,13 +190,13 @@ def _layer_buttons(layers: tuple[str, ...]) -> Component:
     )
 
 
-def step_chooser(view: View, choices: StepChoices, base_path: str) -> list[Component]:
+def step_chooser(view: View, choices: StepChoices) -> list[Component]:
     """Return the chooser of the step, between links to the steps before and after it."""
     now = view.step or 0
     earlier = [step for step in choices.steps if step < now]
     later = [step for step in choices.steps if step > now]
     return [
-        _arrow("←", "previous step", _link(view, base_path, step=earlier[-1]) if earlier else None),
+        _arrow("←", "previous step", _link(view, step=earlier[-1]) if earlier else None),
         dmc.Select(
             id="timeline-choose-step",
             data=[
@@ -215,25 +211,24 @@ def step_chooser(view: View, choices: StepChoices, base_path: str) -> list[Compo
             limit=500,
             **labelled("step"),
         ),
-        _arrow("→", "next step", _link(view, base_path, step=later[0]) if later else None),
+        _arrow("→", "next step", _link(view, step=later[0]) if later else None),
     ]
 
 
-def _link(view: View, base_path: str, **changes: Any) -> str:  # noqa: ANN401  # fields of a view
+def _link(view: View, **changes: Any) -> str:  # noqa: ANN401  # fields of a view
     # No viewport: another step has other times, another order other rows.
     changes = {"viewport": None, "show": None, "span": None, "box": None, **changes}
-    return write_address(replace(view, **changes), base_path=base_path)
+    return write_address(replace(view, **changes))
 
 
-def _save_menu(view: View, base_path: str) -> Component:
+def _save_menu(view: View) -> Component:
     """Return the links that save what is shown as a file for Perfetto.
 
     The assets complete them by the zoom when they are clicked.
     """
     texts = {"window": "what is shown"} | ({"marked": "marked ranks"} if view.ranks else {})
     rows = replace(view, viewport=None, show=None, layers=(), folded=())
-    shown = write_address(rows, base_path=base_path)
-    href = f"{base_path}{TRACE_PATH}?{shown.partition('?')[2]}"
+    href = f"/{TRACE_PATH}{write_query(rows)}"
     links = [
         html.A(
             f"{text}, for Perfetto or chrome://tracing",

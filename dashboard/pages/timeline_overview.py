@@ -12,7 +12,7 @@ from rankscope.analysis.drawing.rows import order_ranks, rank_by_excess
 from rankscope.analysis.report.report import RunReport
 from rankscope.analysis.trace.errors import AnalysisError
 
-from ..address import TIMELINE, View, read_address, view_finding, write_address
+from ..address import TIMELINE, View, read_address, view_finding, write_query
 from ..callback_checks import checked
 from ..figures.excess import shown_excess
 from ..figures.run_axis import run_axis_figure
@@ -44,7 +44,7 @@ def around_step() -> Component:
     return html.Div([drawn, html.Div(id="timeline-run"), minimap], className="around-step")
 
 
-def register_around(app: Dash, provider: ReportProvider, *, base_path: str) -> None:
+def register_around(app: Dash, provider: ReportProvider) -> None:
     """Draw run and minimap when another step is shown, and follow clicks on a step."""
     app.clientside_callback(  # type: ignore[no-untyped-call]
         ClientsideFunction("timeline", "around"),
@@ -63,14 +63,14 @@ def register_around(app: Dash, provider: ReportProvider, *, base_path: str) -> N
     )
     @checked
     def refresh_around(_changed: str | None, shown: Shown, search: str | None) -> tuple[Any, ...]:
-        view = read_address(TIMELINE, search or "")
+        view = read_address(TIMELINE, search)
         if shown.run is None or shown.step is None or shown.scale is None:
             return (no_update,) * 2
         view = View(
             page=TIMELINE, run=shown.run, epoch=shown.epoch, step=shown.step, order=view.order
         )
         try:
-            return _run_axis(provider, view, base_path), _minimap(provider, view)
+            return _run_axis(provider, view), _minimap(provider, view)
         except AnalysisError:  # the page itself says so
             return [], []
 
@@ -89,12 +89,12 @@ def register_around(app: Dash, provider: ReportProvider, *, base_path: str) -> N
     )
 
 
-def _run_axis(provider: ReportProvider, view: View, base_path: str) -> list[Component]:
+def _run_axis(provider: ReportProvider, view: View) -> list[Component]:
     report = provider.report(str(view.run))
     if not isinstance(report, RunReport):
         return []
     links = {
-        finding: "?" + write_address(proof, base_path=base_path).partition("?")[2]
+        finding: write_query(proof)
         for finding in report.findings
         if (proof := view_finding(view, finding)).viewport is not None
     }

@@ -32,7 +32,7 @@ from rankscope.analysis.report.text import (
 )
 from rankscope.tracer.span import KINDS, NS_PER_MS, SpanKind
 
-from ..address import MAX_SEARCH, write_address
+from ..address import MAX_SEARCH, write_address, write_query
 from ..figures.alike_spans import alike_figure
 from ..text import escape, format_place
 from ..theme import graph_config
@@ -140,12 +140,7 @@ def selection_controls() -> list[Component]:
 
 
 def show_selection(
-    shown: ShownStep,
-    selected: Selected,
-    *,
-    slack: str = "",
-    over_steps: Sequence[AlikeSpan] = (),
-    base_path: str,
+    shown: ShownStep, selected: Selected, *, slack: str = "", over_steps: Sequence[AlikeSpan] = ()
 ) -> list[Component]:
     """Return the card of what is selected; nothing if nothing is.
 
@@ -154,11 +149,10 @@ def show_selection(
         selected: As of `find_selected`.
         slack: Slack of a selected span, in words.
         over_steps: Spans like a selected one in other steps.
-        base_path: Path of the application.
     """
     view, timeline = shown.view, shown.spans
     if selected.sought and shown.spans is None:
-        return [_ranks_card(shown, selected, base_path)]
+        return [_ranks_card(shown, selected)]
     if timeline is None:
         is_asked = view.span or view.box or view.find
         about = "Zoom in until single spans show: then they can be selected and searched."
@@ -168,10 +162,10 @@ def show_selection(
         row = shown.rows.row_by_rank()[selected.facts.rank]
         drawn = _drawn_alike(view, alike, over_steps)
         jump = {"data-line": shown.rows.middle(row)}
-        return [_span_card(view, selected.facts, slack, base_path, drawn=drawn, jump=jump)]
+        return [_span_card(view, selected.facts, slack, drawn=drawn, jump=jump)]
     if selected.box is not None:
         return [_box_card(timeline, shown.rows, selected.box)]
-    return [_matches_card(shown, timeline, selected, base_path)] if selected.text else []
+    return [_matches_card(shown, timeline, selected)] if selected.text else []
 
 
 def slack_words(replayed: Replayed, facts: SpanFacts) -> str:
@@ -209,16 +203,10 @@ def _sentences(facts: SpanFacts) -> list[str]:
 
 
 def _span_card(
-    view: View,
-    facts: SpanFacts,
-    slack: str,
-    base_path: str,
-    *,
-    drawn: Component,
-    jump: dict[str, Any],
+    view: View, facts: SpanFacts, slack: str, *, drawn: Component, jump: dict[str, Any]
 ) -> Component:
     rows: list[tuple[str, Component | str]] = [
-        ("rank", rank_link(view.run, facts.rank, base_path)),
+        ("rank", rank_link(view.run, facts.rank)),
         ("begin", format_place(facts.begin_ns)),
         ("duration", format_duration(facts.duration_ns)),
         ("slack", slack),
@@ -243,13 +231,13 @@ def _span_card(
         html.Dl(
             [html.Div([html.Dt(word), html.Dd(value)]) for word, value in rows], className="pairs"
         ),
-        *(html.P(link_ranks(text, view.run, base_path)) for text in _sentences(facts)),
+        *(html.P(link_ranks(text, view.run)) for text in _sentences(facts)),
         drawn,
     ]
     if facts.members:
         late = facts.members[::-1][:_MAX_ROWS]
         cells: list[list[Component | str]] = [
-            [rank_link(view.run, member.rank, base_path), f"+ {format_duration(member.after_ns)}"]
+            [rank_link(view.run, member.rank), f"+ {format_duration(member.after_ns)}"]
             for member in late
         ]
         head = {"member": "number", "arrived after the first": "number"}
@@ -291,7 +279,7 @@ def _drawn_alike(
         shown = replace(
             view, step=one.step, span=place, viewport=view.viewport if is_here else None, show=None
         )
-        return "?" + write_address(shown, base_path="").partition("?")[2]
+        return write_query(shown)
 
     figure = alike_figure(alike, others, rank=selected.rank, step=view.step or 0, query=query)
     if figure is None:
@@ -306,10 +294,10 @@ def _drawn_alike(
     )
 
 
-def _ranks_card(shown: ShownStep, selected: Selected, base_path: str) -> Component:
+def _ranks_card(shown: ShownStep, selected: Selected) -> Component:
     """Return the card of ranks that were searched for, in a step that is drawn as pixels."""
     title, jump = _found(shown, selected)
-    links = [rank_link(shown.view.run, rank, base_path) for rank in selected.sought[:_MAX_ROWS]]
+    links = [rank_link(shown.view.run, rank) for rank in selected.sought[:_MAX_ROWS]]
     parts = [part for link in links for part in (link, " ")]
     return _panel([html.H2(title), html.P(["Pages of: ", *parts])], jump=jump)
 
@@ -342,13 +330,10 @@ def _found(shown: ShownStep, selected: Selected) -> tuple[str, dict[str, Any]]:
         first_row=max(place - _ROWS_AROUND, 0),
         end_row=place + _ROWS_AROUND + 1,
     )
-    address = write_address(replace(view, viewport=around, show=None), base_path="")
-    return title, {"data-search": "?" + address.partition("?")[2]}
+    return title, {"data-search": write_query(replace(view, viewport=around, show=None))}
 
 
-def _matches_card(
-    shown: ShownStep, timeline: StepTimeline, selected: Selected, base_path: str
-) -> Component:
+def _matches_card(shown: ShownStep, timeline: StepTimeline, selected: Selected) -> Component:
     """Return what matches a text: the ranks that it names, and the longest spans."""
     view, rows = shown.view, shown.rows
     longest, num_matches = find_spans(timeline, selected.text, most=_MAX_ROWS)
@@ -366,11 +351,11 @@ def _matches_card(
             end_row=place[rank] + _ROWS_AROUND + 1,
         )
         chosen = SpanPlace(rank=rank, kind=kind, at_ns=begin_ns)
-        href = write_address(replace(view, viewport=around, span=chosen), base_path=base_path)
+        href = write_address(replace(view, viewport=around, span=chosen))
         cells.append(
             [
                 dcc.Link(escape(spans.names[int(spans.name[span])]), href=href, title=kind.value),
-                rank_link(view.run, rank, base_path),
+                rank_link(view.run, rank),
                 format_place(begin_ns),
                 format_duration(duration_ns),
             ]

@@ -333,10 +333,7 @@ def read_shown(provider: ReportProvider, search: str | None, shown: Shown) -> Sh
     if shown.run is None or shown.step is None or shown.scale is None:
         return None
     view = replace(
-        read_address(TIMELINE, search or ""),
-        run=shown.run,
-        epoch=shown.epoch or 0,
-        step=shown.step,
+        read_address(TIMELINE, search), run=shown.run, epoch=shown.epoch or 0, step=shown.step
     )
     report = provider.report(shown.run)
     reading = read_step(provider, go_to_proof(view, report), report)

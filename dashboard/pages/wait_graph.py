@@ -55,9 +55,7 @@ MAX_CULPRITS = 8
 MAX_ROWS = 40
 
 
-def show_graph(
-    _provider: ReportProvider, report: RunReport, view: View, *, base_path: str
-) -> list[Component]:
+def show_graph(_provider: ReportProvider, report: RunReport, view: View) -> list[Component]:
     """Return the graph around the culprits of the view, else those of the top finding."""
     view = replace(view, ranks=tuple(rank for rank in view.ranks if rank in report.coords))
     culprits = view.ranks or _culprits(report)
@@ -78,7 +76,7 @@ def show_graph(
         found = follow_waits(report.direct_waits, culprits, report.coords, max_nodes=max_nodes)
         named = format_ranks(culprits)
     others = "" if view.ranks else _others(report, culprits)
-    head = page_head("Who waits for whom", *_controls(report, view, found, base_path))
+    head = page_head("Who waits for whom", *_controls(report, view, found))
     top, ending = report.top_finding, ""
     if ends_run(top) and top.steps and set(culprits) <= set(top.ranks):
         ending = f"In {format_steps(top.steps)}, all other ranks wait for {named} ({top.cause})."
@@ -90,7 +88,7 @@ def show_graph(
                 " shows steps that have ended."
             )
         else:
-            sentence = _no_waits(report, report.direct_waits, named, base_path)
+            sentence = _no_waits(report, report.direct_waits, named)
         if finding is not None and finding.cause in TRANSFER_CAUSES and not ending:
             sentence = (
                 f"No rank waits for {named} for {LEAST} of a step or more: the ranks that lose time"
@@ -116,11 +114,11 @@ def show_graph(
                 min_px=least_width(found),
             ),
         ),
-        _edges(report, found, base_path),
+        _edges(report, found),
     ]
 
 
-def _register(app: Dash, _provider: ReportProvider, *, base_path: str) -> None:
+def _register(app: Dash, _provider: ReportProvider) -> None:
     @app.callback(
         Output("url", "href", allow_duplicate=True),
         Input("graph-figure", "clickData"),
@@ -132,7 +130,7 @@ def _register(app: Dash, _provider: ReportProvider, *, base_path: str) -> None:
         rank = None if click is None else click.point.customdata  # arrows and labels have none
         if rank is None or shown is None:
             raise PreventUpdate
-        return write_address(View(page=RANK, run=shown.run, ranks=(rank,)), base_path=base_path)
+        return write_address(View(page=RANK, run=shown.run, ranks=(rank,)))
 
 
 PAGE = report_page(GRAPH, "Graph", show_graph, register=_register)
@@ -177,14 +175,12 @@ def _of_one_node(report: RunReport, culprits: tuple[int, ...]) -> Finding | None
     )
 
 
-def _no_waits(
-    report: RunReport, waits: DirectWaits, named: str, base_path: str
-) -> list[Component | str]:
+def _no_waits(report: RunReport, waits: DirectWaits, named: str) -> list[Component | str]:
     """Return a sentence about culprits for which no rank waits, and who is waited for instead."""
     most = most_waited_for(waits)
     if most is None:
         return [f"No rank waits for another for {LEAST} of a step or more{_BEYOND}."]
-    href = write_address(View(page=GRAPH, run=report.run, ranks=(most,)), base_path=base_path)
+    href = write_address(View(page=GRAPH, run=report.run, ranks=(most,)))
     none = f"No rank waits for {named} for {LEAST} of a step or more{_BEYOND}."
     return [f"{none} Most waited for: ", dcc.Link(format_ranks((most,)), href=href), "."]
 
@@ -226,7 +222,7 @@ def _without_arrow(found: WaitGraph) -> str:
     )
 
 
-def _controls(report: RunReport, view: View, found: WaitGraph, base_path: str) -> list[Component]:
+def _controls(report: RunReport, view: View, found: WaitGraph) -> list[Component]:
     """Return links to the graphs of other findings, and to ranks or groups as nodes."""
     plain = View(page=GRAPH, run=report.run)
     shown = replace(plain, ranks=view.ranks)
@@ -244,7 +240,7 @@ def _controls(report: RunReport, view: View, found: WaitGraph, base_path: str) -
         options[view.ranks] = (_named("", view.ranks), shown)
     parts = []
     if len(options) > 1:
-        parts.append(choices("from", options.values(), view=shown, base_path=base_path))
+        parts.append(choices("from", options.values(), view=shown))
     if len(found.nodes) > 1:
         kinds = [
             ("ranks", replace(shown, show=BY_RANK)),
@@ -252,7 +248,7 @@ def _controls(report: RunReport, view: View, found: WaitGraph, base_path: str) -
         ]
         by_rank = len(found.nodes) == found.num_ranks
         now = replace(shown, show=BY_RANK if by_rank else BY_GROUP)
-        parts.append(choices("nodes", kinds, view=now, base_path=base_path))
+        parts.append(choices("nodes", kinds, view=now))
     return parts
 
 
@@ -260,11 +256,11 @@ def _named(cause: str, ranks: tuple[int, ...]) -> str:
     return f"{cause} {format_ranges(ranks, max_ranges=2)}".strip()
 
 
-def _edges(report: RunReport, found: WaitGraph, base_path: str) -> Component:
+def _edges(report: RunReport, found: WaitGraph) -> Component:
     longest = sorted(found.edges, key=lambda edge: -edge.ratio)[:MAX_ROWS]
 
     def names(ranks: tuple[int, ...], node: WaitNode) -> list[Component | str]:
-        listed = rank_links(report.run, ranks, base_path, max_ranges=3)
+        listed = rank_links(report.run, ranks, max_ranges=3)
         return [*listed, " ", html.Span(f"(stage {node.stage})", className="unbroken")]
 
     rows: list[list[Cell]] = [

@@ -22,12 +22,12 @@ from rankscope.analysis.report.text import (
 from rankscope.analysis.trace.errors import AnalysisError
 from rankscope.tracer.span import NS_PER_S
 
-from ..address import WHAT_IF, View, read_ranks, write_address
+from ..address import WHAT_IF, View, read_address, read_ranks, write_address
 from ..callback_checks import checked
 from ..text import escape
 from .components import card, labelled, rank_link, table
 from .page import Content
-from .refresh import Shown, read_view
+from .refresh import Shown
 from .report_page import page_head, report_page
 
 if TYPE_CHECKING:
@@ -103,9 +103,7 @@ def apply_change(play: StepPlay, change: Change, report: RunReport) -> StepPlay:
     return play
 
 
-def show_what_if(
-    provider: ReportProvider, report: RunReport, view: View, *, base_path: str
-) -> Content:
+def show_what_if(provider: ReportProvider, report: RunReport, view: View) -> Content:
     """Return the page of a report."""
     about = (
         "Change a step and replay it. A fixed finding saves what the report says; all else stays as"
@@ -132,7 +130,7 @@ def show_what_if(
             refused.append(f"{error}.")
         else:
             kept.append(change)
-    page = _Page(run_play, report, view, tuple(kept), base_path)
+    page = _Page(run_play, report, view, tuple(kept))
     shown = [
         page_head("What if", page.step_chooser(steps), about=about),
         card(
@@ -207,12 +205,11 @@ class _Page:
     report: RunReport
     view: View
     changes: tuple[Change, ...]
-    base_path: str
 
     def address(self, changes: Sequence[Change], *, step: int | None = None) -> str:
         show = BETWEEN.join(map(str, changes)) or None
         view = replace(self.view, show=show, step=self.view.step if step is None else step)
-        return write_address(view, base_path=self.base_path)
+        return write_address(view)
 
     def toggle(self, text: str, change: Change) -> Component:
         """Return a link that adds a change, or takes it back."""
@@ -296,7 +293,7 @@ class _Page:
         longest = sorted(spent.items(), key=lambda item: -max(item[1]))[:MAX_LISTED]
         rows: list[list[Component | str]] = [
             [
-                rank_link(self.report.run, rank, self.base_path),
+                rank_link(self.report.run, rank),
                 *(format_seconds(time_ns / NS_PER_S) if time_ns else "0" for time_ns in times),
             ]
             for rank, times in longest
@@ -360,15 +357,13 @@ def _name(finding: Finding) -> str:
     return f"{finding.cause}{ranks}"
 
 
-def _register(app: Dash, _provider: ReportProvider, *, base_path: str) -> None:
+def _register(app: Dash, _provider: ReportProvider) -> None:
     def add(change: Change, path: str | None, search: str | None, shown: Shown | None) -> str:
         if shown is None:
             raise PreventUpdate
-        view = replace(read_view(app, path, search), page=WHAT_IF, run=shown.run)
+        view = replace(read_address(path, search), page=WHAT_IF, run=shown.run)
         changes = [*read_changes(view.show or ""), change]
-        return write_address(
-            replace(view, show=BETWEEN.join(map(str, changes))), base_path=base_path
-        )
+        return write_address(replace(view, show=BETWEEN.join(map(str, changes))))
 
     @app.callback(
         Output("url", "href", allow_duplicate=True),

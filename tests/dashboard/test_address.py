@@ -120,7 +120,7 @@ def test_every_view_of_the_timeline_has_an_address(
         box=viewport,
     )
 
-    path, _, query = write_address(view, base_path="/").partition("?")
+    path, _, query = write_address(view).partition("?")
 
     assert read_address(path, query) == view
 

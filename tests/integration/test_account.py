@@ -67,7 +67,7 @@ def test_each_record_of_a_killed_rank_with_a_full_spool_is_accounted_for(tmp_pat
     with open_store(url) as store:
         SpoolTail(tmp_path / "spool", StoreWriter(store)).poll()
         report = analyze_run(StoreSource(store), "run")
-    page = words(quality_list(report, base_path="/"))
+    page = words(quality_list(report))
 
     quality = json.loads(analyze(url, "--json"))["quality"]
     text = " ".join(analyze(url).split())

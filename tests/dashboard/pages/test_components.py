@@ -21,17 +21,17 @@ def shown(parts: Sequence[object]) -> str:
 
 
 def test_each_rank_of_a_list_is_a_link_to_its_page() -> None:
-    parts = rank_links("a/b", (0, 4, 5, 6, 9, 11, 13, 15, 17), "/at/", max_ranges=2)
+    parts = rank_links("a/b", (0, 4, 5, 6, 9, 11, 13, 15, 17), max_ranges=2)
 
     assert shown(parts) == "[0], [4]-[6] and 5 more"
-    assert shown(rank_links("a/b", (0, 1, 2), "/at/", num_ranks=9)) == "[0]-[2] and 6 more"
+    assert shown(rank_links("a/b", (0, 1, 2), num_ranks=9)) == "[0]-[2] and 6 more"
     links: list[Any] = [part for part in parts if isinstance(part, dcc.Link)]
     assert [link.href for link in links] == [
-        "/at/rank?run=a%2Fb&rank=0",
-        "/at/rank?run=a%2Fb&rank=4",
-        "/at/rank?run=a%2Fb&rank=6",
+        "/rank?run=a%2Fb&rank=0",
+        "/rank?run=a%2Fb&rank=4",
+        "/rank?run=a%2Fb&rank=6",
     ]
-    assert rank_links("a", (), "/") == ["-"]
+    assert rank_links("a", ()) == ["-"]
 
 
 @pytest.mark.parametrize(
@@ -46,4 +46,4 @@ def test_each_rank_of_a_list_is_a_link_to_its_page() -> None:
     ],
 )
 def test_the_ranks_of_a_sentence_are_links(sentence: str, expected: str) -> None:
-    assert shown(link_ranks(sentence, "run", "/", max_rank=63)) == expected
+    assert shown(link_ranks(sentence, "run", max_rank=63)) == expected

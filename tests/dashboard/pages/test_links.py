@@ -49,7 +49,7 @@ def slow_pair(number: int) -> LinkTransfers:
 def text_of(links: LinkSummary | None, *, show: str | None = None) -> str:
     report = replace(analysed_report(), links=links)
     view = View(page=LINKS, run="tiny", show=show)
-    return words(show_links(FakeProvider(), report, view, base_path="/"))
+    return words(show_links(FakeProvider(), report, view))
 
 
 def many(num: int) -> LinkSummary:

@@ -34,7 +34,7 @@ PAST = summarize_history(
 
 def text_of(made: RunReport, *, show: str | None = None) -> str:
     view = View(page=MFU, run=made.run, show=show)
-    return words(show_mfu(FakeProvider(past=PAST), made, view, base_path="/"))
+    return words(show_mfu(FakeProvider(past=PAST), made, view))
 
 
 def test_the_page_shows_parts_in_time_and_points_and_the_bubble_beside_its_formula() -> None:

@@ -33,7 +33,7 @@ def liveness(*, num_ranks: int, num_recent: int, num_silent: int) -> RankLivenes
 
 
 def shown(found: RankLiveness | None) -> str:
-    return " / ".join(words(part) for part in liveness_card(found, run="AR", base_path="/"))
+    return " / ".join(words(part) for part in liveness_card(found, run="AR"))
 
 
 def test_ranks_that_all_go_on_take_one_line() -> None:
@@ -64,9 +64,9 @@ def test_ten_of_many_silent_ranks_are_listed() -> None:
 
 
 def test_there_is_no_card_without_heartbeats_or_if_all_ranks_are_silent() -> None:
-    assert liveness_card(None, run="AR", base_path="/") == []
+    assert liveness_card(None, run="AR") == []
     all_silent = liveness(num_ranks=4, num_recent=0, num_silent=4)
-    assert liveness_card(all_silent, run="AR", base_path="/") == []
+    assert liveness_card(all_silent, run="AR") == []
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_finding_opens_the_longest_of_its_steps_with_its_ranks_marked() -> Non
     made = report(num_steps=12, onset=4)  # rank 5 is slow in steps 4 to 11
     times = dict.fromkeys(made.steps, 1.0) | {2: 9.0, 7: 3.0, 11: 2.0}
 
-    cells = findings_table(replace(made, actual_s_by_step=times), base_path="/")
+    cells = findings_table(replace(made, actual_s_by_step=times))
 
     assert "'/timeline?run=demo-42&epoch=0&step=7&rank=5&order=excess'" in str(cells)
 
@@ -173,9 +173,7 @@ def test_a_run_that_ends_no_step_is_never_shown_as_healthy(
 def test_the_proof_and_what_to_do_follow_the_verdict() -> None:
     found = report()
     finding = replace(found.findings[0], hosts=("node-1",), severity=Severity.CRITICAL)
-    shown = [
-        words(part) for part in proof_cards(replace(found, findings=(finding,)), base_path="/")
-    ]
+    shown = [words(part) for part in proof_cards(replace(found, findings=(finding,)))]
 
     assert len(shown) == 1
     assert "Proof" in shown[0]
@@ -184,16 +182,14 @@ def test_the_proof_and_what_to_do_follow_the_verdict() -> None:
     assert "state=drain" in shown[0]
 
     matters = replace(found, findings=(finding,))
-    page = overview.show_overview(
-        FakeProvider(reports={"demo-42": matters}), View(run="demo-42"), base_path="/"
-    )
+    page = overview.show_overview(FakeProvider(reports={"demo-42": matters}), View(run="demo-42"))
     text = " ".join(words(part) for part in page.children)
     order = [text.index(word) for word in ("Proof", "What to do", "MFU", "Findings")]
     assert order == sorted(order)
 
 
 def test_a_healthy_run_has_no_proof() -> None:
-    assert proof_cards(report(slow_rank=None), base_path="/") == []
+    assert proof_cards(report(slow_rank=None)) == []
 
 
 def test_further_findings_can_be_opened() -> None:
@@ -202,7 +198,7 @@ def test_further_findings_can_be_opened() -> None:
     second = replace(first, cause="data-stall", ranks=(2,))
     minor = replace(first, cause="gc-pause", severity=Severity.MINOR)
 
-    top, more = proof_cards(replace(found, findings=(first, second, minor)), base_path="/")
+    top, more = proof_cards(replace(found, findings=(first, second, minor)))
 
     assert "data-stall" not in words(top)
     assert "data-stall" in words(more)
@@ -217,8 +213,8 @@ def test_what_its_hosts_say_is_below_the_picture_of_a_finding() -> None:
     plain = replace(found.findings[0], severity=Severity.CRITICAL)
     top = replace(plain, host_notes=notes)
 
-    cards = proof_cards(replace(found, findings=(top,)), base_path="/")
-    without = proof_cards(replace(found, findings=(plain,)), base_path="/")
+    cards = proof_cards(replace(found, findings=(top,)))
+    without = proof_cards(replace(found, findings=(plain,)))
 
     text = " / ".join(map(words, cards))
     assert "processes:" in text

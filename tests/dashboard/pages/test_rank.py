@@ -116,7 +116,7 @@ def provider() -> FakeProvider:
 
 def text_of(provider: FakeProvider, **parts: object) -> str:
     view = View(page=RANK, run="tiny", **parts)  # type: ignore[arg-type]
-    return words(show_rank(provider, analysed_report(), view, base_path="/"))
+    return words(show_rank(provider, analysed_report(), view))
 
 
 def test_the_page_shows_place_waits_events_and_the_history_of_the_host(
@@ -162,7 +162,7 @@ def test_a_wait_that_would_be_shown_as_0_percent_is_not_counted(provider: FakePr
     def text(*starved: Starved) -> str:
         made = replace(analysed_report(), starved=starved)
         view = View(page=RANK, run="tiny", ranks=(SLOW_RANK,))
-        return words(show_rank(provider, made, view, base_path="/"))
+        return words(show_rank(provider, made, view))
 
     assert "1 rank waits because of it or its links:" in text(waiting(1, 0.1), waiting(2, 0.004))
     assert "No rank waits because of it or its links." in text(waiting(2, 0.004))
@@ -171,9 +171,7 @@ def test_a_wait_that_would_be_shown_as_0_percent_is_not_counted(provider: FakePr
 def test_a_rank_alone_has_no_place_among_others(provider: FakeProvider) -> None:
     alone = replace(analysed_report(), world_size=1)
 
-    page = show_rank(
-        provider, alone, View(page=RANK, run="tiny", ranks=(SLOW_RANK,)), base_path="/"
-    )
+    page = show_rank(provider, alone, View(page=RANK, run="tiny", ranks=(SLOW_RANK,)))
 
     assert "It is the only rank of the run." in words(page)
     assert "rank-place" not in str(page)
@@ -199,7 +197,7 @@ def test_the_heat_map_opens_on_what_the_top_finding_is_seen_in(provider: FakePro
     provider.values[RankQuantity.EVIDENCE] = seen
 
     def text(report: RunReport) -> str:
-        return words(show_rank(provider, report, View(page=RANK, run="tiny"), base_path="/"))
+        return words(show_rank(provider, report, View(page=RANK, run="tiny")))
 
     found = text(replace(made, evidence=gaps))
     assert "Gaps of the host above the step's median rank, mean of steps 2 to 7" in found

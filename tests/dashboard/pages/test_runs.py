@@ -165,7 +165,7 @@ def test_runs_of_one_configuration_are_side_by_side_with_the_best_marked() -> No
         )
     ]
 
-    first, second = configuration_cards(lines, base_path="/")
+    first, second = configuration_cards(lines)
     text = words(first)
 
     assert text.startswith("gpt · 1 rank · dp2 pp2 · 8 micro-batches · commit c0ffee")

@@ -59,7 +59,7 @@ def test_each_page_shows_what_the_ranks_wait_for(place: str) -> None:
 
     # THEN verdict, graph and the report to send count the ranks that wait for its transfers
     view = View(page=GRAPH, run=report.run)
-    graph = words(show_graph(provider, report, view, base_path="/"))
+    graph = words(show_graph(provider, report, view))
     assert f"{len(waiting)} ranks are held up by it" in verdict_sentence(report)
     assert f"({format_percent(most)} of each step)" in verdict_sentence(report)
     assert f"{len(waiting)} ranks wait for the slow transfers of rank" in graph
@@ -90,7 +90,7 @@ def test_the_page_of_links_has_the_times_of_the_finding(place: str) -> None:
 
     assert shown
     view = View(page=LINKS, run=report.run)
-    page = words(show_links(FakeProvider(), report, view, base_path="/"))
+    page = words(show_links(FakeProvider(), report, view))
     assert format_duration(shown[0].transfer_ns) in page
     # AND a picture of pairs is shown only if a pair is slow
     has_pairs = any(link.is_pair and link.slow_steps for link in links.links)
@@ -109,7 +109,7 @@ def test_time_lost_to_a_link_is_no_bubble_of_the_pipeline(place: str) -> None:
     assert usual.bubble is not None
     assert found.bubble.measured_ratio == pytest.approx(usual.bubble.measured_ratio, abs=0.01)
     assert found.waiting_on[0].link is not None
-    page = words(show_mfu(FakeProvider(), analysed(SLOW[place]), _MFU_VIEW, base_path="/"))
+    page = words(show_mfu(FakeProvider(), analysed(SLOW[place]), _MFU_VIEW))
     assert f"{format_percent(found.bubble.measured_ratio, digits=1)} of useful compute" in page
 
 
@@ -118,7 +118,7 @@ def test_a_stage_is_one_culprit_of_the_graph_as_it_is_of_the_verdict() -> None:
     top = report.top_finding
     assert (top.cause, len(top.ranks)) == ("stage-imbalance", 16)
 
-    graph = words(show_graph(FakeProvider(), report, View(page=GRAPH), base_path="/"))
+    graph = words(show_graph(FakeProvider(), report, View(page=GRAPH)))
 
     assert "16 ranks are held up by it" in verdict_sentence(report)
     assert "16 ranks wait for ranks 16 to 31" in graph

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def text_of(report: RunReport, *, show: str | None = None, ranks: tuple[int, ...] = ()) -> str:
     view = View(page=GRAPH, run="tiny", show=show, ranks=ranks)
-    return words(show_graph(FakeProvider(), report, view, base_path="/"))
+    return words(show_graph(FakeProvider(), report, view))
 
 
 def test_the_graph_begins_at_the_culprit_of_the_verdict() -> None:

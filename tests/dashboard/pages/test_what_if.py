@@ -43,7 +43,7 @@ def analysed() -> tuple[RunReport, RunPlay]:
 def text_of(analysed: tuple[RunReport, RunPlay], show: str | None, *, step: int = 4) -> str:
     report, play = analysed
     view = View(page=WHAT_IF, run=report.run, step=step, show=show)
-    return words(show_what_if(FakeProvider(run_play=play), report, view, base_path="/").children)
+    return words(show_what_if(FakeProvider(run_play=play), report, view).children)
 
 
 def test_a_step_without_changes_is_as_recorded(analysed: tuple[RunReport, RunPlay]) -> None:
@@ -109,7 +109,7 @@ def test_the_page_says_why_a_run_cannot_be_replayed(analysed: tuple[RunReport, R
 
     report = replace(analysed[0], run="r")
     view = View(page=WHAT_IF, run="r")
-    refused = show_what_if(Refusing(), report, view, base_path="/")
+    refused = show_what_if(Refusing(), report, view)
     assert "r has too many spans." in words(refused.children)
-    unread = show_what_if(FakeProvider(), report, view, base_path="/")
+    unread = show_what_if(FakeProvider(), report, view)
     assert unread.is_unfinished

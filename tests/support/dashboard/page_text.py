@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def rendered(page: Page, provider: ReportProvider, view: View) -> Component:
     """Return a page of a view, with its problem first."""
-    return html.Div(page_children(page.render(provider, view, base_path="/")))
+    return html.Div(page_children(page.render(provider, view)))
 
 
 def words(part: object) -> str:
