@@ -28,9 +28,8 @@ function saveViews(views) {
 // The address of a view with another run, or without one: the overview has its run in the path.
 function withRun(href, run) {
   const url = new URL(href, window.location.origin);
-  const base = offered.overview;
-  if (url.pathname === base || url.pathname.startsWith(`${base}run/`)) {
-    return run ? `${base}run/${encodeURIComponent(run)}` : base;
+  if (url.pathname === "/" || url.pathname.startsWith("/run/")) {
+    return run ? `/run/${encodeURIComponent(run)}` : "/";
   }
   url.searchParams.delete("run");
   if (run && offered.pages_of_run.includes(url.pathname)) url.searchParams.set("run", run);

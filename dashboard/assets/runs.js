@@ -55,13 +55,13 @@ grids.RunVerdict = ({ data, value }) =>
   );
 
 // A deletion goes to the same route as that of the command; the server checks who may.
-window.dash_clientside.rankscope.deleteRuns = async (clicks, chosen, url) => {
+window.dash_clientside.rankscope.deleteRuns = async (clicks, chosen) => {
   const none = window.dash_clientside.no_update;
   if (!clicks || !chosen || !chosen.length) return [none, none];
   const failed = [];
   for (const { run } of chosen) {
     try {
-      const answer = await fetch(`${url}?run_id=${encodeURIComponent(run)}`, { method: "DELETE" });
+      const answer = await fetch(`/v1/runs?run_id=${encodeURIComponent(run)}`, { method: "DELETE" });
       if (answer.ok) continue;
       const why =
         answer.status === 403

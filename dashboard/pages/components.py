@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
-from dash import ClientsideFunction, Dash, Input, Output, dcc, html
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 
 from rankscope.analysis.report.text import EMPTY, name_ranges
 
@@ -208,13 +208,20 @@ def canvas(part: str, content: dict[str, Any] | None) -> list[Component]:
     ]
 
 
+def run_in_browser(
+    app: Dash, function: str, *parts: Input | Output | State, at_start: bool = False
+) -> None:
+    """Register a callback that a function of the assets runs, such as "timeline.follow"."""
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction(*function.split(".")), *parts, prevent_initial_call=not at_start
+    )
+
+
 def register_canvas(app: Dash, part: str) -> None:
     """Draw what a callback outputs as ``{part}-on-canvas``, before plotly is there if need be."""
-    app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("canvas", "draw"),
-        Output(f"{part}-canvas", "hidden"),  # a callback without an output is not called at first
-        Input(f"{part}-on-canvas", "data"),
-    )
+    # A callback without an output is not called at first.
+    drawn, content = Output(f"{part}-canvas", "hidden"), Input(f"{part}-on-canvas", "data")
+    run_in_browser(app, "canvas.draw", drawn, content, at_start=True)
 
 
 def graph(

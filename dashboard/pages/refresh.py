@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
+from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 from plotly.io.json import to_json_plotly  # type: ignore[import-untyped]
 
 from ..address import read_address
 from ..callback_checks import Number, Posted, Ticks, checked
-from .components import FALLBACK_TIMER, LIVE_MS, announced, next_tick, poll_timer
+from .components import FALLBACK_TIMER, LIVE_MS, announced, next_tick, poll_timer, run_in_browser
 from .page import Content
 from .placeholders import unknown_page
 
@@ -73,23 +73,17 @@ def register_refresh(app: Dash, provider: ReportProvider, pages: Sequence[Page])
     page_by_name = {page.name: page for page in pages}
     # A zoom into what is loaded changes the address, and needs no answer. A zoom into anything else
     # is asked for before Dash knows the new address: so the question counts, and not ``url``.
-    app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("rankscope", "askPage"),
+    run_in_browser(
+        app,
+        "rankscope.askPage",
         Output("page-asked", "data"),
         Input("url", "pathname"),
         Input("url", "search"),
         State("page-asked", "data"),
+        at_start=True,
     )
-    app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("rankscope", "applyChanges"),
-        Input("page-changes", "data"),
-        prevent_initial_call=True,
-    )
-    app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("rankscope", "endNavigation"),
-        Input("page-shown", "data"),
-        prevent_initial_call=True,
-    )
+    run_in_browser(app, "rankscope.applyChanges", Input("page-changes", "data"))
+    run_in_browser(app, "rankscope.endNavigation", Input("page-shown", "data"))
 
     @app.callback(
         Output("page-content", "children"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import dash_ag_grid as dag  # type: ignore[import-untyped]
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
-from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
+from dash import Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
 
 from rankscope.analysis.report.text import (
@@ -36,6 +36,7 @@ from .components import (
     announced,
     card,
     labelled,
+    run_in_browser,
 )
 from .configurations import configuration_cards
 from .overview_cards import cause_style
@@ -196,7 +197,6 @@ def show_runs(provider: ReportProvider, view: View) -> Content:
     is_live = any(line.run.state == RUNNING for line in lines)
     return Content(
         children=[
-            dcc.Store(id="runs-url", data="/v1/runs"),
             html.Div(head, className="page-head"),
             html.P("", id="runs-deleted", className="note", **announced()),
             html.Div([] if lines else [no_runs()]),
@@ -290,28 +290,29 @@ def _register(app: Dash, provider: ReportProvider) -> None:
         names = [escape(row.run) for row in chosen or ()]
         return bool(num_clicks and names), ", ".join(names)
 
-    app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("rankscope", "fitRuns"),
+    run_in_browser(
+        app,
+        "rankscope.fitRuns",
         Output("runs-grid", "columnDefs"),
         Output("runs-grid", "dashGridOptions"),
         Input("runs-grid", "id"),
         State("runs-grid", "columnDefs"),
         State("runs-grid", "dashGridOptions"),
+        at_start=True,
     )
-    app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("rankscope", "deleteRuns"),
+    run_in_browser(
+        app,
+        "rankscope.deleteRuns",
         Output("runs-deleted", "children"),
         Output(AGAIN, "data", allow_duplicate=True),
         Input("runs-delete", "n_clicks"),
         State("runs-grid", "selectedRows"),
-        State("runs-url", "data"),
-        prevent_initial_call=True,
     )
-    app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("rankscope", "closeDialog"),
+    run_in_browser(
+        app,
+        "rankscope.closeDialog",
         Output("runs-confirm", "opened", allow_duplicate=True),
         Input("runs-deleted", "children"),
-        prevent_initial_call=True,
     )
 
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
-from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
+from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
 from rankscope.analysis.report.text import format_age, format_count, format_duration, format_ranges
@@ -34,6 +34,7 @@ from .components import (
     labelled,
     next_tick,
     poll_timer,
+    run_in_browser,
 )
 from .refresh import page_frame, render_parts
 
@@ -110,35 +111,26 @@ def shell() -> Component:
 def register(app: Dash, provider: ReportProvider, pages: Sequence[Page]) -> None:
     """Keep the frame in step with the address and the store."""
     # A zoom changes the address, but not the page and the run: the frame stays as it is.
-    app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("rankscope", "findPlace"),
+    run_in_browser(
+        app,
+        "rankscope.findPlace",
         Output("frame-place", "data"),
         Input("url", "pathname"),
         Input("url", "search"),
         State("frame-place", "data"),
+        at_start=True,
     )
-    app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("rankscope", "applyChanges"),
-        Input("frame-changes", "data"),
-        prevent_initial_call=True,
+    run_in_browser(app, "rankscope.applyChanges", Input("frame-changes", "data"))
+    run_in_browser(
+        app, "rankscope.setTitle", Output("frame-titled", "data"), Input("frame-title", "data")
     )
-    app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("rankscope", "setTitle"),
-        Output("frame-titled", "data"),
-        Input("frame-title", "data"),
-        prevent_initial_call=True,
-    )
-    app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("rankscope", "offerPlaces"),
+    run_in_browser(
+        app,
+        "rankscope.offerPlaces",
         Output("frame-offered", "data"),
         Input("frame-palette", "data"),
-        prevent_initial_call=True,
     )
-    app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("rankscope", "openPalette"),
-        Input("open-palette", "n_clicks"),
-        prevent_initial_call=True,
-    )
+    run_in_browser(app, "rankscope.openPalette", Input("open-palette", "n_clicks"))
     page_by_name = {page.name: page for page in pages}
 
     @app.callback(
@@ -324,7 +316,6 @@ def _palette(
     return {
         "places": places[:MAX_PLACES],
         "run": run_id or "",
-        "overview": "/",
         "pages_of_run": [write_address(View(page=page.name)) for page in pages if page.is_of_run],
         "num_ranks": 0 if strip is None else strip.run.world_size,
         "rank_address": write_address(view),

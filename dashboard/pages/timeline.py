@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
+from dash import Dash, Input, Output, State, dcc, html
 
 from rankscope.analysis.causes import slow_link, stage_imbalance
 from rankscope.analysis.causes.detector import ShownIn
@@ -23,7 +23,7 @@ from ..callback_checks import Number, checked
 from ..figures.timeline import hover_texts
 from ..figures.timeline_axes import Marks
 from ..text import escape
-from .components import QUIET_MS, SOON_MS, poll_interval_ms, register_canvas
+from .components import QUIET_MS, SOON_MS, poll_interval_ms, register_canvas, run_in_browser
 from .page import Content, Page
 from .placeholders import drawing_step, no_data, no_steps, reading_steps
 from .timeline_content import (
@@ -97,47 +97,41 @@ def register(app: Dash, provider: ReportProvider) -> None:
         texts = [] if step is None or step.spans is None else hover_texts(step.spans)
         return {"picture": picture, "texts": texts}
 
-    app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("canvas", "describe"),
-        Input("timeline-graph-texts", "data"),
-        prevent_initial_call=True,
-    )
-    app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("rankscope", "toggleLayer"),
+    run_in_browser(app, "canvas.describe", Input("timeline-graph-texts", "data"))
+    run_in_browser(
+        app,
+        "rankscope.toggleLayer",
         Output("url", "search", allow_duplicate=True),
         *(Input(f"timeline-{layer}", "n_clicks") for layer in LAYERS),
-        prevent_initial_call=True,
     )
-    app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("timeline", "chooseStep"),
+    run_in_browser(
+        app,
+        "timeline.chooseStep",
         Output("url", "search", allow_duplicate=True),
         Input("timeline-choose-step", "value"),
         State("timeline-shown", "data"),
-        prevent_initial_call=True,
     )
-    app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("timeline", "openPoint"),
+    run_in_browser(
+        app,
+        "timeline.openPoint",
         Output("url", "search", allow_duplicate=True),
         Input("timeline-alike", "clickData"),
-        prevent_initial_call=True,
     )
     for function, source in (
         ("selectBox", Input("timeline-graph", "selectedData")),
         ("jump", Input("timeline-selection", "children")),
     ):
-        app.clientside_callback(  # type: ignore[no-untyped-call]
-            ClientsideFunction("timeline", function), source, prevent_initial_call=True
-        )
+        run_in_browser(app, f"timeline.{function}", source)
     for function, *parts in (
         ("zoomAddress", Input("timeline-graph", "relayoutData"), State("timeline-shown", "data")),
         ("foldGroup", Input("timeline-graph", "clickAnnotationData")),
     ):
-        app.clientside_callback(  # type: ignore[no-untyped-call]
-            ClientsideFunction("timeline", function),
+        run_in_browser(
+            app,
+            f"timeline.{function}",
             Output("url", "search", allow_duplicate=True),
             Output("url", "href", allow_duplicate=True),
             *parts,
-            prevent_initial_call=True,
         )
 
 

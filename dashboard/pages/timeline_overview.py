@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
+from dash import Dash, Input, Output, State, dcc, html, no_update
 
 from rankscope.analysis.drawing.raster import draw_raster, shrink_raster
 from rankscope.analysis.drawing.rows import order_ranks, rank_by_excess
@@ -19,7 +19,7 @@ from ..figures.run_axis import run_axis_figure
 from ..figures.timeline_canvas import canvas_document
 from ..figures.timeline_raster import MINIMAP_BINS, MINIMAP_LINES, minimap_cells
 from ..theme import graph_config
-from .components import canvas, graph_style, labelled
+from .components import canvas, graph_style, labelled, run_in_browser
 from .timeline_controls import Shown
 
 if TYPE_CHECKING:
@@ -46,11 +46,13 @@ def around_step() -> Component:
 
 def register_around(app: Dash, provider: ReportProvider) -> None:
     """Draw run and minimap when another step is shown, and follow clicks on a step."""
-    app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("timeline", "around"),
+    run_in_browser(
+        app,
+        "timeline.around",
         Output("timeline-around-drawn", "data"),
         Input("timeline-shown", "data"),
         State("timeline-around-drawn", "data"),
+        at_start=True,
     )
 
     @app.callback(
@@ -74,18 +76,20 @@ def register_around(app: Dash, provider: ReportProvider) -> None:
         except AnalysisError:  # the page itself says so
             return [], []
 
-    app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("timeline", "openPoint"),
+    run_in_browser(
+        app,
+        "timeline.openPoint",
         Output("url", "search", allow_duplicate=True),
         Input("timeline-run-graph", "clickData"),
-        prevent_initial_call=True,
     )
-    app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("timeline", "follow"),
+    run_in_browser(
+        app,
+        "timeline.follow",
         Input("timeline-graph", "relayoutData"),
         Input("timeline-graph", "figure"),
         Input("timeline-shown", "data"),
         State("page-shown", "data"),
+        at_start=True,
     )
 
 
