@@ -59,9 +59,6 @@ def create_app(provider: ReportProvider) -> Dash:
 
     It neither listens nor authenticates: the server that mounts it does both, and sends
     `content_security_policy` with each response.
-
-    Args:
-        provider: Source of the results.
     """
     app = Dash(
         "rankscope",

@@ -88,7 +88,6 @@ def is_expected(callbacks: Mapping[str, Any], posted: bytes) -> bool:
 
     Args:
         callbacks: Dash's map of callbacks by output.
-        posted: The post's body.
     """
     try:
         body = from_json(posted)

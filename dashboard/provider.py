@@ -216,8 +216,6 @@ class ReportProvider(Protocol):
         """Request more of a running rank for some steps; return what was done, or why not.
 
         Args:
-            run_id: The run.
-            rank: The rank.
             level: ``full``, ``profile`` or ``stacks``.
             steps: Number of steps, 1 to 100.
         """

@@ -368,9 +368,6 @@ def heat_map_figure(
     """Draw each rank as a cell in the box of its host; dark is long.
 
     Args:
-        boxes: The cells.
-        values: The quantity of each rank.
-        run: Name of the run.
         step_s: Mean time of a step, of which the scale has a share at least: see
             `excess.MIN_SCALE_RATIO`. None: unknown.
     """

@@ -46,7 +46,6 @@ def run_axis_figure(
     Columns of steps that were not analysed, because the run is too large, are pale.
 
     Args:
-        report: The run.
         history: Its epochs; None: unknown.
         step: The step that is marked as shown.
         links: The query of the view that proves each finding; a click on its lane leads there. A

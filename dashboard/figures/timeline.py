@@ -85,8 +85,6 @@ def timeline_figure(
 
     Args:
         timeline: The step, or the spans of a viewport.
-        rows: The rows of its ranks.
-        marks: What is marked.
         viewport: It fills the figure; None: the whole step.
         is_whole: Whether the spans are the whole step's; else all around the viewport is drawn as
             not loaded.

@@ -295,7 +295,6 @@ def _group_names(
     named.
 
     Args:
-        rows: The rows.
         offset: As in `RowStyle`.
         min_lines: Lines between two names that are not printed over each other.
         place: Plotly's properties of the text's place.
@@ -356,7 +355,6 @@ def not_loaded(
     White would mean that nothing happened there.
 
     Args:
-        step: The step.
         loaded_ms: Begin and end of what the figure has, from the step's begin.
         num_lines: Lines of the figure.
     """
@@ -523,10 +521,7 @@ def selection_traces(
     """Return a frame around the selected span, and arrows to what it waited for and delayed.
 
     Args:
-        timeline: The spans that are drawn.
         marks: With the span.
-        rows: The rows that they are drawn on.
-        lanes: Their lanes.
     """
     span = marks.span or 0
     begin = (int(timeline.spans.start_ns[span]) - timeline.begin_ns) / NS_PER_MS

@@ -131,7 +131,6 @@ def canvas_document(part: str, content: dict[str, Any], layout: dict[str, Any]) 
     """Return what the assets draw, with the place that a figure's layout gives it.
 
     Args:
-        part: Id of the figure.
         content: Either ``bars``, a list of `Bars.document`, or ``cells``, a `cells_document`.
         layout: Of the figure that has the axes.
     """

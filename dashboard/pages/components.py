@@ -63,8 +63,6 @@ def card(*children: object, class_name: str = "", label: str = "") -> Component:
     """Return a bordered part of a page.
 
     Args:
-        children: Its content.
-        class_name: A further style.
         label: Its name for screen readers; "": its first child, if that is a heading.
     """
     first = children[0] if children else None
@@ -97,7 +95,6 @@ def table(
         label: Its name for screen readers.
         head: The style of each column by its name: "number" or "".
         rows: Cells in the style of their columns, but a `dmc.TableTd` has its own.
-        class_name: A further style.
     """
     columns = [dmc.TableTh(name, className=style) for name, style in head.items()]
     is_stacked = STACKED in class_name.split()
@@ -128,7 +125,6 @@ def rank_link(run: str | None, rank: int) -> Component:
 
     Args:
         run: The run; None: the newest one.
-        rank: The rank.
     """
     href = write_address(View(page=RANK, run=run, ranks=(rank,)))
     title = f"Show rank {rank}"
@@ -235,8 +231,6 @@ def graph(
     """Return a figure.
 
     Args:
-        part: Its id.
-        figure: The figure.
         selects: Whether the pointer selects a box.
         min_px: Width below which it scrolls, because its labels would overlap.
         beneath: A `canvas` under it.
@@ -273,7 +267,6 @@ def poll_timer(timer_id: str, *, interval_ms: int) -> Component:
     the interval, a timer that just goes on would never show one.
 
     Args:
-        timer_id: Its id.
         interval_ms: Pause between an answer and the next request.
     """
     return dcc.Interval(
@@ -295,7 +288,6 @@ def poll_interval_ms(runs: Iterable[RunSummary], run_id: str | None) -> int:
     """Return the pause between an answer about a run and the next request.
 
     Args:
-        runs: The runs of the store.
         run_id: The run, which may not be there yet; None: whichever comes first.
     """
     states = {run.run_id: run.state for run in runs}

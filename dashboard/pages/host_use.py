@@ -25,7 +25,6 @@ def host_use_card(report: RunReport, excluded: Sequence[str]) -> list[Component]
     """Return what restarts changed, and which excluded hosts are in use; nothing without either.
 
     Args:
-        report: The diagnosis of a run.
         excluded: A sentence about each excluded host that it uses or has used.
     """
     lines = [f"{format_move(move)}." for move in find_moves(report)]

@@ -93,8 +93,6 @@ def verdict_card(
     The verdict is about steps that have ended. If no step ends any more, it is not shown as good.
 
     Args:
-        report: The diagnosis.
-        sentence: The diagnosis in one sentence.
         num_spans: Spans of the whole run; None: unknown.
         silence: Since when a running job has ended no step; None: it goes on, or has ended.
         is_lost: Whether the run stopped reporting without an end.
@@ -145,7 +143,6 @@ def proof_cards(
     cannot.
 
     Args:
-        report: The diagnosis.
         incidents: Number of the incident of each finding, to which its proof leads; empty: to none.
         beneath: What follows the first picture, where advice longer than it leaves space.
     """
@@ -578,7 +575,6 @@ def cause_style(cause: str, severity: str | None) -> str:
     """Return the style of a finding's cause; that of no verdict if it is empty.
 
     Args:
-        cause: The cause.
         severity: One of `Severity`; None or "" if it was not graded, as of a finding of a live run.
     """
     if not cause:

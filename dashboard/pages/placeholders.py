@@ -156,7 +156,6 @@ def no_steps(run_id: str, *, state: str) -> Component:
     """Return the card for a run without a complete step.
 
     Args:
-        run_id: The run.
         state: The run's state, as in `RunSummary.state`.
     """
     run = escape(run_id)

@@ -21,9 +21,6 @@ def proof_picture(part: str, report: RunReport, finding: Finding) -> Component |
 
     Facts alone are text, whole and in lines as long as the screen; beside a quantity, the figure
     has them.
-
-    Args:
-        part: Id of the component.
     """
     figure = proof_figure(report, finding)
     if figure is None:

@@ -40,7 +40,6 @@ def report_page(
     Args:
         name: First part of its address.
         title: Its name in the menu.
-        show_report: Returns its content.
         is_live: Whether the content of a running job changes without a new report.
         register: Registers callbacks of its own.
     """
@@ -72,9 +71,7 @@ def choices(label: str, options: Iterable[tuple[str, View]], *, view: View) -> C
     """Return a row of links of which the one to the shown view is marked.
 
     Args:
-        label: Its name.
         options: Text and view of each.
-        view: The shown view.
     """
     links = [
         dcc.Link(

@@ -71,7 +71,6 @@ def step_parts(
     """Return the parts of the page.
 
     Args:
-        content: The step.
         revisions: Of what is shown; None: it is pending.
         zoom_key: A figure with the same one keeps a reader's zoom.
         search: As in `Shown`.
@@ -141,9 +140,6 @@ def show_step(shown: ShownStep, choices: StepChoices, marks: Marks, *, about: st
     """Show a step or a part of it.
 
     Args:
-        shown: What is drawn.
-        choices: The steps to choose from.
-        marks: What is marked.
         about: What is said of the marks.
     """
     step, view, rows = shown.step, shown.view, shown.rows
@@ -179,8 +175,6 @@ def draw_step(
     """Return the figure of a step, and what is drawn beneath it.
 
     Args:
-        shown: What is drawn.
-        marks: What is marked.
         with_texts: Whether the texts of spans are sent with them, and not when the pointer is on
             one.
     """
@@ -210,7 +204,6 @@ def show_replay(
     """Return what is shown beneath a step.
 
     Args:
-        replayed: The replay.
         ideal: The figure of its ideal, and what is drawn beneath; None: it is not shown.
     """
     if replayed.reason:
@@ -243,7 +236,6 @@ def show_ended(ended: ShownStep, drawn: tuple[dict[str, Any], dict[str, Any]]) -
     """Return the last step that ended, beneath the one in which the job came to a stop.
 
     Args:
-        ended: The step.
         drawn: Its figure, and what is drawn beneath it.
     """
     length_ns = ended.step.end_ns - ended.step.begin_ns

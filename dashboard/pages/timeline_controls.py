@@ -133,8 +133,6 @@ def timeline_controls(
     """Return what chooses rows and layers. Each choice is a link: the address holds the view.
 
     Args:
-        view: The view.
-        choices: The steps to choose from.
         shown: The step: rows are ordered by an axis or host if its ranks have several.
     """
     orders = useful_orders(shown, has_excess=choices.has_excess)

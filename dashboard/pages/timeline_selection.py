@@ -145,7 +145,6 @@ def show_selection(
     """Return the card of what is selected; nothing if nothing is.
 
     Args:
-        shown: The step.
         selected: As of `find_selected`.
         slack: Slack of a selected span, in words.
         over_steps: Spans like a selected one in other steps.
@@ -410,7 +409,6 @@ def _panel(
     """Return a card over the figure that folds to its title, the first part.
 
     Args:
-        parts: Its content.
         ends_ns: Begin and end of what the key F zooms to, which the assets read from here.
         buttons: Beside the one that closes it.
         jump: Attributes that lead the assets to what was found.

@@ -326,7 +326,6 @@ def read_shown(provider: ReportProvider, search: str | None, shown: Shown) -> Sh
     """Return what a page shows; None if it shows no step.
 
     Args:
-        provider: The source.
         search: The page's query.
         shown: The page's state.
     """

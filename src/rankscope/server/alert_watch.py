@@ -51,7 +51,6 @@ class AlertWatch:
     """Alerts about live runs that need no diagnosis, and everything that is sent.
 
     Args:
-        store: The store.
         source: Lists the runs.
         reports: Diagnoses, to see which steps were analysed.
         alerting: Raises and sends.

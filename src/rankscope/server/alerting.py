@@ -177,9 +177,7 @@ class Alerting:
         was the drop, the alert gets the cause when the finding is there, and is sent again.
 
         Args:
-            report: The newest diagnosis of the run.
             tracked: The run's findings, open and closed.
-            is_over: Whether the run has ended.
         """
         tracked = tuple(tracked)
         conditions = find_conditions(report, tracked, rules=self._config.rules, is_over=is_over)
@@ -569,7 +567,6 @@ def alert_document(
     """Return the JSON document of an alert; `message_document` adds its state.
 
     Args:
-        alert: The alert, as it is stored.
         condition: What it is about.
         url: Page that shows it.
         help_url: Page of its incident: its proof, what to do about it, cost and history.

@@ -53,7 +53,6 @@ def analyze_elsewhere(
 
     Args:
         store_url: URL of the store, with its password.
-        run_id: The run.
         first: First step; None: all of them.
         show: Called with the progress, in this thread.
 

@@ -123,10 +123,6 @@ def write_step_trace(
     """Return the spans of a step, and who waited for whom, in the Trace Event Format.
 
     Args:
-        store: The store.
-        run_id: The run.
-        epoch: The epoch.
-        step: The step.
         ranks: Only these; empty: all.
         window_ns: Only what touches this time, from the step's first span; None: all.
 

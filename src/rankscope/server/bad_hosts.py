@@ -42,7 +42,6 @@ class BadHosts:
     """Reads what checks and findings say against the hosts of a store.
 
     Args:
-        store: The store.
         unix_ns: Clock of its rows.
     """
 

@@ -37,7 +37,6 @@ def change_stored(
     Args:
         store_url: URL of the store.
         path: Route of the server that takes the change.
-        change: The change.
         apply: Applies it to the open store.
 
     Raises:
@@ -71,7 +70,6 @@ def change_router(
     """Return the route ``POST`` of a change, for administrators.
 
     Args:
-        path: Its path.
         read: Returns the change of a document; raises `ValueError` or `CollectorError` if it is
             none.
         apply: Applies a change and returns what was done, in one line.

@@ -65,7 +65,6 @@ class SpoolRoad:
     """The control files and events in the spools of this host.
 
     Args:
-        run_id: The run.
         spools: Folders with one folder per run.
     """
 
@@ -153,9 +152,7 @@ def open_road(run_id: str, *, spool: Path | None, open_store: Callable[[], Store
     """Return the way to the ranks of a run.
 
     Args:
-        run_id: The run.
         spool: Its spool on this host. None: that of `rankscope run`, or else the store.
-        open_store: Opens the store.
 
     Raises:
         BadInputError: No rank of the run is running in the given spool.
@@ -178,8 +175,6 @@ def wait_for_answers(
     """Yield the answers as they come, one for each rank and state, until each rank is done.
 
     Args:
-        road: Way of the request.
-        request: The request, which was sent.
         ranks: Ranks that are to answer.
         wait_s: Longest time.
     """

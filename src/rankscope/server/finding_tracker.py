@@ -53,10 +53,6 @@ class LiveFindings:
     def track(self, report: RunReport, *, is_over: bool) -> RunReport:
         """Update the findings of a run, and return the report with their onsets and prices.
 
-        Args:
-            report: The new diagnosis.
-            is_over: Whether the run has ended.
-
         Raises:
             StoreError: The findings of an earlier server cannot be read.
         """
@@ -67,10 +63,6 @@ class LiveFindings:
 
     def record(self, run_id: str, *, cost: TurnCost | None) -> None:
         """Store the changes of a run's findings, and log those that opened or closed.
-
-        Args:
-            run_id: The run.
-            cost: Cost of the analysis.
 
         Raises:
             StoreError: The changes could not be stored. The next call stores them too.

@@ -76,8 +76,6 @@ class HealthReader:
     """Reads the state of a server, at most every `AGE_NS`.
 
     Args:
-        store: The store.
-        metrics: The server's metrics.
         read_account: Returns the account of the records of all running jobs.
         read_queue: Returns the number of waiting and running analyses and drawings.
     """

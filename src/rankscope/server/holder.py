@@ -26,8 +26,6 @@ def ask_holder(
     """Send a request with the server's own token, and return the answer.
 
     Args:
-        server: The server.
-        method: HTTP method.
         path: Path and query.
         timeout_s: Time of the whole exchange.
         body: JSON text.

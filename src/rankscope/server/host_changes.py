@@ -95,7 +95,6 @@ def change_hosts(store_url: str, changes: HostChanges, receivers: Iterable[Recei
 
     Args:
         store_url: URL of the store.
-        changes: The changes.
         receivers: Get a message, once; a server that holds the store has its own.
 
     Raises:

@@ -33,7 +33,6 @@ class HostSampling:
 
     Args:
         spool: Folder of the ranks' records.
-        kernel_log: The kernel's log.
         rank_logs: Patterns of the paths of the ranks' logs.
         occasions: Occasions on which the host is examined.
         is_wanted: Returns whether an examination is wanted because of a finding.

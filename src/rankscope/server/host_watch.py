@@ -62,7 +62,6 @@ class HostWatch:
         is_wanted: Returns whether an examination is wanted because of a finding.
         unix_ns: Clock of the rows.
         monotonic_s: Clock of the intervals.
-        say: Logs a line.
         make_host: Returns the host, given the process of a rank.
     """
 

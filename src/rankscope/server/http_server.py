@@ -113,12 +113,9 @@ def open_application(
     """Return the application.
 
     Args:
-        access: Access control.
         provider: Data of the pages. None: there are no pages.
         checks: Each returns why the server is not ready, or None if it is.
-        routers: Routes besides the pages.
         names: Host names that requests may name.
-        monitoring: Counters.
     """
 
     def not_ready() -> str | None:

@@ -45,8 +45,6 @@ class PageIncidents:
     """Incidents of the runs of a store, as the page shows them.
 
     Args:
-        runs: The runs.
-        reports: Their diagnoses.
         store: The store. None: there are no incidents.
         alerts: Alerts about them.
     """

@@ -104,7 +104,6 @@ class LogHandler(logging.Handler):
     them with the whole address. One event per minute with the number of attempts replaces them.
 
     Args:
-        log: The log.
         monotonic_s: Clock for that minute.
     """
 

@@ -80,9 +80,7 @@ class Loop:
     A turn that outlives `stop` may find the store closed, which is its end and no failure.
 
     Args:
-        name: Name of the thread.
         turn: The work. It may return a longer pause, s.
-        pause_s: Pause between two turns.
         say: Logs a line. None: `terminal.lines.say`.
     """
 
@@ -312,8 +310,6 @@ def tail_loop(
     """Return the loop that stores the records of the spool, and passes requests to its ranks.
 
     Args:
-        tail: The cursor over the spool.
-        requests: Requests to the ranks.
         host_events: What the logs of this host say, to be stored with the runs that it concerns.
         sink: Takes the rows of these events.
     """

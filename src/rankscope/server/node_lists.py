@@ -36,7 +36,6 @@ def filter_hostfile(
     """Return a hostfile without excluded hosts. Comments and empty lines stay.
 
     Args:
-        lines: Lines of the file.
         excluded: Hosts to leave out.
         spares: Hosts that replace them, one for each, if the file does not have them; the rest of
             the line (slots) is that of the removed one.

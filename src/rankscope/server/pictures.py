@@ -86,7 +86,6 @@ def make_tiles(
     Args:
         part: The spans of the lines' ranks; begin and end are the whole step's.
         plan: The step's tiles.
-        key: The step.
         ordering: One of `TilePlan.orders`.
         lines: First and end line of the whole step's picture.
     """
@@ -114,11 +113,7 @@ def make_tiles(
 
 
 class StepPictures:
-    """The stored pictures of steps. The last ones are kept: others look at the same step.
-
-    Args:
-        store: The store.
-    """
+    """The stored pictures of steps. The last ones are kept: others look at the same step."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -166,8 +161,6 @@ def read_picture(
     """Return a step's picture from its tiles; None if none are stored or they are being replaced.
 
     Args:
-        store: The store.
-        step_id: The step.
         kept: What is stored of it.
         order: What the rows are grouped by.
         read_places: Returns coordinates and hosts of the epoch's ranks, given how many groups and
@@ -237,7 +230,6 @@ def read_part(
     """Return a portion of a step as a timeline, its waits taken from the whole step.
 
     Args:
-        store: The store.
         info: The run, of a format that records groups.
         portion: What of the step.
         bounds_ns: Begin and end of the whole step.
@@ -279,8 +271,6 @@ class LargeSteps:
     Each is drawn once in the background, however many clients ask for it.
 
     Args:
-        store: The store.
-        source: The store's runs.
         jobs: Background jobs for the drawing.
     """
 
@@ -322,9 +312,7 @@ def draw_in_portions(
     """Return the picture of a whole step, reading a portion of its ranks at a time.
 
     Args:
-        store: The store.
         info: The run, of a format that records groups.
-        step_id: The step.
         order: What the rows are grouped by.
         portion_spans: Spans held at once; those of one line may be more.
 

@@ -36,8 +36,6 @@ class StoreProvider:
     """`dashboard.provider.ReportProvider` of one store: what pages ask of runs, steps and ranks.
 
     Args:
-        source: The runs.
-        reports: Their diagnoses.
         store: The store with the pictures of closed steps. None: all steps are drawn from spans.
         failures: What could not be done for single runs, shown on their pages. None: nothing.
         alerting: Alerts. None: there are none.

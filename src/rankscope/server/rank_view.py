@@ -117,7 +117,6 @@ class RankView:
     """Ranks of the runs of a store, as pages show them.
 
     Args:
-        source: The runs.
         store: The store. None: nothing is known of single ranks.
     """
 
@@ -304,9 +303,6 @@ def read_quantity(
     the diagnosis, of the analysed steps, and so is the evidence. The others are of closed steps.
 
     Args:
-        store: The store.
-        report: The diagnosis of the run.
-        quantity: The quantity.
         steps: First and last step; None: the newest `DEFAULT_STEPS`.
     """
     run_id, epoch = report.run, report.epochs[-1]

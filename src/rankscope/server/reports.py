@@ -363,7 +363,6 @@ class ObservedSource:
     """A `analysis.trace.tables.SpanSource` that reports the progress of analyses.
 
     Args:
-        source: The source.
         on_progress: Called whenever an analysis gets further. None: `progress` returns it.
     """
 

@@ -100,12 +100,10 @@ class Rollups:
     """The rollups of the runs of a store, kept up to date.
 
     Args:
-        store: The store.
         max_whole_spans: Steps with more spans that cannot be read in portions are skipped, which
             is logged once for each run.
         failures: Failures of single runs. None: they are kept here alone.
         batch_spans: Spans held in memory at once. A single rank may have more.
-        say: Logs a line.
         unix_ns: Clock for the time of a rollup.
         monotonic_ns: Clock for the duration of a turn.
     """

@@ -88,9 +88,6 @@ def read_answer(
     """Return what the store says about a report of a run.
 
     Args:
-        store: The store.
-        run: The run.
-        report: Its diagnosis.
         rank: The only rank whose state is read. None: all.
 
     Raises:
@@ -121,7 +118,6 @@ def find_or_analyze(
     """Return the report of a run that is known already, or analyse the run and keep its report.
 
     Args:
-        store: The store.
         run: The run, of that store.
         steps: First and last step; None: from the first, to the last.
         is_fresh: Whether to analyse it anyway.

@@ -45,7 +45,6 @@ class RunFailures:
         """Record what the block raises as a failure of the run; one that ends well clears it.
 
         Args:
-            run_id: The run.
             what: What is not done for it if the block fails: `ANALYSED`, for example.
 
         Yields:

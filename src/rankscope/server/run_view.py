@@ -118,11 +118,8 @@ class RunView:
     """Runs of a store, as pages show them.
 
     Args:
-        source: The runs.
-        reports: Their diagnoses.
         store: The store. None: only what the source has is known.
         failures: What could not be done for single runs. None: nothing.
-        queues: Background jobs.
         read_liveness: Returns the liveness of a run's ranks.
         timeout_s: Time that a page waits for a background job.
     """

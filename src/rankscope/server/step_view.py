@@ -94,11 +94,8 @@ class StepView:
     """Steps of the runs of a store, as pages show them.
 
     Args:
-        source: The runs.
-        reports: Their diagnoses.
         runs: What is known of the runs.
         store: The store with the pictures of closed steps. None: all steps are drawn from spans.
-        queues: Background jobs.
         timeout_s: Time that a page waits for a background job.
     """
 

@@ -60,8 +60,6 @@ class PartChecks:
     noticed months later, when its backup is gone.
 
     Args:
-        store: The store.
-        say: Logs a line.
         monotonic_ns: Clock for the pauses between two checks.
     """
 
@@ -138,7 +136,6 @@ class Upkeep:
 
     Args:
         lease: Says whether this process does it; others on the same store stand by.
-        say: Logs a line.
         monotonic_ns: Clock for the pauses between expiries.
     """
 
