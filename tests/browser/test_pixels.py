@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
     from rankscope.analysis.drawing.timeline import StepTimeline
+    from rankscope.collector.store.store import Store
 
 RUN, STEP = "simulated", 2
 NUM_RANKS = 128
@@ -94,7 +95,7 @@ def wrong_colors(page: Page, expected: list[tuple[float, float, str]]) -> list[o
     ]
 
 
-def test_each_pixel_has_the_colour_of_the_span_below_it(browser: Browser) -> None:
+def test_each_pixel_has_the_colour_of_the_span_below_it(browser: Browser, store: Store) -> None:
     scenario = preset_scenario("slow-compute", num_steps=4, dp=32)
     source = SimulatedSource(scenario, run_id=RUN)
     step = read_timeline(source, RUN, epoch=0, step=STEP)
@@ -104,7 +105,7 @@ def test_each_pixel_has_the_colour_of_the_span_below_it(browser: Browser) -> Non
     kinds = {SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.WAIT, SpanKind.DP_COMM}
     assert {KIND_COLORS[kind] for kind in kinds} <= {color for *_, color in upper + lower}
 
-    provider = StoreProvider(source, Reports(source), timeout_s=60)
+    provider = StoreProvider(source, Reports(source), store=store, timeout_s=60)
     address = f"/timeline?run={RUN}&step={STEP}&order=rank"
     with served(provider) as url, opened(browser, url + address) as seen:
         seen.page.wait_for_selector(DRAWN)
@@ -112,7 +113,7 @@ def test_each_pixel_has_the_colour_of_the_span_below_it(browser: Browser) -> Non
         assert wrong_colors(seen.page, upper + lower) == []
 
 
-def test_each_bar_has_the_colour_of_its_span(browser: Browser) -> None:
+def test_each_bar_has_the_colour_of_its_span(browser: Browser, store: Store) -> None:
     source = SimulatedSource(preset_scenario("slow-compute", num_steps=4), run_id=RUN)
     step = read_timeline(source, RUN, epoch=0, step=STEP)
     _, bars = timeline_figure(step, lay_out_ranks(step, RowOrder.RANK))
@@ -128,7 +129,7 @@ def test_each_bar_has_the_colour_of_its_span(browser: Browser) -> None:
     ]
     assert {color for *_, color in expected} == {KIND_COLORS[kind] for kind in kinds}
 
-    provider = StoreProvider(source, Reports(source), timeout_s=60)
+    provider = StoreProvider(source, Reports(source), store=store, timeout_s=60)
     address = f"/timeline?run={RUN}&step={STEP}&order=rank"
     with served(provider) as url, opened(browser, url + address) as seen:
         seen.page.wait_for_selector(DRAWN)
@@ -136,9 +137,9 @@ def test_each_bar_has_the_colour_of_its_span(browser: Browser) -> None:
         assert wrong_colors(seen.page, expected) == []
 
 
-def test_turns_of_the_wheel_add_up_and_reach_the_axes(browser: Browser) -> None:
+def test_turns_of_the_wheel_add_up_and_reach_the_axes(browser: Browser, store: Store) -> None:
     source = SimulatedSource(preset_scenario("slow-compute", num_steps=4, dp=32), run_id=RUN)
-    provider = StoreProvider(source, Reports(source), timeout_s=60)
+    provider = StoreProvider(source, Reports(source), store=store, timeout_s=60)
     address = f"/timeline?run={RUN}&step={STEP}&order=rank"
     with served(provider) as url, opened(browser, url + address) as seen:
         page = seen.page

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser, Page
 
+    from rankscope.collector.store.store import Store
+
 RUN, SLOW_RANK = "simulated", 9
 PLOT = "#timeline-graph .nsewdrag"
 GRAPH = "document.querySelector('#timeline-graph .js-plotly-plot')"
@@ -29,9 +31,9 @@ AXIS = f"{GRAPH}._fullLayout.xaxis.range.map(Number)"
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+def url(store: Store) -> Iterator[str]:
     source = SimulatedSource(preset_scenario("slow-compute", num_steps=12), run_id=RUN)
-    with served(StoreProvider(source, Reports(source), timeout_s=60)) as address:
+    with served(StoreProvider(source, Reports(source), store=store, timeout_s=60)) as address:
         yield address
 
 

@@ -98,19 +98,13 @@ def annotation_router(store: Store) -> APIRouter:
 
 
 class PageAnnotations:
-    """Tags and notes, as pages show and change them.
+    """Tags and notes, as pages show and change them."""
 
-    Args:
-        store: The store. None: there are none.
-    """
-
-    def __init__(self, store: Store | None) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
 
     def of_run(self, run_id: str) -> RunAnnotations:
         """Return the tags and notes of a run."""
-        if self._store is None:
-            return RunAnnotations()
         rows = read_annotations(self._store, run_id)
         return RunAnnotations(
             tags=tuple(row.text for row in rows if row.kind is AnnotationKind.TAG),
@@ -126,7 +120,7 @@ class PageAnnotations:
         self, run_id: str, kind: Literal["tag", "note"], text: str, *, is_removed: bool = False
     ) -> str:
         """Add a tag or a note, or remove it; return what was done, or why not."""
-        if self._store is None or not may_change():
+        if not may_change():
             return NOT_ALLOWED
         what: Literal["add", "remove"] = "remove" if is_removed else "add"
         try:

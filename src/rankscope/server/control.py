@@ -212,9 +212,9 @@ def check_ranks(request: ControlRequest, ranks: Collection[int], *, where: str) 
         )
 
 
-def request_of_rank(store: Store | None, run_id: str, rank: int, level: str, *, steps: int) -> str:
+def request_of_rank(store: Store, run_id: str, rank: int, level: str, *, steps: int) -> str:
     """Request something of a rank, for a page; return what was done, or why not."""
-    if store is None or not may_change():
+    if not may_change():
         return NOT_ALLOWED
     if find_run(StoreSource(store), run_id).state != RUNNING:
         return "The run has ended: no rank can answer."

@@ -26,6 +26,7 @@ from .shared_results import SharedResults
 
 if TYPE_CHECKING:
     from rankscope.analysis.report.report import Finding, RunReport
+    from rankscope.analysis.trace.tables import RunSummary
     from rankscope.collector.store.store import Store
 
     from .page_alerts import PageAlerts
@@ -38,19 +39,16 @@ MAX_KEPT = 16
 LIVE_AGE_NS, ENDED_AGE_NS = 2 * NS_PER_S, 10 * NS_PER_S
 """Age of an incident of a running job and of an ended run, from which on it is read again."""
 
-NO_STORE = "this server has no store for notes"
-
 
 class PageIncidents:
     """Incidents of the runs of a store, as the page shows them.
 
     Args:
-        store: The store. None: there are no incidents.
         alerts: Alerts about them.
     """
 
     def __init__(
-        self, runs: RunView, reports: Reports, *, store: Store | None, alerts: PageAlerts
+        self, runs: RunView, reports: Reports, *, store: Store, alerts: PageAlerts
     ) -> None:
         self._runs = runs
         self._reports = reports
@@ -70,9 +68,7 @@ class PageIncidents:
             UnknownRunError: The store holds no run of this name.
         """
         run = self._runs.find(run_id)
-        if self._store is None:
-            return None
-        source = self._source(run_id, self._store)
+        source = self._source(run)
         incident = self._kept.get(
             (run_id, number, self._reports.revision(run_id)),
             lambda: read_incident(source, number),
@@ -84,7 +80,7 @@ class PageIncidents:
         notes = read_shown_notes(self._store, run_id, number)
         return IncidentView(
             incident=replace(incident, notes=notes),
-            finding=self._finding(self._store, incident, source.report),
+            finding=self._finding(incident, source.report),
             alert=self._alerts.of_finding(run_id, number),
             may_change=may_change(),
         )
@@ -96,9 +92,7 @@ class PageIncidents:
             UnknownRunError: The store holds no run of this name.
         """
         run = self._runs.find(run_id)
-        if self._store is None:
-            return ()
-        source = self._source(run_id, self._store)
+        source = self._source(run)
         return self._lists.get(
             (run_id, self._reports.revision(run_id)),
             lambda: read_incidents(source),
@@ -107,16 +101,12 @@ class PageIncidents:
 
     def incident_numbers(self, report: RunReport) -> tuple[int | None, ...]:
         """Return the number of the incident of each finding of a report; None: it has none."""
-        if self._store is None:
-            return (None,) * len(report.findings)
         return number_findings(self._store, report)
 
     def add_note(self, run_id: str, number: int, text: str, *, by: str) -> str:
         """Store a note about an incident; return why it was not stored, "" if it was."""
         if not may_change():
             return NOT_ALLOWED
-        if self._store is None:
-            return NO_STORE
         # Who holds a token is known; who has the server's own says so.
         holder, named = request_holder(), by.strip()
         label = f"{named} ({holder})" if named and holder else named or holder
@@ -126,34 +116,32 @@ class PageIncidents:
             return str(error)
         return ""
 
-    def _source(self, run_id: str, store: Store) -> IncidentSource:
-        run = self._runs.find(run_id)
+    def _source(self, run: RunSummary) -> IncidentSource:
         return IncidentSource(
-            store=store,
-            run_id=run_id,
+            store=self._store,
+            run_id=run.run_id,
             num_ranks=run.world_size,
             state=run.state,
-            report=self._reports.peek(run_id),
+            report=self._reports.peek(run.run_id),
         )
 
-    @staticmethod
-    def _finding(store: Store, incident: Incident, report: RunReport | None) -> Finding | None:
+    def _finding(self, incident: Incident, report: RunReport | None) -> Finding | None:
         """Return the finding of a report that an incident is about, or as it was when it closed."""
         if report is not None:
-            numbers = number_findings(store, report)
+            numbers = number_findings(self._store, report)
             if incident.number in numbers:
                 return report.findings[numbers.index(incident.number)]
         stored = next(
             (
                 each
-                for each in stored_findings.read_findings(store, incident.run)
+                for each in stored_findings.read_findings(self._store, incident.run)
                 if each.number == incident.number
             ),
             None,
         )
         if stored is None:
             return None
-        card = read_card(stored_findings.read_card(store, incident.run, incident.number))
+        card = read_card(stored_findings.read_card(self._store, incident.run, incident.number))
         finding = to_tracked(stored).finding
         # Its price is that of other steps than the report's.
         return replace(finding, card=card, hosts=incident.hosts, saved_s=None, shown_saved_s=None)

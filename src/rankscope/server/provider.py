@@ -36,7 +36,6 @@ class StoreProvider:
     """`dashboard.provider.ReportProvider` of one store: what pages ask of runs, steps and ranks.
 
     Args:
-        store: The store with the pictures of closed steps. None: all steps are drawn from spans.
         failures: What could not be done for single runs, shown on their pages. None: nothing.
         alerting: Alerts. None: there are none.
         metrics: Metrics of the server, for the page of its state. None: it is not shown.
@@ -48,7 +47,7 @@ class StoreProvider:
         source: SpanSource,
         reports: Reports,
         *,
-        store: Store | None = None,
+        store: Store,
         failures: RunFailures | None = None,
         alerting: Alerting | None = None,
         metrics: Metrics | None = None,
@@ -115,7 +114,7 @@ class StoreProvider:
         self.annotate = annotations.annotate
 
         self._health = None
-        if store is not None and metrics is not None:
+        if metrics is not None:
             self._health = HealthReader(
                 store,
                 metrics,

@@ -114,13 +114,9 @@ QUANTITIES: dict[RankQuantity, tuple[str, tuple[SpanKind, ...]]] = {
 
 
 class RankView:
-    """Ranks of the runs of a store, as pages show them.
+    """Ranks of the runs of a store, as pages show them."""
 
-    Args:
-        store: The store. None: nothing is known of single ranks.
-    """
-
-    def __init__(self, source: SpanSource, store: Store | None) -> None:
+    def __init__(self, source: SpanSource, store: Store) -> None:
         self._source = source
         self._store = store
         self._lock = threading.Lock()
@@ -132,25 +128,22 @@ class RankView:
 
         No process of a lost run is running: its last record says so, and no other came.
         """
-        if self._store is None:
-            return None
         details = read_rank_details(self._store, report.run, rank, report.coords)
         if details is not None and report.device_time is not None:
-            details = replace(details, kernels=self._kernels(report, details, self._store))
+            details = replace(details, kernels=self._kernels(report, details))
         if details is None or details.exit_state != RUNNING:
             return details
         is_lost = find_run(self._source, report.run).state == LOST
         return replace(details, exit_state=LOST) if is_lost else details
 
-    @staticmethod
-    def _kernels(report: RunReport, details: RankDetails, store: Store) -> tuple[Kernel, ...]:
+    def _kernels(self, report: RunReport, details: RankDetails) -> tuple[Kernel, ...]:
         """Return the kernels of a rank's mean step, of the steps of the report."""
         steps = frozenset(report.steps)
         first, last = min(steps, default=0), max(steps, default=0)
         records = [
             record
             for record in kernel_records(
-                store, report.run, first=first, last=last, rank=details.rank
+                self._store, report.run, first=first, last=last, rank=details.rank
             )
             if record.step in steps
         ]
@@ -164,14 +157,10 @@ class RankView:
         self, report: RunReport, quantity: RankQuantity, *, steps: tuple[int, int] | None
     ) -> RankValues | None:
         """Return a quantity of all ranks, mean of closed steps; None if there is none."""
-        if self._store is None:
-            return None
         return read_quantity(self._store, report, quantity=quantity, steps=steps)
 
     def liveness(self, run_id: str) -> RankLiveness | None:
         """Return the liveness of a live run's ranks; None if it has no heartbeats."""
-        if self._store is None:
-            return None
         now_ns = time.time_ns()
         with self._lock:
             last_run, until_ns, liveness = self._liveness

@@ -19,7 +19,6 @@ from rankscope.collector.read.reports import read_last_loss
 from rankscope.collector.read.rollups import read_mean_times, read_newest_rolled_up
 from rankscope.collector.read.steps import read_step_bounds, read_step_marks, read_step_times
 from rankscope.collector.spool.descriptions import RUNNING
-from rankscope.dashboard.records.page_results import RunLine
 from rankscope.dashboard.records.progress import (
     Activity,
     AnalysisFailed,
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.trace.tables import RunInfo, RunSummary, SpanSource
     from rankscope.collector.identity import Row
     from rankscope.collector.store.store import Store
-    from rankscope.dashboard.records.page_results import RunComparison, RunStrip, Startup
+    from rankscope.dashboard.records.page_results import RunComparison, RunLine, RunStrip, Startup
 
     from .around_runs import Steps
     from .reports import Reports
@@ -118,7 +117,6 @@ class RunView:
     """Runs of a store, as pages show them.
 
     Args:
-        store: The store. None: only what the source has is known.
         failures: What could not be done for single runs. None: nothing.
         read_liveness: Returns the liveness of a run's ranks.
         timeout_s: Time that a page waits for a background job.
@@ -129,7 +127,7 @@ class RunView:
         source: SpanSource,
         reports: Reports,
         *,
-        store: Store | None,
+        store: Store,
         failures: RunFailures | None,
         queues: JobQueues,
         read_liveness: Callable[[str], RankLiveness | None],
@@ -203,7 +201,7 @@ class RunView:
             return self._completed(self._reports.get(run_id))
         run = self.find(run_id)
         key = ("report", run_id)
-        jobs, store = self._queues.of_run(run), self._store
+        jobs = self._queues.of_run(run)
         done = jobs.result(key, lambda: self._reports.get(run_id), timeout_s=self._timeout_s)
         error = None if done is None else done.exception()
         if isinstance(error, UnknownRunError):
@@ -219,17 +217,14 @@ class RunView:
             progress=self._reports.progress(run.run_id) or Progress(activity=activity),
             elapsed_s=jobs.age_ns(key) / NS_PER_S,
             steps=steps,
-            earlier_findings=() if store is None else read_open_findings(store, run.run_id),
+            earlier_findings=read_open_findings(self._store, run.run_id),
         )
 
     def _marked_steps(self, run_id: str) -> MarkedSteps | None:
         """Return the steps as the ranks marked them; None while a background job reads them."""
-        store = self._store
-        if store is None:
-            return None
         done = self._marked.get(
             ("steps", run_id),
-            lambda: read_marked_steps(store, self._source, run_id),
+            lambda: read_marked_steps(self._store, self._source, run_id),
             jobs=self._queues.steps,
             timeout_s=0,
         )
@@ -244,13 +239,10 @@ class RunView:
 
     def _with_checks(self, report: RunReport) -> RunReport:
         """Return a report with what the checks of its hosts say since it was made."""
-        store = self._store
-        if store is None:
-            return report
         with suppress(StoreError):  # they are missing until it answers
             return self._checked.get(
                 (report.run, self._reports.revision(report.run)),
-                lambda: with_host_checks(store, report),
+                lambda: with_host_checks(self._store, report),
                 max_age_ns=CHECKS_AGE_NS,
             )
         return report
@@ -267,35 +259,26 @@ class RunView:
 
     def history(self, run_id: str) -> RunHistory | None:
         """Return loss and epochs of the newest steps; None if no step has ended."""
-        store = self._store
-        if store is None:
-            return None
 
         def read() -> RunHistory | None:
-            rows = read_step_marks(store, run_id, most=MAX_STEPS)
+            rows = read_step_marks(self._store, run_id, most=MAX_STEPS)
             return summarize_history(StepMark(**row) for row in rows)
 
         return self._histories.get(run_id, read, max_age_ns=HISTORY_AGE_NS)
 
     def goodput(self, run_id: str) -> Goodput | None:
         """Return what the time of a run was spent on, by its last diagnosis; None if unknown."""
-        store = self._store
-        if store is None:
-            return None
 
         def read() -> Goodput | None:
             report = self._reports.peek(run_id)
-            return read_goodput(store, run_id, report, state=self.find(run_id).state)
+            return read_goodput(self._store, run_id, report, state=self.find(run_id).state)
 
         revision = self._reports.revision(run_id)
         return self._goodputs.get((run_id, revision), read, max_age_ns=GOODPUT_AGE_NS)
 
     def kind_times(self, run_id: str) -> MeanKindTimes | None:
         """Return the mean times of the newest closed steps by kind; None if no step is closed."""
-        store = self._store
-        if store is None:
-            return None
-        newest = read_newest_rolled_up(store, run_id, most=MAX_STEPS)
+        newest = read_newest_rolled_up(self._store, run_id, most=MAX_STEPS)
         if not newest:
             return None
         # Steps are closed, computed again and deleted: each changes this number.
@@ -304,7 +287,7 @@ class RunView:
         def read() -> MeanKindTimes:
             num_ranks = max(row["num_ranks"] for row in newest)
             first = newest[-max(1, MAX_ROLLUP_ROWS // (num_ranks * len(KINDS))) :][0]
-            rows = read_mean_times(store, run_id, since=(first["epoch"], first["step"]))
+            rows = read_mean_times(self._store, run_id, since=(first["epoch"], first["step"]))
             return make_kind_times(rows, revision=revision)
 
         return self._kind_times.get((run_id, revision), read)
@@ -315,7 +298,7 @@ class RunView:
         Raises:
             UnknownRunError: The store holds no run of this name.
         """
-        if self._store is None or not self._reports.has_report(run_id):
+        if not self._reports.has_report(run_id):
             return None
         report = self._reports.get(run_id)
         if report is None or report.step_time_s.actual is None or not report.steps:
@@ -334,8 +317,6 @@ class RunView:
 
     def run_lines(self) -> tuple[RunLine, ...]:
         """Return every run with what is known of it without an analysis, the newest first."""
-        if self._store is None:
-            return tuple(RunLine(run=run) for run in self._source.runs())
         excluded = read_excluded(self._store, time.time_ns())
         used = read_runs_of_hosts(self._store, [mark.host for mark in excluded])
         return tuple(
@@ -362,7 +343,7 @@ class RunView:
                 step_s=report.step_time_s.actual,
                 mfu=mfu,
             )
-            if self._store is not None and report.steps:
+            if report.steps:
                 loss = read_last_loss(self._store, report.run, first=report.steps[0])
                 line = replace(line, loss=loss)
         with suppress(UnknownRunError):  # deleted meanwhile
@@ -372,7 +353,7 @@ class RunView:
     def strip(self, run_id: str) -> RunStrip | None:
         """Return the state of a run in one line; None if there is no such run."""
         run = next((run for run in self.runs() if run.run_id == run_id), None)
-        if run is None or self._store is None:
+        if run is None:
             return None
         report = self._reports.find_made(run)
         liveness = self._read_liveness(run_id) if run.state == RUNNING else None
@@ -432,7 +413,7 @@ class RunView:
             UnknownRunError: The store holds no run of this name.
         """
         self.find(run_id)
-        return None if self._store is None else read_startup(self._store, run_id)
+        return read_startup(self._store, run_id)
 
 
 def _format_failure(error: Exception) -> str:

@@ -95,7 +95,7 @@ class StepView:
 
     Args:
         runs: What is known of the runs.
-        store: The store with the pictures of closed steps. None: all steps are drawn from spans.
+        store: The store with the pictures of closed steps.
         timeout_s: Time that a page waits for a background job.
     """
 
@@ -105,7 +105,7 @@ class StepView:
         reports: Reports,
         *,
         runs: RunView,
-        store: Store | None,
+        store: Store,
         queues: JobQueues,
         timeout_s: float,
     ) -> None:
@@ -115,8 +115,8 @@ class StepView:
         self._store = store
         self._queues = queues
         self._timeout_s = timeout_s
-        self._pictures = None if store is None else StepPictures(store)
-        self._large_steps = None if store is None else LargeSteps(store, source, queues.large)
+        self._pictures = StepPictures(store)
+        self._large_steps = LargeSteps(store, source, queues.large)
         self._timelines: KeptResults[StepTimeline] = KeptResults(MAX_TIMELINES)
         self._parts: KeptResults[StepTimeline | None] = KeptResults(MAX_PARTS)
         self._replays: KeptResults[StepReplay] = KeptResults(MAX_REPLAYS)
@@ -132,19 +132,18 @@ class StepView:
             UnknownRunError: The store holds no run of this name.
             EmptyRunError: The step holds no spans.
         """
-        if self._large_steps is not None and self._has_large_steps(run_id):
+        if self._has_large_steps(run_id):
             return None  # `picture` draws large steps
         run = self._runs.find(run_id)
 
         def read() -> StepTimeline:
-            events = () if self._store is None else map(to_event, read_events(self._store, run_id))
             return read_timeline(
                 self._source,
                 run_id,
                 epoch=epoch,
                 step=step,
                 info=self._runs.info(run_id),
-                events=events,
+                events=map(to_event, read_events(self._store, run_id)),
                 now_ns=time.time_ns() if run.state == RUNNING else None,
             )
 
@@ -175,8 +174,6 @@ class StepView:
             UnknownRunError: The store holds no run of this name.
             EmptyRunError: The step is large and holds no spans.
         """
-        if self._pictures is None or self._large_steps is None:
-            return None
         step_id = StepId(run_id=run_id, epoch=epoch, step=step)
         picture = self._pictures.picture(
             step_id,
@@ -200,8 +197,8 @@ class StepView:
         Raises:
             UnknownRunError: The store holds no run of this name.
         """
-        store, viewport = self._store, picture.viewport
-        if store is None or viewport is None or not (is_few(picture) or needs_spans(picture)):
+        viewport = picture.viewport
+        if viewport is None or not (is_few(picture) or needs_spans(picture)):
             return NO_SPANS
         info = self._runs.info(picture.run)
         if not records_groups(info):
@@ -218,8 +215,10 @@ class StepView:
         bounds_ns = (picture.begin_ns, picture.end_ns)
 
         def read() -> StepTimeline | None:
-            is_shown = 0 < count_selected_spans(store, portion) <= MAX_REDRAWN_SPANS
-            return read_part(store, info, portion, bounds_ns=bounds_ns) if is_shown else None
+            is_shown = 0 < count_selected_spans(self._store, portion) <= MAX_REDRAWN_SPANS
+            if not is_shown:
+                return None
+            return read_part(self._store, info, portion, bounds_ns=bounds_ns)
 
         done = self._parts.get(
             (revision, portion, bounds_ns),
@@ -240,8 +239,6 @@ class StepView:
         Raises:
             UnknownRunError: The store holds no run of this name.
         """
-        if self._store is None:
-            return None
         portion = SpanSelection(
             run_id=picture.run, epoch=picture.epoch, step=picture.step, ranks=ranks
         )
@@ -257,13 +254,12 @@ class StepView:
         """Return the spans of some ranks of a step; begin and end are the whole step's.
 
         They are read by a background job. None are found if the run's format does not record
-        groups, or nothing is stored.
+        groups.
 
         Raises:
             UnknownRunError: The store holds no run of this name.
         """
-        store, pictures = self._store, self._pictures
-        if store is None or pictures is None or not records_groups(self._runs.find(run_id)):
+        if not records_groups(self._runs.find(run_id)):
             return NO_SPANS
         portion = SpanSelection(run_id=run_id, epoch=epoch, step=step, ranks=ranks)
 
@@ -272,12 +268,12 @@ class StepView:
             # engine: both are read at once.
             with ThreadPoolExecutor(1) as executor:
                 info = executor.submit(self._runs.info, run_id)
-                rows = read_part_rows(store, portion)
+                rows = read_part_rows(self._store, portion)
                 if not rows.spans.num_rows:
                     return None
-                kept = pictures.kept(StepId(run_id=run_id, epoch=epoch, step=step))
+                kept = self._pictures.kept(StepId(run_id=run_id, epoch=epoch, step=step))
                 bounds_ns = (
-                    read_bounds(store, run_id, epoch=epoch, step=step)
+                    read_bounds(self._store, run_id, epoch=epoch, step=step)
                     if kept is None
                     else (kept.begin_ns, kept.end_ns)
                 )
@@ -306,10 +302,8 @@ class StepView:
     ) -> tuple[AlikeSpan, ...]:
         """Return the spans of a kind, name and micro-batch in closed steps, on some ranks.
 
-        Nothing if there is no store. A step that is not closed yet has no begin.
+        A step that is not closed yet has no begin.
         """
-        if self._store is None:
-            return ()
         closed = read_closed_bounds(self._store, run_id, epoch, most=MAX_CLOSED)
         begin_ns = {row["step"]: row["begin_ns"] for row in closed if row["step"] in steps}
         if not begin_ns:
@@ -380,8 +374,6 @@ class StepView:
 
     def picture_revision(self, run_id: str, *, epoch: int, step: int) -> int:
         """Return a number that changes whenever the stored picture of a step does."""
-        if self._pictures is None:
-            return 0
         kept = self._pictures.kept(StepId(run_id=run_id, epoch=epoch, step=step))
         return 0 if kept is None else kept.revision
 
@@ -418,8 +410,6 @@ class StepView:
             EmptyRunError: There are no such spans, or too many.
         """
         self._runs.find(run_id)
-        if self._store is None:
-            raise EmptyRunError("no spans are stored")
         return write_step_trace(
             self._store, run_id, epoch=epoch, step=step, ranks=ranks, window_ns=window_ns
         )

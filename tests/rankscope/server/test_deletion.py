@@ -95,7 +95,7 @@ def test_pages_of_a_run_that_is_deleted_say_so(tmp_path: Path) -> None:
         stored(store, tmp_path / "spool")
         source = StoreSource(store)
         reports = Reports(source)
-        provider = StoreProvider(source, reports, timeout_s=TIMEOUT_S)
+        provider = StoreProvider(source, reports, store=store, timeout_s=TIMEOUT_S)
         view = View(page=TIMELINE, run="job", epoch=0, step=1)
         assert "deleted" not in words(rendered(overview.PAGE, provider, View(run="job")))
         assert "deleted" not in words(rendered(timeline_page.PAGE, provider, view))

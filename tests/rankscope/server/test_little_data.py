@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dash.development.base_component import Component
 
     from rankscope.analysis.trace.tables import RunInfo
+    from rankscope.collector.store.store import Store
 
 MS = 1_000_000
 RUN = "tiny"
@@ -158,10 +159,11 @@ VIEWS = {
 
 
 @pytest.fixture(scope="module", params=DATASETS)
-def dataset(request: pytest.FixtureRequest) -> tuple[StoreProvider, str, str]:
+def dataset(request: pytest.FixtureRequest, store: Store) -> tuple[StoreProvider, str, str]:
     make, overview, timeline = DATASETS[request.param]
     source = make()
-    return StoreProvider(source, Reports(source), timeout_s=TIMEOUT_S), overview, timeline
+    provider = StoreProvider(source, Reports(source), store=store, timeout_s=TIMEOUT_S)
+    return provider, overview, timeline
 
 
 def make_page(provider: StoreProvider, view: View) -> Component:

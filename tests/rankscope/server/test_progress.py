@@ -22,6 +22,7 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from rankscope.analysis.trace.context import RunContext
     from rankscope.analysis.trace.tables import RunInfo, SpanTable, StepTable
+    from rankscope.collector.store.store import Store
 
 MS = 1_000_000
 
@@ -91,9 +92,9 @@ def source() -> SlowSource:
     )
 
 
-def test_the_provider_answers_while_the_run_is_analysed(source: SlowSource) -> None:
+def test_the_provider_answers_while_the_run_is_analysed(source: SlowSource, store: Store) -> None:
     # GIVEN a run whose spans take long to read
-    provider = StoreProvider(source, Reports(source), timeout_s=0)
+    provider = StoreProvider(source, Reports(source), store=store, timeout_s=0)
 
     # WHEN a page requests its diagnosis
     provider.report("tiny")
@@ -110,8 +111,8 @@ def test_the_provider_answers_while_the_run_is_analysed(source: SlowSource) -> N
         assert time.monotonic() < deadline_s, "the analysis never ended"
 
 
-def test_two_clients_share_one_analysis(source: SlowSource) -> None:
-    provider = StoreProvider(source, Reports(source), timeout_s=TIMEOUT_S)
+def test_two_clients_share_one_analysis(source: SlowSource, store: Store) -> None:
+    provider = StoreProvider(source, Reports(source), store=store, timeout_s=TIMEOUT_S)
 
     with ThreadPoolExecutor(2) as clients:
         waiting = [clients.submit(provider.report, "tiny") for _ in range(2)]
@@ -124,8 +125,8 @@ def test_two_clients_share_one_analysis(source: SlowSource) -> None:
     assert source.num_reads == 1
 
 
-def test_two_clients_share_one_timeline(source: SlowSource) -> None:
-    provider = StoreProvider(source, Reports(source), timeout_s=TIMEOUT_S)
+def test_two_clients_share_one_timeline(source: SlowSource, store: Store) -> None:
+    provider = StoreProvider(source, Reports(source), store=store, timeout_s=TIMEOUT_S)
 
     with ThreadPoolExecutor(2) as clients:
         waiting = [clients.submit(provider.timeline, "tiny", epoch=0, step=1) for _ in range(2)]
@@ -138,10 +139,12 @@ def test_two_clients_share_one_timeline(source: SlowSource) -> None:
     assert source.num_reads == 1
 
 
-def test_a_defect_of_the_analysis_is_a_failure_with_its_reason(source: SlowSource) -> None:
+def test_a_defect_of_the_analysis_is_a_failure_with_its_reason(
+    source: SlowSource, store: Store
+) -> None:
     source.fails = True
     source.is_released.set()
-    provider = StoreProvider(source, Reports(source), timeout_s=TIMEOUT_S)
+    provider = StoreProvider(source, Reports(source), store=store, timeout_s=TIMEOUT_S)
 
     found = provider.report("tiny")
 
@@ -149,9 +152,9 @@ def test_a_defect_of_the_analysis_is_a_failure_with_its_reason(source: SlowSourc
     assert found.reason == "ZeroDivisionError: a defect"
 
 
-def test_a_small_run_does_not_wait_for_two_large_ones(source: SlowSource) -> None:
+def test_a_small_run_does_not_wait_for_two_large_ones(source: SlowSource, store: Store) -> None:
     # GIVEN two large runs whose analyses take long
-    provider = StoreProvider(source, Reports(source), timeout_s=0)
+    provider = StoreProvider(source, Reports(source), store=store, timeout_s=0)
     source.num_spans = {"large": 9_000_000, "larger": 18_000_000, "tiny": 1000}
     provider.report("large")
     provider.report("larger")
@@ -164,8 +167,8 @@ def test_a_small_run_does_not_wait_for_two_large_ones(source: SlowSource) -> Non
     source.is_released.set()
 
 
-def test_an_unknown_run_is_an_error_at_once(source: SlowSource) -> None:
-    provider = StoreProvider(source, Reports(source), timeout_s=0)
+def test_an_unknown_run_is_an_error_at_once(source: SlowSource, store: Store) -> None:
+    provider = StoreProvider(source, Reports(source), store=store, timeout_s=0)
 
     with pytest.raises(UnknownRunError, match="no run 'other'"):
         provider.report("other")

@@ -20,6 +20,7 @@ from tests.support.receiver import TIMEOUT_S
 if TYPE_CHECKING:
     from rankscope.analysis.trace.context import RunContext
     from rankscope.analysis.trace.tables import SpanTable
+    from rankscope.collector.store.store import Store
 
 MS = 1_000_000
 NUM_STEPS = 8
@@ -96,10 +97,12 @@ def test_a_run_is_analysed_at_the_first_request_only(whole: Source) -> None:
     assert source.num_reads == 1
 
 
-def test_a_run_that_has_grown_is_analysed_again_with_a_new_revision(whole: Source) -> None:
+def test_a_run_that_has_grown_is_analysed_again_with_a_new_revision(
+    whole: Source, store: Store
+) -> None:
     source = GrowingSource(whole, num_steps=4)
     reports = Reports(source)
-    provider = StoreProvider(source, reports, timeout_s=TIMEOUT_S)
+    provider = StoreProvider(source, reports, store=store, timeout_s=TIMEOUT_S)
     before = provider.report("tiny")
     revision = provider.revision("tiny")
 
@@ -123,10 +126,10 @@ def test_a_run_without_steps_has_no_report_and_an_unknown_one_is_an_error(whole:
         reports.get("other")
 
 
-def test_timelines_are_cached_until_the_run_grows(whole: Source) -> None:
+def test_timelines_are_cached_until_the_run_grows(whole: Source, store: Store) -> None:
     source = GrowingSource(whole, num_steps=4)
     reports = Reports(source)
-    provider = StoreProvider(source, reports, timeout_s=TIMEOUT_S)
+    provider = StoreProvider(source, reports, store=store, timeout_s=TIMEOUT_S)
     provider.report("tiny")
 
     drawn = provider.timeline("tiny", epoch=0, step=2)
