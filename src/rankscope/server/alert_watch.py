@@ -16,7 +16,6 @@ from rankscope.collector.spool.descriptions import RUNNING
 from rankscope.tracer.span import NS_PER_S
 
 from .bad_hosts import BadHosts
-from .loops import Loop
 from .rank_view import read_liveness
 from .run_failures import WATCHED, RunFailures
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from .alerting import Alerting
     from .reports import Reports
 
-TURN_PAUSE_S = 1.0
 WATCH_NS = 10 * NS_PER_S
 """Pause between two looks at the signals of the live runs."""
 
@@ -167,8 +165,3 @@ class AlertWatch:
                 per_s = row["num_bytes"] / row["span_ns"] * NS_PER_S
                 rate[place[row["host"]], row["bucket"]] = per_s
         return Traffic(hosts=hosts, bytes_per_s=rate)
-
-
-def alert_loop(watch: AlertWatch) -> Loop:
-    """Return the loop that watches the live runs and sends alerts."""
-    return Loop("alerts", watch.turn, pause_s=TURN_PAUSE_S)

@@ -16,7 +16,7 @@ from rankscope.collector.read.host_checks import TABLE
 
 from ..terminal.lines import say
 from .host_watch import URGENCY, HostWatch
-from .loops import sampler_loop
+from .loops import Loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,7 +80,7 @@ class HostSampling:
         self.sampler = Sampler(sources, sink, unix_ns=unix_ns, say=say)
         """Its readings go into the buffers."""
 
-        self.loops = (sampler_loop(self.sampler), self.watch.loop())
+        self.loops = (Loop("sampler", self.sampler.turn), Loop("host-checks", self.watch.turn))
         """The loops that read and examine."""
 
     def store(

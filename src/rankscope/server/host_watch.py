@@ -21,7 +21,6 @@ from rankscope.collector.spool.descriptions import FAILED, LOST
 from ..doctor.examination import examine_host
 from ..doctor.host import Host
 from ..doctor.stored import check_rows
-from .loops import Loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from rankscope.collector.host.heartbeat import Heartbeat
     from rankscope.collector.identity import Row
 
-PAUSE_S = 1.0
 MIN_INTERVAL_S = 30.0
 """Least time between the begins of two examinations: what happens between them shares the next."""
 
@@ -92,10 +90,6 @@ class HostWatch:
         self._last: Occasion = Occasion(AGENT_START)
         self._begun_s: float | None = None
         self._request(Occasion(AGENT_START))
-
-    def loop(self) -> Loop:
-        """Return the loop that examines."""
-        return Loop("host-checks", self.turn, pause_s=PAUSE_S)
 
     def take(self, beats: Sequence[Heartbeat]) -> None:
         """Note the states of this host's ranks; one that turns abnormal is an occasion."""

@@ -1,4 +1,4 @@
-"""Background threads of a server: tail, analysis, sampler, rows of the host, memory."""
+"""Background threads of a server: tail, analysis, memory and others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.trace.tables import RunSummary, SpanSource
     from rankscope.collector.host.host_events import HostEventQueue
-    from rankscope.collector.host.sampler import Sampler
     from rankscope.collector.read.control import ControlRequests
     from rankscope.collector.spool.cut import Sink
     from rankscope.collector.spool.tail import SpoolTail
@@ -34,16 +33,13 @@ if TYPE_CHECKING:
 
     from .alerting import Alerting
     from .finding_tracker import LiveFindings
-    from .host_sampling import HostSampling
     from .reports import Reports
     from .run_failures import Caught, RunFailures
 
-TAIL_PAUSE_S = 1.0
-"""Many small inserts cost the engine more than a few large ones: fsyncs now, merges later."""
+PAUSE_S = 1.0
+"""Pause between two turns. Of the tail: many small inserts cost the engine more than a few large
+ones, fsyncs now and merges later."""
 
-ANALYSIS_PAUSE_S = 1.0
-SAMPLER_PAUSE_S = 1.0
-HOST_ROWS_PAUSE_S = 1.0
 MEMORY_PAUSE_S = 2.0
 """Shorter than the five seconds for which the engine keeps freed pages, and which it counts only
 while it allocates."""
@@ -89,7 +85,7 @@ class Loop:
         name: str,
         turn: Callable[[], float | None],
         *,
-        pause_s: float,
+        pause_s: float = PAUSE_S,
         say: Callable[[str], None] | None = None,
     ) -> None:
         self._turn = turn
@@ -338,26 +334,10 @@ def tail_loop(
         # To look at thousands of ranks takes seconds: in vain, for half of the time at most.
         return 0.0 if progress.num_cuts else time.monotonic() - begun_s
 
-    loop = Loop("tail", turn, pause_s=TAIL_PAUSE_S)
+    loop = Loop("tail", turn)
     return loop
-
-
-def analysis_loop(analysis: LiveAnalysis) -> Loop:
-    """Return the loop that analyses runs."""
-    return Loop("analysis", analysis.turn, pause_s=ANALYSIS_PAUSE_S)
-
-
-def sampler_loop(sampler: Sampler) -> Loop:
-    """Return the loop that reads the counters of this host. Its turns never raise."""
-    return Loop("sampler", sampler.turn, pause_s=SAMPLER_PAUSE_S)
 
 
 def memory_loop(store: Store | None = None) -> Loop:
     """Return the loop that returns unused memory to the machine."""
     return Loop("spare-memory", partial(release_memory, store), pause_s=MEMORY_PAUSE_S)
-
-
-def host_rows_loop(sampling: HostSampling, tail: SpoolTail, sink: Sink) -> Loop:
-    """Return the loop that stores what is read of this host. If the store fails, it waits."""
-    turn = partial(sampling.store, sink.upsert, placed=tail.placed_heartbeats)
-    return Loop("host-rows", turn, pause_s=HOST_ROWS_PAUSE_S)

@@ -31,17 +31,11 @@ from ..terminal.lines import say
 from .alert_config import AlertConfig, open_receiver, read_alert_config, with_webhook
 from .listen import ListenOptions, open_endpoint
 from .logs import Log, log_lines
-from .loops import (
-    LiveAnalysis,
-    analysis_loop,
-    host_rows_loop,
-    memory_loop,
-    tail_loop,
-)
+from .loops import LiveAnalysis, Loop, memory_loop, tail_loop
 from .run_failures import RunFailures
 from .signals import sigterm_as_interrupt
 from .topology import PlacedSink, Topology, place_ranks, read_topology
-from .upkeep import PartChecks, open_upkeep, part_check_loop
+from .upkeep import PartChecks, open_upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -58,7 +52,6 @@ if TYPE_CHECKING:
     from .alerting import Alerting
     from .host_sampling import HostSampling
     from .listen import Endpoint
-    from .loops import Loop
     from .reports import AnalyzeElsewhere, Reports
 
 
@@ -268,7 +261,8 @@ def serve_store(options: ServeOptions) -> None:
             if spool.samples:
                 sampling = _open_sampling(spool, store, stack)
                 events = sampling.events
-                loops += [*sampling.loops, host_rows_loop(sampling, tail, sink)]
+                store_rows = partial(sampling.store, sink.upsert, placed=tail.placed_heartbeats)
+                loops += [*sampling.loops, Loop("host-rows", store_rows)]
             loops.append(tail_loop(tail, ControlRequests(store), host_events=events, sink=sink))
         loops += [*open_upkeep(store, deletions, options.keep, failures), memory_loop(store)]
         has_ingest = options.only is not Part.DASHBOARD
@@ -324,7 +318,6 @@ def serve_opened(parts: ServerParts) -> None:
 
     from ..sources.stored_reports import StoredReports
     from .alert_changes import alert_router
-    from .alert_watch import alert_loop
     from .annotations import annotation_router
     from .host_changes import host_router
     from .http_server import Monitoring, open_application, open_metrics, open_routers, run_server
@@ -350,10 +343,10 @@ def serve_opened(parts: ServerParts) -> None:
     watch = None
     if parts.analysis is not None:
         analysis, watch = _open_analysis(parts, parts.analysis, source, reports)
-        loops += [analysis, alert_loop(watch)]
+        loops += [analysis, Loop("alerts", watch.turn)]
     part_checks = None if store.path is None else PartChecks(store)
     if part_checks is not None:
-        loops.append(part_check_loop(part_checks))
+        loops.append(Loop("part-checks", part_checks.turn))
     with ExitStack() as stack:
         checks = [loop.why_stopped for loop in loops]
         if parts.ingest is not None:
@@ -427,7 +420,7 @@ def _open_analysis(
         failures=parts.failures,
         num_signs=settings.num_signs,
     )
-    analysis = analysis_loop(live)
+    analysis = Loop("analysis", live.turn)
     watch = AlertWatch(
         parts.store,
         source,

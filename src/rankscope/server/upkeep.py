@@ -37,7 +37,6 @@ UNITS_NS = {"h": HOUR_NS, "d": DAY_NS}
 FOREVER = "forever"
 
 
-CHECK_PAUSE_S = 1.0
 CHECKED_BYTES_PER_S = 16 << 20
 """A tenth of what a disk of a cloud machine reads: 1.4 TB a day."""
 
@@ -214,11 +213,6 @@ def open_upkeep(
     if store.path is not None:
         return loops
     return (Loop("upkeep-lease", lease.renew, pause_s=PAUSE_S), *loops)
-
-
-def part_check_loop(checks: PartChecks) -> Loop:
-    """Return the loop that checks the parts of an embedded store."""
-    return Loop("part-checks", checks.turn, pause_s=CHECK_PAUSE_S)
 
 
 def parse_keep(*, spans: str, findings: str, runs: str) -> RetentionPolicy:

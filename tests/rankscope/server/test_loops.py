@@ -9,7 +9,7 @@ from rankscope.collector.host.sampler import Sampler
 from rankscope.collector.store.store import open_store
 from rankscope.errors import FailedError
 from rankscope.server import loops
-from rankscope.server.loops import Loop, sampler_loop
+from rankscope.server.loops import Loop
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def test_a_defect_is_logged_without_its_text_and_retried_after_a_longer_pause(
 def test_the_sampler_loop_works_until_it_is_stopped() -> None:
     taken = threading.Event()
     sampler = Sampler([], lambda _samples: taken.set())
-    loop = sampler_loop(sampler)
+    loop = Loop("sampler", sampler.turn)
 
     loop.start()
 
