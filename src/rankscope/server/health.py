@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import threading
 import time
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.report.liveness import SILENT_NS
 from rankscope.analysis.report.text import (
     UNKNOWN,
-    format_age,
     format_bytes,
     format_duration,
     format_percent,
@@ -19,7 +17,8 @@ from rankscope.collector.errors import StoreError
 from rankscope.dashboard.records.page_results import Health, HealthSection
 from rankscope.tracer.span import NS_PER_S
 
-from .host_check_sections import host_check_parts
+from .host_check_sections import format_ago, host_check_parts
+from .shared_results import SharedResults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -92,20 +91,15 @@ class HealthReader:
         self._metrics = metrics
         self._read_account = read_account
         self._read_queue = read_queue
-        self._lock = threading.Lock()
-        self._read_ns = 0
-        self._last: Health | None = None
+        self._kept: SharedResults[None, Health] = SharedResults(max_results=1)
         self._spans: tuple[int, float] | None = None
 
     def read(self) -> Health:
         """Return the state of the server."""
-        with self._lock:
-            now_ns = time.time_ns()
-            if self._last is None or now_ns - self._read_ns >= AGE_NS:
-                self._last, self._read_ns = self._read(now_ns), now_ns
-            return self._last
+        return self._kept.get(None, self._read, max_age_ns=AGE_NS)
 
-    def _read(self, now_ns: int) -> Health:
+    def _read(self) -> Health:
+        now_ns = time.time_ns()
         values = {
             reading.name: {"".join(labels): number for labels, number in reading.samples.items()}
             for reading in self._metrics.readings()
@@ -150,7 +144,7 @@ class HealthReader:
         refused = sum(values.get("refused_requests_total", {}).values())
         rows = (
             ("received since the last look", rate),
-            ("last rows stored", UNKNOWN if newest is None else f"{_age(now_ns, newest)} ago"),
+            ("last rows stored", UNKNOWN if newest is None else format_ago(now_ns, newest)),
             ("spans received since the start", f"{spans:,.0f}"),
             ("requests of agents", f"{requests:,.0f}"),
             ("refused requests and connections", f"{refused:,.0f}"),
@@ -163,25 +157,21 @@ class HealthReader:
         ), ()
 
     def _disk(self) -> Part:
-        section = HealthSection(
-            title="Disk", about="Where the store is.", columns=("folder", "free", "size"), rows=()
-        )
-        if self._store.path is None:
-            return section, ()
-        usage = shutil.disk_usage(self._store.path)
-        ratio = usage.free / usage.total
-        folder = self._store.path.name
-        row = (folder, f"{format_bytes(usage.free)} ({format_percent(ratio)})",
-               format_bytes(usage.total))  # fmt: skip
-        is_full = ratio < MIN_FREE_RATIO
-        problem = f"Only {format_percent(ratio)} of the store's disk is free: free some space."
+        rows, bad, problems = [], [], []
+        if self._store.path is not None:
+            usage = shutil.disk_usage(self._store.path)
+            free, folder = format_percent(usage.free / usage.total), self._store.path.name
+            rows.append((folder, f"{format_bytes(usage.free)} ({free})", format_bytes(usage.total)))
+            if usage.free / usage.total < MIN_FREE_RATIO:
+                bad.append(folder)
+                problems.append(f"Only {free} of the store's disk is free: free some space.")
         return HealthSection(
-            title=section.title,
-            about=section.about,
-            columns=section.columns,
-            rows=(row,),
-            bad=frozenset({folder} if is_full else ()),
-        ), ((problem,) if is_full else ())
+            title="Disk",
+            about="Where the store is.",
+            columns=("folder", "free", "size"),
+            rows=tuple(rows),
+            bad=frozenset(bad),
+        ), tuple(problems)
 
 
 def _loops(values: Values) -> Part:
@@ -246,7 +236,7 @@ def _hosts(hosts: list[Row], now_ns: int) -> Part:
     rows = tuple(
         (
             row["host"],
-            f"{_age(now_ns, row['newest_ns'])} ago",
+            format_ago(now_ns, row["newest_ns"]),
             f"{row['num_ranks']:,}",
             UNKNOWN
             if row["clock_error_ns"] is None
@@ -297,7 +287,3 @@ def _bad_rows(found: list[Row]) -> Part:
         columns=("reason", "rows"),
         rows=rows,
     ), ()
-
-
-def _age(now_ns: int, then_ns: int) -> str:
-    return format_age(max(0, now_ns - then_ns))

@@ -77,7 +77,7 @@ def _marks(store: Store, now_ns: int) -> Part:
             str(mark.mark),
             mark.reason or EMPTY,
             mark.set_by or EMPTY,
-            f"{_age(now_ns, mark.at_ns)} ago",
+            format_ago(now_ns, mark.at_ns),
             _end(mark),
             ", ".join(runs_of.get(mark.host, [])) or EMPTY,
         )
@@ -114,7 +114,13 @@ def _deviations(checks: Sequence[StoredCheck], now_ns: int) -> Part:
     broken = [host for host, of_host in bad.items() if any(c.state == ERROR for c in of_host)]
     ordered = sorted(bad, key=lambda host: (host not in broken, host))
     rows = tuple(
-        (host, check.state, _name(check), _sentence(check), f"{_age(now_ns, check.at_ns)} ago")
+        (
+            host,
+            check.state,
+            f"{check.name}, {check.part}" if check.part else check.name,
+            f"{check.reason}: {check.remedy}" if check.remedy else check.reason,
+            format_ago(now_ns, check.at_ns),
+        )
         for host in ordered
         for check in sorted(bad[host], key=lambda check: (check.state != ERROR, check.name))
     )
@@ -146,8 +152,8 @@ def _offenders(offenders: Sequence[Offender], now_ns: int) -> Part:
             each.reason,
             f"{each.num_examinations:,}",
             f"{each.num_runs:,}",
-            f"{_age(now_ns, each.first_ns)} ago",
-            f"{_age(now_ns, each.last_ns)} ago",
+            format_ago(now_ns, each.first_ns),
+            format_ago(now_ns, each.last_ns),
         )
         for each in offenders
     )
@@ -192,13 +198,6 @@ def _confirmed_rows(store: Store, run_ids: Sequence[str], now_ns: int) -> Iterat
                 yield run_id, f"{finding.cause} on rank {ranks}{more}", text
 
 
-def _name(check: StoredCheck) -> str:
-    return f"{check.name}, {check.part}" if check.part else check.name
-
-
-def _sentence(check: StoredCheck) -> str:
-    return f"{check.reason}: {check.remedy}" if check.remedy else check.reason
-
-
-def _age(now_ns: int, then_ns: int) -> str:
-    return format_age(max(0, now_ns - then_ns))
+def format_ago(now_ns: int, then_ns: int) -> str:
+    """Return how long ago something was: "59 s ago"."""
+    return f"{format_age(max(0, now_ns - then_ns))} ago"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rankscope.collector.errors import StoreError
@@ -14,6 +14,7 @@ from rankscope.collector.http.server import HttpServer, ServerLimits, fit_connec
 from rankscope.tracer.span import NS_PER_S
 
 from .run_metrics import read_live_runs
+from .shared_results import SharedResults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -93,12 +94,18 @@ def open_metrics(  # the parts of a server
 
     `run_server` adds the rest.
     """
-    readers = [read_loops(loops), read_store(store), read_account(reports)]
+    readers: list[Reader] = [
+        partial(read_loops, loops),
+        read_store(store),
+        partial(read_account, reports),
+    ]
     if watch is not None:
         readers.append(read_live_runs(reports, watch, store))
     if part_checks is not None:
-        readers.append(read_part_checks(part_checks))
-    return Metrics(readers if ingest is None else [*readers, read_ingest(ingest)])
+        readers.append(partial(read_part_checks, part_checks))
+    if ingest is not None:
+        readers.append(partial(read_ingest, ingest))
+    return Metrics(readers)
 
 
 def open_application(
@@ -146,7 +153,7 @@ def run_server(
     """Serve until SIGINT or SIGTERM; call ``on_start`` when the server accepts connections."""
     limits = ServerLimits(max_connections=fit_connections())
     server = HttpServer(app, endpoint.listeners, limits=limits)
-    monitoring.metrics.add(read_edge(server, endpoint, monitoring.refusals))
+    monitoring.metrics.add(partial(read_edge, server, endpoint, monitoring.refusals))
     server.serve_until_stopped(on_start=on_start)
 
 
@@ -156,119 +163,98 @@ def _no_pages(environ: dict[str, object], start_response: Callable[..., object])
     return [b"404: this collector serves no pages. Open a dashboard on the same store.\n"]
 
 
-def read_loops(loops: Sequence[Loop]) -> Reader:
-    """Return the metrics of the server's loops: tail, analysis, upkeep and others."""
-
-    def read() -> Iterable[Reading]:
-        for name, text, value in (
-            (
-                "loop_up",
-                "1 if a background loop works, 0 if it fails or has ended.",
-                lambda loop: float(loop.why_stopped() is None),
-            ),
-            ("loop_turns_total", "Turns of a background loop.", lambda loop: loop.num_turns),
-            (
-                "loop_failures_total",
-                "Turns of a background loop that failed and are retried.",
-                lambda loop: loop.num_failures,
-            ),
-            (
-                "loop_busy_seconds_total",
-                "Time that a background loop has spent in its turns.",
-                lambda loop: loop.busy_ns / NS_PER_S,
-            ),
-        ):
-            values = {loop.name: value(loop) for loop in loops}
-            yield Reading(name=name, text=text, label="loop", values=values)
-        counted = [loop.counts for loop in loops if loop.counts]
-        if counted:
-            yield Reading(
-                name="spool_rows_total",
-                text="Rows that the tail read from the spool, by kind. refused_files counts files"
-                " that could not be read and were left in place.",
-                label="kind",
-                values={name: count for counts in counted for name, count in counts.items()},
-            )
-
-    return read
-
-
-def read_account(reports: Reports) -> Reader:
-    """Return the account of the records of the running jobs, as the analysis last saw it."""
-
-    def read() -> Iterable[Reading]:
-        account = reports.running_account()
-        numbers = {
-            "produced": account.produced,
-            "stored": account.stored,
-            "dropped": account.num_dropped,
-            "buffered": account.buffered,
-        }
+def read_loops(loops: Sequence[Loop]) -> Iterable[Reading]:
+    """Yield the metrics of the server's loops: tail, analysis, upkeep and others."""
+    for name, text, value in (
+        (
+            "loop_up",
+            "1 if a background loop works, 0 if it fails or has ended.",
+            lambda loop: float(loop.why_stopped() is None),
+        ),
+        ("loop_turns_total", "Turns of a background loop.", lambda loop: loop.num_turns),
+        (
+            "loop_failures_total",
+            "Turns of a background loop that failed and are retried.",
+            lambda loop: loop.num_failures,
+        ),
+        (
+            "loop_busy_seconds_total",
+            "Time that a background loop has spent in its turns.",
+            lambda loop: loop.busy_ns / NS_PER_S,
+        ),
+    ):
+        values = {loop.name: value(loop) for loop in loops}
+        yield Reading(name=name, text=text, label="loop", values=values)
+    counted = [loop.counts for loop in loops if loop.counts]
+    if counted:
         yield Reading(
-            name="running_records",
-            text="Records of the running jobs: produced = stored + dropped + buffered. A state"
-            " that is unknown is left out.",
-            label="state",
-            values={state: float(num) for state, num in numbers.items() if num is not None},
+            name="spool_rows_total",
+            text="Rows that the tail read from the spool, by kind. refused_files counts files"
+            " that could not be read and were left in place.",
+            label="kind",
+            values={name: count for counts in counted for name, count in counts.items()},
         )
 
-    return read
+
+def read_account(reports: Reports) -> Iterable[Reading]:
+    """Yield the account of the records of the running jobs, as the analysis last saw it."""
+    account = reports.running_account()
+    numbers = {
+        "produced": account.produced,
+        "stored": account.stored,
+        "dropped": account.num_dropped,
+        "buffered": account.buffered,
+    }
+    yield Reading(
+        name="running_records",
+        text="Records of the running jobs: produced = stored + dropped + buffered. A state"
+        " that is unknown is left out.",
+        label="state",
+        values={state: float(num) for state, num in numbers.items() if num is not None},
+    )
 
 
-def read_ingest(service: IngestService) -> Reader:
-    """Return the metrics of agents' requests."""
-
-    def read() -> Iterable[Reading]:
-        counts = service.counts
-        for name, text, value in (
-            ("ingest_requests_total", "Requests of agents.", counts.num_requests),
-            ("ingest_bytes_total", "Bytes in bodies of agents' requests.", counts.num_bytes),
-            ("ingest_spans_total", "Spans in agents' requests.", counts.num_spans),
-            (
-                "ingest_bad_rows_total",
-                "Invalid rows, stored with the reason in table bad_rows.",
-                counts.num_bad_rows,
-            ),
-        ):
-            yield Reading(name=name, text=text, values={"": value})
-        yield Reading(
-            name="ingest_cuts_total",
-            text="Cuts, by their state after ingest.",
-            label="state",
-            values=dict(counts.cuts),
-        )
-        yield Reading(
-            name="ingest_refusals_total",
-            text="Refused requests of agents, by HTTP status.",
-            label="status",
-            values={str(status): count for status, count in counts.refusals.items()},
-        )
-        yield Reading(
-            name="ingest_under_way_bytes",
-            text="Bytes of agents' requests in progress, as sent and as inflated.",
-            label="form",
-            values={
-                "wire": service.wire_budget.taken_bytes,
-                "inflated": service.inflated_budget.taken_bytes,
-            },
-        )
-
-    return read
+def read_ingest(service: IngestService) -> Iterable[Reading]:
+    """Yield the metrics of agents' requests."""
+    counts = service.counts
+    for name, text, value in (
+        ("ingest_requests_total", "Requests of agents.", counts.num_requests),
+        ("ingest_bytes_total", "Bytes in bodies of agents' requests.", counts.num_bytes),
+        ("ingest_spans_total", "Spans in agents' requests.", counts.num_spans),
+        (
+            "ingest_bad_rows_total",
+            "Invalid rows, stored with the reason in table bad_rows.",
+            counts.num_bad_rows,
+        ),
+    ):
+        yield Reading(name=name, text=text, values={"": value})
+    yield Reading(
+        name="ingest_cuts_total",
+        text="Cuts, by their state after ingest.",
+        label="state",
+        values=dict(counts.cuts),
+    )
+    yield Reading(
+        name="ingest_refusals_total",
+        text="Refused requests of agents, by HTTP status.",
+        label="status",
+        values={str(status): count for status, count in counts.refusals.items()},
+    )
+    yield Reading(
+        name="ingest_under_way_bytes",
+        text="Bytes of agents' requests in progress, as sent and as inflated.",
+        label="form",
+        values={
+            "wire": service.wire_budget.taken_bytes,
+            "inflated": service.inflated_budget.taken_bytes,
+        },
+    )
 
 
 def read_store(store: Store) -> Reader:
     """Return the metrics of the store's size, read every `STORE_PAUSE_NS` at most."""
-    readings: list[Reading] = []
-    read_ns: int | None = None
-
-    def read() -> Iterable[Reading]:
-        nonlocal readings, read_ns
-        now_ns = time.monotonic_ns()
-        if read_ns is None or now_ns - read_ns >= STORE_PAUSE_NS:
-            readings, read_ns = _read_sizes(store), now_ns
-        return readings
-
-    return read
+    kept: SharedResults[None, list[Reading]] = SharedResults(max_results=1)
+    return lambda: kept.get(None, lambda: _read_sizes(store), max_age_ns=STORE_PAUSE_NS)
 
 
 def _read_sizes(store: Store) -> list[Reading]:
@@ -290,37 +276,29 @@ def _read_sizes(store: Store) -> list[Reading]:
     return readings
 
 
-def read_part_checks(checks: PartChecks) -> Reader:
-    """Return the metric of damaged parts."""
+def read_part_checks(checks: PartChecks) -> Iterable[Reading]:
+    """Yield the metric of damaged parts."""
+    yield Reading(
+        name="store_damaged_parts",
+        text="Parts by table whose files do not match their checksums: restore a backup.",
+        label="table",
+        values={table: float(number) for table, number in checks.num_damaged.items()},
+    )
 
-    def read() -> Iterable[Reading]:
+
+def read_edge(server: HttpServer, endpoint: Endpoint, refusals: Refusals) -> Iterable[Reading]:
+    """Yield the metrics of connections, refused requests and the certificate."""
+    values: dict[str, float] = {"": server.num_connections}
+    yield Reading(name="connections", text="Open connections.", values=values)
+    yield Reading(
+        name="refused_requests_total",
+        text="Refused requests, by reason.",
+        label="reason",
+        values={str(reason): count for reason, count in refusals.counts.items()},
+    )
+    if endpoint.renewal is not None:
         yield Reading(
-            name="store_damaged_parts",
-            text="Parts by table whose files do not match their checksums: restore a backup.",
-            label="table",
-            values={table: float(number) for table, number in checks.num_damaged.items()},
+            name="certificate_expiry_timestamp_seconds",
+            text="Unix time at which the server's certificate expires.",
+            values={"": endpoint.renewal.served.expires_s},
         )
-
-    return read
-
-
-def read_edge(server: HttpServer, endpoint: Endpoint, refusals: Refusals) -> Reader:
-    """Return the metrics of connections, refused requests and the certificate."""
-
-    def read() -> Iterable[Reading]:
-        values: dict[str, float] = {"": server.num_connections}
-        yield Reading(name="connections", text="Open connections.", values=values)
-        yield Reading(
-            name="refused_requests_total",
-            text="Refused requests, by reason.",
-            label="reason",
-            values={str(reason): count for reason, count in refusals.counts.items()},
-        )
-        if endpoint.renewal is not None:
-            yield Reading(
-                name="certificate_expiry_timestamp_seconds",
-                text="Unix time at which the server's certificate expires.",
-                values={"": endpoint.renewal.served.expires_s},
-            )
-
-    return read

@@ -44,7 +44,6 @@ from rankscope.collector.read.spans import (
 )
 
 from ..sources.arrow_tables import arrivals_table, span_table
-from .background_jobs import KeptResults
 from .shared_results import SharedResults
 
 if TYPE_CHECKING:
@@ -54,12 +53,10 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.drawing.tiles import Level, TilePlan
     from rankscope.analysis.drawing.timeline import StepTimeline
-    from rankscope.analysis.trace.tables import RunInfo, SpanSource
+    from rankscope.analysis.trace.tables import RunInfo
     from rankscope.collector.read.pictures import KeptPicture, StepId
     from rankscope.collector.store.store import Store
     from rankscope.tracer.topology import Coords
-
-    from .background_jobs import BackgroundJobs
 
     Places = tuple[dict[int, Coords], dict[int, str]]
     """Coordinates and hosts by rank."""
@@ -70,8 +67,8 @@ and 7.8 s of CPU; with portions of half as many 0.5 GB and 10 s, as a whole 1.1 
 portion needs the arrivals of whole groups, which take longer to read than its own spans."""
 
 MAX_PICTURES = 8
-"""Pictures in memory, some 5 MB each: those that were read, and those that were drawn because their
-tiles are not stored yet."""
+"""Pictures in memory, some 5 MB each: of those that were read, and likewise of those that were
+drawn because their tiles are not stored yet."""
 
 MAX_KEPT = 64
 KEPT_AGE_NS = 500_000_000
@@ -263,42 +260,6 @@ def make_part(
         arrivals=arrivals_table(rows.arrivals),
         bounds_ns=bounds_ns,
     )
-
-
-class LargeSteps:
-    """Pictures of steps that are too large to be held, while their tiles are not stored yet.
-
-    Each is drawn once in the background, however many clients ask for it.
-
-    Args:
-        jobs: Background jobs for the drawing.
-    """
-
-    def __init__(self, store: Store, source: SpanSource, jobs: BackgroundJobs) -> None:
-        self._store = store
-        self._source = source
-        self._jobs = jobs
-        self._pictures: KeptResults[StepPicture] = KeptResults(MAX_PICTURES)
-
-    def picture(self, step_id: StepId, *, order: RowOrder, timeout_s: float) -> StepPicture | None:
-        """Return the step's picture; None while it is being drawn.
-
-        Args:
-            step_id: The step, of a run whose format records groups.
-            order: What the rows are grouped by.
-            timeout_s: Longest time to wait for it.
-
-        Raises:
-            UnknownRunError: The store holds no run of that name.
-            EmptyRunError: The step holds no spans.
-        """
-
-        def draw() -> StepPicture:
-            info = self._source.run_info(step_id.run_id)
-            return draw_in_portions(self._store, info, step_id, order=order)
-
-        done = self._pictures.get((step_id, order), draw, jobs=self._jobs, timeout_s=timeout_s)
-        return None if done is None else done.result()
 
 
 def draw_in_portions(

@@ -32,7 +32,14 @@ from rankscope.collector.spool.descriptions import RUNNING
 from ..sources.store_source import to_event
 from .around_runs import write_step_trace
 from .background_jobs import KeptResults
-from .pictures import LargeSteps, StepPictures, make_part, read_part, read_part_rows
+from .pictures import (
+    MAX_PICTURES,
+    StepPictures,
+    draw_in_portions,
+    make_part,
+    read_part,
+    read_part_rows,
+)
 from .reports import MAX_SPANS, first_step
 from .shared_results import SharedResults
 
@@ -116,7 +123,7 @@ class StepView:
         self._queues = queues
         self._timeout_s = timeout_s
         self._pictures = StepPictures(store)
-        self._large_steps = LargeSteps(store, source, queues.large)
+        self._drawn: KeptResults[StepPicture] = KeptResults(MAX_PICTURES)
         self._timelines: KeptResults[StepTimeline] = KeptResults(MAX_TIMELINES)
         self._parts: KeptResults[StepTimeline | None] = KeptResults(MAX_PARTS)
         self._replays: KeptResults[StepReplay] = KeptResults(MAX_REPLAYS)
@@ -168,7 +175,7 @@ class StepView:
         """Return the picture of a step; None if it must be drawn from `timeline`, or is not ready.
 
         The picture comes from stored tiles, the finest that there are. A large step without tiles
-        is drawn whole, by a background job.
+        is drawn whole, by a background job, once for all clients.
 
         Raises:
             UnknownRunError: The store holds no run of this name.
@@ -183,7 +190,15 @@ class StepView:
         )
         if picture is not None or not self._has_large_steps(run_id):
             return picture
-        return self._large_steps.picture(step_id, order=order, timeout_s=self._timeout_s)
+
+        def draw() -> StepPicture:
+            info = self._source.run_info(run_id)
+            return draw_in_portions(self._store, info, step_id, order=order)
+
+        done = self._drawn.get(
+            (step_id, order), draw, jobs=self._queues.large, timeout_s=self._timeout_s
+        )
+        return None if done is None else done.result()
 
     def _has_large_steps(self, run_id: str) -> bool:
         run = self._runs.find(run_id)

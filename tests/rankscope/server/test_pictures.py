@@ -35,8 +35,7 @@ from rankscope.dashboard.address import TIMELINE, View
 from rankscope.dashboard.figures.timeline_raster import raster_figure, raster_rows
 from rankscope.dashboard.pages import timeline as timeline_page
 from rankscope.server import step_view
-from rankscope.server.background_jobs import BackgroundJobs
-from rankscope.server.pictures import LargeSteps, StepPictures, draw_in_portions
+from rankscope.server.pictures import StepPictures, draw_in_portions
 from rankscope.server.provider import StoreProvider
 from rankscope.server.reports import Reports
 from rankscope.server.rollups import Rollups
@@ -444,11 +443,10 @@ def test_some_ranks_of_a_step_are_those_of_the_whole_step(
 
 
 def test_a_large_step_without_spans_is_an_error(store: Store, wide: str) -> None:
-    steps = LargeSteps(store, StoreSource(store), BackgroundJobs())
-    nowhere = StepId(run_id=wide, epoch=0, step=7)
+    info, nowhere = StoreSource(store).run_info(wide), StepId(run_id=wide, epoch=0, step=7)
 
     with pytest.raises(EmptyRunError, match="no spans of step 7 in epoch 0"):
-        steps.picture(nowhere, order=RowOrder.PP, timeout_s=TIMEOUT_S)
+        draw_in_portions(store, info, nowhere, order=RowOrder.PP)
 
 
 def copy_run(store: Store, run_id: str) -> str:

@@ -184,12 +184,12 @@ def test_a_running_job_is_read_once_and_analysed_as_a_whole_when_it_ends(
     assert reports.refresh(source.runs()[0]) is followed
     assert reports.revision("tiny") == 2
 
-    (metric,) = read_account(reports)()
+    (metric,) = read_account(reports)
     assert metric.values == {"produced": 9.0, "stored": 7.0, "dropped": 2.0, "buffered": 0.0}
 
     source.num_steps, source.state = NUM_STEPS, "ended"
     ended = reports.refresh(source.runs()[0])
-    (metric,) = read_account(reports)()
+    (metric,) = read_account(reports)
     assert metric.values == {"dropped": 0.0}  # no job runs: all other numbers are unknown
 
     assert followed is not None

@@ -189,7 +189,7 @@ def test_a_part_with_a_wrong_bit_is_reported_before_it_is_read(
     assert line.startswith(f"table owners has a damaged part at {part}")
     assert "Checksum mismatch for file data.bin" in line
     assert checks.num_damaged == {"owners": 1}
-    (reading,) = read_part_checks(checks)()
+    (reading,) = read_part_checks(checks)
     assert (reading.name, reading.values) == ("store_damaged_parts", {"owners": 1.0})
 
     # WHEN it is checked again, it is not reported twice; WHEN it is gone, it is not counted
