@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -45,48 +44,23 @@ _Places = dict[str, "int | None"]
 """Labels on the axis of steps, in order, each with its step; None for steps that are missing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSeries:
-    """The quantities of the figure."""
-
-    run: str
-    actual_s_by_step: Mapping[int, float]
-    ideal_s_by_step: Mapping[int, float]
-    mfu_by_step: Mapping[int, float] | None
-    """None if unknown."""
-
-    warmup_steps: Sequence[int]
-    shaded: tuple[int, int] | None
-    """First and last step of the top finding; None if it names no ranks."""
-
-
 def step_time_figure(report: RunReport) -> go.Figure:
     """Draw the steps of a diagnosis; see `series_figure`."""
     top = report.top_finding
     return series_figure(
-        StepSeries(
-            run=report.run,
-            actual_s_by_step=report.actual_s_by_step,
-            ideal_s_by_step=report.reachable_s_by_step,
-            mfu_by_step=None if report.mfu is None else report.mfu.by_step,
-            warmup_steps=report.warmup_steps,
-            shaded=top.steps if top.ranks else None,
-        )
+        report.run,
+        report.actual_s_by_step,
+        report.reachable_s_by_step,
+        mfu_by_step=None if report.mfu is None else report.mfu.by_step,
+        warmup_steps=report.warmup_steps,
+        shaded=top.steps if top.ranks else None,
     )
 
 
 def marked_steps_figure(run_id: str, steps: MarkedSteps) -> go.Figure:
     """Draw the steps that are known without a diagnosis; see `series_figure`."""
-    return series_figure(
-        StepSeries(
-            run=run_id,
-            actual_s_by_step=steps.actual_s_by_step,
-            ideal_s_by_step={},
-            mfu_by_step=None if steps.mfu is None else steps.mfu.by_step,
-            warmup_steps=(),
-            shaded=None,
-        )
-    )
+    mfu = None if steps.mfu is None else steps.mfu.by_step
+    return series_figure(run_id, steps.actual_s_by_step, {}, mfu_by_step=mfu)
 
 
 def open_marks(
@@ -191,14 +165,22 @@ def kind_times_figure(
     return figure
 
 
-def series_figure(series: StepSeries) -> go.Figure:
+def series_figure(
+    run: str,
+    actual_s_by_step: Mapping[int, float],
+    ideal_s_by_step: Mapping[int, float],
+    *,
+    mfu_by_step: Mapping[int, float] | None,
+    warmup_steps: Sequence[int] = (),
+    shaded: tuple[int, int] | None = None,
+) -> go.Figure:
     """Draw actual and ideal step time in s or ms over MFU in percent, on one axis of steps.
 
     All known steps have the same width. Missing steps share one label, "(5-8)". A line breaks where
     its quantity is unknown. The steps of the top finding are shaded, the points of warm-up steps
     hollow. Without MFU, step time fills the figure.
     """
-    rows = 1 if series.mfu_by_step is None else 2
+    rows = 1 if mfu_by_step is None else 2
     figure = make_subplots(
         rows=rows,
         cols=1,
@@ -206,18 +188,18 @@ def series_figure(series: StepSeries) -> go.Figure:
         vertical_spacing=0.06,
         row_heights=[1.0] if rows == 1 else [0.58, 0.42],
     )
-    known = {*series.actual_s_by_step, *series.ideal_s_by_step, *(series.mfu_by_step or {})}
+    known = {*actual_s_by_step, *ideal_s_by_step, *(mfu_by_step or {})}
     # The step in which a run ends has no time, but it is the one that the finding is about.
-    last = series.shaded[1] if series.shaded else None
+    last = shaded[1] if shaded else None
     ended_in = [last] if known and last == max(known) + 1 else []
     places = _places([*known, *ended_in])
-    times_s = [*series.actual_s_by_step.values(), *series.ideal_s_by_step.values()]
+    times_s = [*actual_s_by_step.values(), *ideal_s_by_step.values()]
     unit, unit_ns = axis_unit(max(times_s, default=0.0) * NS_PER_S)
-    _add_step_time(figure, series, places, unit_ns=unit_ns)
-    if series.mfu_by_step is not None:
-        _add_mfu(figure, series.mfu_by_step, series.warmup_steps, places)
-    _shade(figure, series.shaded, places)
-    apply_style(figure, height=340, zoom_key=f"steps {series.run}")
+    _add_step_time(figure, actual_s_by_step, ideal_s_by_step, warmup_steps, places, unit_ns=unit_ns)
+    if mfu_by_step is not None:
+        _add_mfu(figure, mfu_by_step, warmup_steps, places)
+    _shade(figure, shaded, places)
+    apply_style(figure, height=340, zoom_key=f"steps {run}")
     figure.update_layout(hovermode="x unified", margin={"l": 62, "r": 16, "t": 28, "b": 44})
     # Otherwise plotly takes the labels of the first trace, and appends those of later ones.
     figure.update_xaxes(type="category", categoryorder="array", categoryarray=list(places))
@@ -229,11 +211,18 @@ def series_figure(series: StepSeries) -> go.Figure:
     return figure
 
 
-def _add_step_time(figure: go.Figure, series: StepSeries, places: _Places, *, unit_ns: int) -> None:
-    warmup = set(map(str, series.warmup_steps))
-    ideal, ideal_seconds = _line(series.ideal_s_by_step, places)
-    actual, seconds = _line(series.actual_s_by_step, places)
-    if series.ideal_s_by_step:
+def _add_step_time(
+    figure: go.Figure,
+    actual_s_by_step: Mapping[int, float],
+    ideal_s_by_step: Mapping[int, float],
+    warmup: Sequence[int],
+    places: _Places,
+    *,
+    unit_ns: int,
+) -> None:
+    ideal, ideal_seconds = _line(ideal_s_by_step, places)
+    actual, seconds = _line(actual_s_by_step, places)
+    if ideal_s_by_step:
         figure.add_trace(
             go.Scatter(
                 name="ideal",
@@ -276,7 +265,7 @@ def _add_mfu(
             y=[None if ratio is None else 100 * ratio for ratio in ratios],
             mode=_mode(places),
             line={"color": MFU, "width": 2},
-            marker={"size": 5, "symbol": _symbols(steps, set(map(str, warmup))), "color": MFU},
+            marker={"size": 5, "symbol": _symbols(steps, warmup), "color": MFU},
             hovertemplate="%{y:.1f} %",
         ),
         row=2,
@@ -293,7 +282,8 @@ def _places(known: Iterable[int]) -> _Places:
             continue
         places[f"{step}"] = step
         if following is not None and following != step + 1:
-            places[_missing(step + 1, following - 1)] = None
+            last = following - 1
+            places[f"({last})" if last == step + 1 else f"({step + 1}-{last})"] = None
     return places
 
 
@@ -319,12 +309,9 @@ def _durations(seconds: Iterable[float | None]) -> list[str]:
     return [format_seconds(value) for value in seconds]
 
 
-def _missing(first: int, last: int) -> str:
-    return f"({first})" if first == last else f"({first}-{last})"
-
-
-def _symbols(steps: Sequence[str], warmup: set[str]) -> list[str]:
-    return ["circle-open" if step in warmup else "circle" for step in steps]
+def _symbols(steps: Sequence[str], warmup: Sequence[int]) -> list[str]:
+    hollow = set(map(str, warmup))
+    return ["circle-open" if step in hollow else "circle" for step in steps]
 
 
 def _mode(on_axis: Sized) -> str:

@@ -250,19 +250,7 @@ def _dimmed(rows: RowLayout, marked: Sequence[int]) -> list[dict[str, object]]:
     if not bright:
         return []
     return [
-        {
-            "type": "rect",
-            "name": "not marked",
-            "x0": 0,
-            "x1": 1,
-            "xref": "x domain",
-            "y0": rows.lines[above + 1] - 0.5,
-            "y1": rows.lines[below] - 0.5,
-            "yref": "y",
-            "fillcolor": VEIL,
-            "line": {"width": 0},
-            "layer": "above",
-        }
+        _rect("not marked", None, _heights(rows, above + 1, below), fillcolor=VEIL, layer="above")
         for above, below in pairwise([-1, *bright, len(rows.blocks)])
         if below > above + 1
     ]
@@ -368,20 +356,14 @@ def not_loaded(
         (begin_ms, end_ms, num_lines - 0.5, beyond),
     )
     return [
-        {
-            "type": "rect",
-            "name": "not loaded",
-            "x0": x0,
-            "x1": x1,
-            "y0": y0,
-            "y1": y1,
-            "xref": "x",
-            "yref": "y",
-            "fillcolor": NOT_LOADED,
-            "line": {"width": 0},
-            "layer": "below",
-            "label": {"text": "not loaded yet", "font": {"color": INK}},
-        }
+        _rect(
+            "not loaded",
+            (x0, x1),
+            (y0, y1),
+            fillcolor=NOT_LOADED,
+            layer="below",
+            label={"text": "not loaded yet", "font": {"color": INK}},
+        )
         for x0, x1, y0, y1 in boxes
         if x1 > x0
     ]
@@ -399,17 +381,12 @@ def _proof_frame(rows: RowLayout, marks: Marks) -> list[dict[str, Any]]:
     first = [row for row in framed if row - 1 not in framed]
     last = [row for row in framed if row + 1 not in framed]
     return [
-        {
-            "type": "rect",
-            "name": "proof",
-            "x0": proof.begin_ns / NS_PER_MS,
-            "x1": proof.end_ns / NS_PER_MS,
-            "xref": "x",
-            "y0": rows.lines[top] - 0.5,
-            "y1": rows.lines[bottom + 1] - 0.5,
-            "yref": "y",
-            "line": {"color": PATH, "width": 2},
-        }
+        _rect(
+            "proof",
+            (proof.begin_ns / NS_PER_MS, proof.end_ns / NS_PER_MS),
+            _heights(rows, top, bottom + 1),
+            line={"color": PATH, "width": 2},
+        )
         for top, bottom in zip(first, last, strict=True)
     ]
 
@@ -417,36 +394,42 @@ def _proof_frame(rows: RowLayout, marks: Marks) -> list[dict[str, Any]]:
 def _frames(rows: RowLayout, marks: Marks) -> list[dict[str, Any]]:
     """Return frames around the rows of the ranks that were searched for, and the measured box."""
     line = {"color": SLOW, "width": 2}
-    across = {"type": "rect", "yref": "y", "line": line}
-    frames: list[dict[str, Any]] = [
-        {
-            **across,
-            "name": "found",
-            "x0": 0,
-            "x1": 1,
-            "xref": "x domain",
-            "y0": rows.lines[row] - 0.5,
-            "y1": rows.lines[row + 1] - 0.5,
-        }
+    frames = [
+        _rect("found", None, _heights(rows, row, row + 1), line=line)
         for row in rows.rows_with(marks.sought)
     ]
     if marks.box is not None:
         first, last = marks.box.first_row - rows.first_place, marks.box.end_row - rows.first_place
         inside = rows.rows_with(rows.ranks[max(first, 0) : max(last, 0)])
         if inside:
-            frames.append(
-                {
-                    **across,
-                    "name": "box",
-                    "x0": marks.box.begin_ns / NS_PER_MS,
-                    "x1": marks.box.end_ns / NS_PER_MS,
-                    "xref": "x",
-                    "y0": rows.lines[inside[0]] - 0.5,
-                    "y1": rows.lines[inside[-1] + 1] - 0.5,
-                    "line": {**line, "dash": "dot"},
-                }
-            )
+            times_ms = (marks.box.begin_ns / NS_PER_MS, marks.box.end_ns / NS_PER_MS)
+            heights = _heights(rows, inside[0], inside[-1] + 1)
+            frames.append(_rect("box", times_ms, heights, line={**line, "dash": "dot"}))
     return frames
+
+
+def _rect(
+    name: str, x: tuple[float, float] | None, y: tuple[float, float], **look: object
+) -> dict[str, Any]:
+    """Return a rectangle as plotly's shape; its ``x`` is in ms, or None for the whole width."""
+    x0, x1 = x or (0, 1)
+    return {
+        "type": "rect",
+        "name": name,
+        "x0": x0,
+        "x1": x1,
+        "xref": "x domain" if x is None else "x",
+        "y0": y[0],
+        "y1": y[1],
+        "yref": "y",
+        "line": {"width": 0},
+        **look,
+    }
+
+
+def _heights(rows: RowLayout, first: int, end: int) -> tuple[float, float]:
+    """Return the heights of the upper edges of two rows."""
+    return rows.lines[first] - 0.5, rows.lines[end] - 0.5
 
 
 def _mark_stop(rows: RowLayout, row: int, stop: Stop) -> tuple[dict[str, Any], dict[str, Any]]:
