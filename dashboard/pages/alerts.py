@@ -78,6 +78,8 @@ def show_alerts(provider: ReportProvider, view: View) -> Content:
     """Return the alerts of a view: of one run or all, and those in the state that it shows."""
     found = provider.alerts()
     shown = view.show if view.show in FILTERS else FILTERS[0]
+    names = {alert.run for alert in found.alerts} | {view.run or ""}
+    runs = [{"value": name, "label": escape(name)} for name in sorted(names - {""})]
     head = [
         html.H1("Alerts", className="page-title"),
         html.Div(
@@ -91,7 +93,7 @@ def show_alerts(provider: ReportProvider, view: View) -> Content:
                 ),
                 dmc.Select(
                     id="alerts-run",
-                    data=_run_choices(found, view.run),
+                    data=[{"value": "", "label": "all runs"}, *runs],
                     value=view.run or "",
                     size="sm",
                     searchable=True,
@@ -111,10 +113,10 @@ def show_alerts(provider: ReportProvider, view: View) -> Content:
     ]
     return Content(children=[html.Div(parts, className="stack")])
 
-
-def _register(app: Dash, provider: ReportProvider) -> None:
     """Filter, silence and acknowledge."""
 
+
+def _register(app: Dash, provider: ReportProvider) -> None:
     @app.callback(
         Output("url", "search", allow_duplicate=True),
         Input("alerts-filter", "value"),
@@ -144,12 +146,6 @@ def _register(app: Dash, provider: ReportProvider) -> None:
 
 
 PAGE = Page(name=ALERTS, title="Alerts", show=show_alerts, is_of_run=False, register=_register)
-
-
-def _run_choices(found: AlertList, run: str | None) -> list[dict[str, str]]:
-    names = {alert.run for alert in found.alerts if alert.run} | ({run} if run else set())
-    listed = [{"value": name, "label": escape(name)} for name in sorted(names)]
-    return [{"value": "", "label": "all runs"}, *listed]
 
 
 def _is_shown(alert: ShownAlert, shown: str, run: str | None) -> bool:

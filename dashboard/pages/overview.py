@@ -12,6 +12,7 @@ from cachetools import LRUCache, cached
 from dash import Dash, Input, Output, State, html
 from dash.exceptions import PreventUpdate
 
+from rankscope.analysis.breakdown.host_moves import find_moves, format_move
 from rankscope.analysis.diagnose import MATTERS
 from rankscope.analysis.report.report import RunReport, Severity
 from rankscope.dashboard.records.progress import AnalysisInProgress
@@ -28,12 +29,12 @@ from ..figures.excess import (
 )
 from ..figures.step_time import kind_times_figure, marked_steps_figure, step_time_figure
 from ..figures.workers import worker_figure, worker_title
+from ..text import escape
 from ..theme import blank_figure
 from .annotations import annotations_row, register_annotations
 from .components import LOST, RUNNING, announced, card, graph, with_code
 from .device_time import profile_cards
 from .goodput import goodput_card
-from .host_use import host_use_card
 from .overview_cards import (
     early_figures,
     findings_table,
@@ -54,8 +55,11 @@ from .placeholders import (
     no_verdict_yet,
 )
 from .refresh import Shown
+from .report_page import state_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dash.development.base_component import Component
 
     from rankscope.analysis.report.liveness import RankLiveness
@@ -64,6 +68,7 @@ if TYPE_CHECKING:
     from ..provider import ReportProvider
     from .components import Figure
 
+MAX_HOST_LINES = 12
 MAX_DRAWN = 4
 """Reports whose figures are kept: drawing those of 12,288 ranks takes 0.1 s."""
 
@@ -72,7 +77,7 @@ def show_overview(provider: ReportProvider, view: View) -> Content:
     """Return the verdict on a run and its evidence, or each part in its place without a report."""
     run_id = str(view.run)
     report = provider.report(run_id)
-    state = _state(provider, run_id)
+    state = state_of(provider, run_id)
     liveness = html.Div(
         liveness_card(_liveness(provider, run_id), provider.silence(run_id), run=run_id),
         id="overview-liveness",
@@ -113,7 +118,7 @@ def show_overview(provider: ReportProvider, view: View) -> Content:
         figures=_draw(report)[1],
         starved=starved_list(report),
         findings=[findings_table(report)],
-        device=(*host_use_card(report, provider.excluded_hosts(report)), *profile_cards(report)),
+        device=(*_host_use_card(report, provider.excluded_hosts(report)), *profile_cards(report)),
         goodput=goodput_card(provider.goodput(run_id)),
         kinds=kinds,
         quality=quality_list(report),
@@ -202,12 +207,12 @@ class _Parts:
     kinds: Component
     quality: list[Component]
     device: tuple[Component, ...] = ()
+        """Return the parts in their places."""
     goodput: list[Component] = field(default_factory=list)
     is_calm: bool = False
     """Whether no finding matters: the maps by rank are closed then."""
 
     def arrange(self, run_id: str) -> list[Component]:
-        """Return the parts in their places."""
         downloads = _downloads(run_id)
         waits = card(
             html.H2("Who waits for whom"),
@@ -258,12 +263,12 @@ def _revision(provider: ReportProvider, view: View) -> str:
         None if times is None else times.revision,
         _liveness(provider, run_id),
         provider.annotations(run_id),
+    """Open a step when its cell is clicked, and store tags and notes."""
     )
     return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
 def _register(app: Dash, provider: ReportProvider) -> None:
-    """Open a step when its cell is clicked, and store tags and notes."""
     register_annotations(app, provider)
 
     @app.callback(
@@ -293,19 +298,15 @@ PAGE = Page(
 
 def _liveness(provider: ReportProvider, run_id: str) -> RankLiveness | None:
     """Return the liveness of a run that trains or was lost; None for any other."""
-    return provider.liveness(run_id) if _state(provider, run_id) in (RUNNING, LOST) else None
-
-
-def _state(provider: ReportProvider, run_id: str) -> str:
-    return next((run.state for run in provider.runs() if run.run_id == run_id), "")
+    return provider.liveness(run_id) if state_of(provider, run_id) in (RUNNING, LOST) else None
 
 
 def _numbers(figures: list[Component]) -> Component:
     return html.Div(figures, id="overview-figures", className="figures")
 
 
-def _downloads(run_id: str | None) -> list[Component]:
     """Return links to the files that this page offers."""
+def _downloads(run_id: str | None) -> list[Component]:
     files = {
         FINDINGS_PATH: ("CSV", "The findings as a table for a spreadsheet"),
         REPORT_PATH: ("Report to send", "One HTML file without scripts, which needs no server"),
@@ -315,6 +316,24 @@ def _downloads(run_id: str | None) -> list[Component]:
         html.A(text, href=f"/{path}?{query}", title=title, className="button small")
         for path, (text, title) in files.items()
     ]
+
+
+def _host_use_card(report: RunReport, excluded: Sequence[str]) -> list[Component]:
+    """Return what restarts changed, and which excluded hosts are in use; nothing without either.
+
+    Args:
+        excluded: A sentence about each excluded host that it uses or has used.
+    """
+    lines = [f"{format_move(move)}." for move in find_moves(report)]
+    lines = [line[0].upper() + line[1:] for line in lines] + [*excluded]
+    if not lines:
+        return []
+    more = len(lines) - MAX_HOST_LINES
+    shown = [html.Li(with_code(escape(line))) for line in lines[-MAX_HOST_LINES:]]
+    earlier = (
+        [html.P(f"{more:,} earlier ones are not listed.", className="quiet")] if more > 0 else []
+    )
+    return [card(html.H2("Hosts"), *earlier, html.Ul(shown, className="notices"))]
 
 
 def _kinds_about(times: MeanKindTimes | None, open_step: int | None) -> str:

@@ -606,23 +606,26 @@ def _place_of(report: RunReport, finding: Finding) -> View:
 
 
 def _starved_row(one: Starved, report: RunReport) -> Component:
-    run = report.run
     causes = ", ".join(
         f"{report.name_waited_for(on)} ({format_percent(on.ratio)})"
         for on in one.waits_on[:_MAX_WAITS_ON]
     )
-    width = f"{100 * min(max(one.wait_ratio, 0.0), 1.0):.1f}%"
+    words = link_ranks(f"for {causes}", report.run) if causes else "cause unknown"
+    on = html.Span(words, className="starved-on")
+    return wait_row(report.run, f"rank {one.rank}", one.wait_ratio, on)
+
+
+def wait_row(run: str, name: str, ratio: float, *more: Component) -> Component:
+    """Return a row with a bar that shows which share of a step is waited."""
+    width = f"{100 * min(max(ratio, 0.0), 1.0):.1f}%"
     return html.Div(
         [
-            html.Span(link_ranks(f"rank {one.rank}", run), className="starved-rank"),
+            html.Span(link_ranks(name, run), className="starved-rank"),
             html.Span(
                 html.Span(className="bar-fill", style={"width": width}), className="bar-track"
             ),
-            html.Span(format_percent(one.wait_ratio), className="starved-ratio"),
-            html.Span(
-                link_ranks(f"for {causes}", run) if causes else "cause unknown",
-                className="starved-on",
-            ),
+            html.Span(format_percent(ratio), className="starved-ratio"),
+            *more,
         ],
         className="starved",
     )

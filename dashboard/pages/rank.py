@@ -42,7 +42,7 @@ from .components import (
     table,
 )
 from .device_time import device_time_card, kernels_card
-from .overview_cards import escape_sentence, host_notes
+from .overview_cards import escape_sentence, host_notes, wait_row
 from .placeholders import no_data
 from .refresh import Shown
 from .report_page import choices, page_head, report_page
@@ -455,7 +455,7 @@ def _waits(report: RunReport, rank: int) -> Component:
             [
                 html.P(f"It waits {format_percent(own.wait_ratio)} of a step, because of:"),
                 *(
-                    _wait_row(report, report.name_waited_for(on), on.ratio)
+                    wait_row(report.run, report.name_waited_for(on), on.ratio)
                     for on in own.waits_on[:MAX_CAUSES]
                     if on.ratio >= LEAST_RATIO
                 ),
@@ -471,7 +471,7 @@ def _waits(report: RunReport, rank: int) -> Component:
             html.P(
                 f"{format_count(len(waiting), 'rank')} {verb} because of it or its links{longest}"
             ),
-            *(_wait_row(report, f"rank {one}", ratio) for ratio, one in waiting[:MAX_LISTED]),
+            *(wait_row(report.run, f"rank {one}", ratio) for ratio, one in waiting[:MAX_LISTED]),
         ]
     return card(
         html.H2("Waiting"),
@@ -481,20 +481,6 @@ def _waits(report: RunReport, rank: int) -> Component:
         ),
         mine,
         html.Div(others),
-    )
-
-
-def _wait_row(report: RunReport, name: str, ratio: float) -> Component:
-    width = f"{100 * min(ratio, 1.0):.1f}%"
-    return html.Div(
-        [
-            html.Span(link_ranks(name, report.run), className="starved-rank"),
-            html.Span(
-                html.Span(className="bar-fill", style={"width": width}), className="bar-track"
-            ),
-            html.Span(format_percent(ratio), className="starved-ratio"),
-        ],
-        className="starved",
     )
 
 

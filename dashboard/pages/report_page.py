@@ -47,7 +47,7 @@ def report_page(
     def show(provider: ReportProvider, view: View) -> Content:
         report = provider.report(str(view.run))
         if report is None:
-            return Content(problem=no_steps(str(view.run), state=_state(provider, view)))
+            return Content(problem=no_steps(str(view.run), state=state_of(provider, str(view.run))))
         if isinstance(report, AnalysisInProgress):
             return Content(children=no_verdict_yet(report), is_unfinished=True)
         if isinstance(report, AnalysisFailed):
@@ -56,15 +56,16 @@ def report_page(
         return shown if isinstance(shown, Content) else Content(children=shown)
 
     def revision(provider: ReportProvider, view: View) -> int | None:
-        if is_live and _state(provider, view) == RUNNING:
+        if is_live and state_of(provider, str(view.run)) == RUNNING:
             return None
         return provider.revision(str(view.run))
 
     return Page(name=name, title=title, show=show, revision=revision, register=register)
 
 
-def _state(provider: ReportProvider, view: View) -> str:
-    return next((run.state for run in provider.runs() if run.run_id == view.run), "")
+def state_of(provider: ReportProvider, run_id: str) -> str:
+    """Return the state of a run; "" if it is unknown."""
+    return next((run.state for run in provider.runs() if run.run_id == run_id), "")
 
 
 def choices(label: str, options: Iterable[tuple[str, View]], *, view: View) -> Component:

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from .timeline_controls import Revisions, Scale, StepChoices
     from .timeline_step import Replayed, ShownStep
 
+    Drawn = tuple[dict[str, Any], dict[str, Any]]
+    """The figure of a step, and what is drawn beneath it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepContent:
@@ -169,10 +172,8 @@ def show_step(shown: ShownStep, choices: StepChoices, marks: Marks, *, about: st
     )
 
 
-def draw_step(
-    shown: ShownStep, marks: Marks, *, with_texts: bool = False
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the figure of a step, and what is drawn beneath it.
+def draw_step(shown: ShownStep, marks: Marks, *, with_texts: bool = False) -> Drawn:
+    """Return a step as it is drawn.
 
     Args:
         with_texts: Whether the texts of spans are sent with them, and not when the pointer is on
@@ -198,14 +199,8 @@ def _viewport_note(viewport: Viewport | None) -> str:
     return f"Part of the step: {begin} to {end}, {ranks}."
 
 
-def show_replay(
-    replayed: Replayed, ideal: tuple[dict[str, Any], dict[str, Any]] | None
-) -> list[Component]:
-    """Return what is shown beneath a step.
-
-    Args:
-        ideal: The figure of its ideal, and what is drawn beneath; None: it is not shown.
-    """
+def show_replay(replayed: Replayed, ideal: Drawn | None) -> list[Component]:
+    """Return what is shown beneath a step: why it has no replay, or its ideal if that is drawn."""
     if replayed.reason:
         about = f"No critical path or usual step yet: {replayed.reason}."
         if not replayed.is_pending:
@@ -232,22 +227,16 @@ def show_card(report: RunReport, finding: Finding) -> list[Component]:
     return [] if shown is None else [card(html.H2(f"Proof of {finding.cause}"), shown)]
 
 
-def show_ended(ended: ShownStep, drawn: tuple[dict[str, Any], dict[str, Any]]) -> list[Component]:
-    """Return the last step that ended, beneath the one in which the job came to a stop.
-
-    Args:
-        drawn: Its figure, and what is drawn beneath it.
-    """
+def show_ended(ended: ShownStep, drawn: Drawn) -> list[Component]:
+    """Return the last step that ended, beneath the one in which the job came to a stop."""
     length_ns = ended.step.end_ns - ended.step.begin_ns
     title = f"Step {ended.step.step}, the last that ended, took {format_duration(length_ns)}"
     about = "On the same axis: what comes here after the marks above, the stopped step never did."
     return [_beneath_card(title, about, drawn, label="last step that ended")]
 
 
-def draw_beneath(
-    step: ShownStep, above: ShownStep, marks: Marks
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the figure of a step for comparison, with the time and the marked ranks of another."""
+def draw_beneath(step: ShownStep, above: ShownStep, marks: Marks) -> Drawn:
+    """Return a step as drawn for comparison, with the time and the marked ranks of another."""
     figure, content = draw_step(step, Marks(ranks=marks.ranks, peers=marks.peers), with_texts=True)
     viewport, length_ns = above.view.viewport, above.step.end_ns - above.step.begin_ns
     ends_ns = (0, length_ns) if viewport is None else (viewport.begin_ns, viewport.end_ns)
@@ -255,9 +244,7 @@ def draw_beneath(
     return figure, content
 
 
-def _beneath_card(
-    title: str, about: str, drawn: tuple[dict[str, Any], dict[str, Any]], *, label: str
-) -> Component:
+def _beneath_card(title: str, about: str, drawn: Drawn, *, label: str) -> Component:
     figure, content = drawn
     layout = figure["layout"]
     layout["showlegend"] = False
