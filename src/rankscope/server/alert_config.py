@@ -186,7 +186,9 @@ def open_receiver(config: ReceiverConfig) -> Receiver:
         WebhookUrlError: The URL of a webhook is invalid.
         ReceiverUrlError: The URL is not one of apprise's.
     """
-    url = config.url or _read_secret(config.name, "url_file", config.url_file)
+    url, who = config.url, f"receiver {config.name!r}:"
+    if config.url_file is not None:
+        url = read_secret(f"{who} url_file", config.url_file)
     if config.kind is ReceiverKind.APPRISE:
         from rankscope.collector.notify.apprise_receiver import AppriseReceiver
 
@@ -195,22 +197,27 @@ def open_receiver(config: ReceiverConfig) -> Receiver:
         url = url.rstrip("/") + ALERTS_PATH
     bearer = ""
     if config.bearer_file is not None:
-        bearer = _read_secret(config.name, "bearer_file", config.bearer_file, encoding="ascii")
+        bearer = read_secret(f"{who} bearer_file", config.bearer_file, encoding="ascii")
     return Webhook(url, name=config.name, bearer=bearer)
 
 
-def _read_secret(name: str, key: str, path: Path | None, *, encoding: str = "utf-8") -> str:
-    """Return the line in a file that only its owner can read."""
-    if path is None:
-        raise BadInputError(f"receiver {name!r} has no {key}")
+def read_secret(what: str, path: Path, *, encoding: str = "utf-8") -> str:
+    """Return the line in a file that only its owner can read.
+
+    Args:
+        what: Name of the file in messages.
+
+    Raises:
+        BadInputError: It can't be read, others can read it, or it has another content.
+    """
     try:
         secret = read_private(path, max_bytes=MAX_SECRET_BYTES).decode(encoding).strip()
     except UnicodeDecodeError:
         secret = ""
     except (TokenFileError, OSError) as error:
-        raise BadInputError(f"receiver {name!r}: {key} {path} can't be used: {error}") from error
+        raise BadInputError(f"{what} {path} can't be used: {error}") from error
     if not secret or not secret.isprintable():
-        raise BadInputError(f"receiver {name!r}: {key} {path} is not one line in {encoding}")
+        raise BadInputError(f"{what} {path} is not one line in {encoding}")
     return secret
 
 

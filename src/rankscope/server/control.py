@@ -6,7 +6,7 @@ import json
 import secrets
 import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
 
@@ -97,12 +97,7 @@ class SpoolRoad:
                 answer = find_answer(row, name)
                 if answer is not None and "path" in answer.data:
                     path = str(spool / str(answer.data["path"]))
-                    answer = ControlAnswer(
-                        rank=answer.rank,
-                        state=answer.state,
-                        text=answer.text,
-                        data={**answer.data, "path": path},
-                    )
+                    answer = replace(answer, data={**answer.data, "path": path})
                 if answer is not None:
                     answers.append(answer)
         self._answers += [(name, answer) for answer in answers]

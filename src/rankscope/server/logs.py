@@ -82,14 +82,12 @@ class Log:
     def _safe(self, value: object) -> object:
         if isinstance(value, bool | int | float):
             return value
-        return printable(self._masked(str(value)))
-
-    def _masked(self, text: str) -> str:
+        text = str(value)
         for secret in self._secrets:
             text = text.replace(secret, "***")
         for form, instead in SECRETS:
             text = form.sub(instead, text)
-        return text
+        return printable(text)
 
     def _write(self, line: str) -> None:
         stream = self._stream or sys.stderr

@@ -28,7 +28,7 @@ from rankscope.collector.store.store import open_store
 from ..errors import BadInputError
 from ..sources.store_source import StoreSource
 from ..terminal.lines import say
-from .alert_config import AlertConfig, open_receiver, read_alert_config, with_webhook
+from .alert_config import AlertConfig, open_receiver, read_alert_config, read_secret, with_webhook
 from .listen import ListenOptions, open_endpoint
 from .logs import Log, log_lines
 from .loops import LiveAnalysis, Loop, memory_loop, tail_loop
@@ -57,9 +57,6 @@ if TYPE_CHECKING:
 
 STORE_WAIT_S, STORE_PAUSE_S = 300, 2
 """Time for a store's server to start, and the pause between two attempts."""
-
-MAX_URL_BYTES = 4096
-"""Longer than any receiver's URL."""
 
 
 class Part(StrEnum):
@@ -104,17 +101,10 @@ class AlertOptions:
         Raises:
             BadInputError: A file is invalid or cannot be read, or others can read the URL.
         """
-        from rankscope.collector.errors import TokenFileError
-        from rankscope.collector.http.tokens import read_private
-
         config = AlertConfig() if self.config is None else read_alert_config(self.config)
-        path = self.webhook_file
-        if path is None:
-            return with_webhook(config, self.webhook)
-        try:
-            url = read_private(path, max_bytes=MAX_URL_BYTES).decode().strip()
-        except (TokenFileError, OSError, UnicodeDecodeError) as error:
-            raise BadInputError(f"--alert-webhook-file {path} can't be used: {error}") from error
+        url = self.webhook
+        if self.webhook_file is not None:
+            url = read_secret("--alert-webhook-file", self.webhook_file)
         return with_webhook(config, url)
 
 
@@ -403,7 +393,6 @@ def serve_opened(parts: ServerParts) -> None:
 def _open_analysis(
     parts: ServerParts, settings: AnalysisParts, source: StoreSource, reports: Reports
 ) -> tuple[Loop, AlertWatch]:
-    """Return the loop of the analysis, and the watch that raises alerts besides it."""
     from .alert_watch import AlertWatch
     from .finding_tracker import LiveFindings
 
@@ -414,6 +403,7 @@ def _open_analysis(
     live = LiveAnalysis(
         source,
         reports,
+    """Return the loop of the analysis, and the watch that raises alerts besides it."""
         alerting,
         LiveFindings(parts.store),
         before=[run for run in settings.before if run.run_id not in unsettled],
