@@ -177,7 +177,6 @@ def register_exports(server: Flask, provider: ReportProvider) -> None:
 
 
 def _incident(provider: ReportProvider) -> Response:
-    """Return the incident that a request names, as JSON."""
     run_id, number = request.args.get("run", ""), request.args.get("incident", type=int)
     if number is None:
         return _refusal("give run and incident", 400)
@@ -291,7 +290,6 @@ def report_page(report: RunReport, verdict: str) -> str:
 
 
 def _proof(report: RunReport, finding: Finding) -> str:
-    """Return the picture of a finding and what to do about it."""
     title = f"{finding.cause} {format_ranges(finding.ranks, max_ranges=8)}".removesuffix(" -")
     figure = proof_figure(report, finding)
     picture = "" if figure is None else static_svg(figure, title=_text(f"proof of {title}"))

@@ -125,7 +125,6 @@ class _Drawing:
         self.titles.append((column[0], top, _fit(text, column), color))
 
     def figure(self, height: float, *, zoom_key: str) -> go.Figure:
-        """Return the finished figure."""
         figure = go.Figure(self.traces)
         apply_style(figure, height=round(height) + 2 * MARGIN_PX, zoom_key=zoom_key)
         for number, top, bottom in self.places:
@@ -313,7 +312,6 @@ def _draw_series(drawing: _Drawing, series: StepSeries, onset: int | None, top: 
 
 
 def _draw_cloud(drawing: _Drawing, cloud: PointCloud, top: float) -> float:
-    """Draw a point for each micro-batch."""
     across, up = max(cloud.x), max(cloud.y)
     scale, y_scale = Scale.of(cloud.x_unit, across), Scale.of(cloud.y_unit, up)
     drawing.write(LEFT, top, f"{cloud.y_quantity} ({y_scale.unit})")

@@ -213,7 +213,6 @@ class _Waits(NamedTuple):
     """Else pale: in thin lanes."""
 
     def look(self, kind: SpanKind) -> dict[str, str]:
-        """Return look and colour of a kind's waits."""
         color = KIND_COLORS[kind]
         if self.is_hatched:
             return {"look": HATCHED, "color": color}

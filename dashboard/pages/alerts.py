@@ -113,8 +113,6 @@ def show_alerts(provider: ReportProvider, view: View) -> Content:
     ]
     return Content(children=[html.Div(parts, className="stack")])
 
-    """Filter, silence and acknowledge."""
-
 
 def _register(app: Dash, provider: ReportProvider) -> None:
     @app.callback(

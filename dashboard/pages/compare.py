@@ -82,8 +82,6 @@ def show_compare(provider: ReportProvider, view: View) -> Content:
 
 
 def _register(app: Dash, _provider: ReportProvider) -> None:
-    """Open the chosen comparison."""
-
     @app.callback(
         Output("url", "href", allow_duplicate=True),
         Input("compare-go", "n_clicks"),
@@ -272,7 +270,6 @@ def _is_same_layout(found: RunComparison) -> bool:
 
 
 def _new_causes(found: RunComparison) -> str:
-    """Return the causes of the new critical findings, separated by commas."""
     new = (each.cause for each in found.appeared if each.severity is Severity.CRITICAL)
     return ", ".join(dict.fromkeys(new))
 

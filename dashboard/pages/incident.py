@@ -93,7 +93,6 @@ class _Page:
         self.provider = provider
 
     def parts(self) -> list[Component]:
-        """Return the parts of the page in their places."""
         return [
             html.Div(self.verdict(), id="incident-verdict", **announced()),
             html.Div(self.figures(), id="incident-figures", className="incident-figures"),
@@ -151,13 +150,11 @@ class _Page:
         return parts
 
     def link_to(self, number: int) -> Component:
-        """Return a link to another incident of the run."""
         view = View(page=INCIDENT, run=self.incident.run, show=str(number))
         address = write_address(view)
         return dcc.Link(f"incident {number}", href=address)
 
     def links(self) -> list[Component]:
-        """Return links to the overview, to the list and to the file."""
         run = self.incident.run
         places = {
             "Overview": View(run=run),
@@ -178,7 +175,6 @@ class _Page:
         ]
 
     def figures(self) -> list[Component]:
-        """Return onset, last sight, cost, and the step time since the end."""
         incident = self.incident
         steps = 0
         if incident.onset is not None and incident.last is not None:
@@ -221,7 +217,6 @@ class _Page:
         return value, f"{at}; analysed up to step {incident.checked_step:,}"
 
     def proof(self) -> list[Component]:
-        """Return what proves it, what to do about it, and what else is stored about it."""
         finding, report = self.shown.finding, self.report
         columns = html.Div(
             [
@@ -239,7 +234,6 @@ class _Page:
         return proof_cards(report, beneath=[columns])
 
     def before_onset(self) -> list[Component]:
-        """Return what changed before the onset."""
         incident = self.incident
         title = html.H2("Before the onset")
         if not incident.before_onset:
@@ -266,7 +260,6 @@ class _Page:
         ]
 
     def history(self) -> list[Component]:
-        """Return the other findings on its hosts."""
         incident = self.incident
         title = f"History of {_hosts(incident.hosts)}" if incident.hosts else "History of its hosts"
         follows = []
@@ -462,7 +455,6 @@ def _notes(notes: Sequence[ShownNote]) -> list[Component]:
 
 
 def _list(incidents: Sequence[Incident], run_id: str) -> list[Component]:
-    """Return the table of the incidents of a run, the newest first."""
     title = html.H1(f"Incidents of run {escape(run_id)}", className="page-title")
     if not incidents:
         return [title, html.P("No finding that matters was recorded.", className="quiet")]

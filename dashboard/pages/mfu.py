@@ -193,7 +193,6 @@ def _side_by_side(report: RunReport, view: View) -> list[Component]:
 
 
 def _memory(use: MemoryUse | None) -> list[Component]:
-    """Return the card of the devices' memory: none if nothing is known."""
     if use is None:
         return []
     head = {

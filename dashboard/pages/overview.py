@@ -207,7 +207,6 @@ class _Parts:
     kinds: Component
     quality: list[Component]
     device: tuple[Component, ...] = ()
-        """Return the parts in their places."""
     goodput: list[Component] = field(default_factory=list)
     is_calm: bool = False
     """Whether no finding matters: the maps by rank are closed then."""
@@ -263,7 +262,6 @@ def _revision(provider: ReportProvider, view: View) -> str:
         None if times is None else times.revision,
         _liveness(provider, run_id),
         provider.annotations(run_id),
-    """Open a step when its cell is clicked, and store tags and notes."""
     )
     return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
@@ -305,7 +303,6 @@ def _numbers(figures: list[Component]) -> Component:
     return html.Div(figures, id="overview-figures", className="figures")
 
 
-    """Return links to the files that this page offers."""
 def _downloads(run_id: str | None) -> list[Component]:
     files = {
         FINDINGS_PATH: ("CSV", "The findings as a table for a spreadsheet"),

@@ -184,7 +184,6 @@ def proof_cards(
 def _proof_row(
     report: RunReport, finding: Finding, *, incident: int | None, beneath: Sequence[Component]
 ) -> Component:
-    """Return the picture of a finding, beside it what to do, and what follows beneath it."""
     number = report.findings.index(finding)
     shown = proof_picture(f"overview-proof-{number}", report, finding)
     buttons: list[Component] = []

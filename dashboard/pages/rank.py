@@ -223,7 +223,6 @@ def _number_input(report: RunReport) -> Component:
 
 
 def _show_all(provider: ReportProvider, report: RunReport, view: View) -> list[Component]:
-    """Return the heat map of a quantity of all ranks, and the ranks with the longest times."""
     quantities = _quantities(report)
     quantity = next((each for each in quantities if each == view.show), next(iter(quantities)))
     values = provider.rank_values(report, quantity, steps=view.steps)

@@ -236,8 +236,6 @@ def _revision(provider: ReportProvider, _view: View) -> str:
 
 
 def _register(app: Dash, provider: ReportProvider) -> None:
-    """Filter, offer what can be done with the checked runs, tag and delete them."""
-
     @app.callback(
         Output("url", "search", allow_duplicate=True),
         Input("runs-tags-wanted", "value"),

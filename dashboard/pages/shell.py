@@ -221,7 +221,6 @@ def _title(run_id: str, strip: RunStrip | None, page: str) -> str:
 
 
 def _strip(strip: RunStrip | None) -> list[Component]:
-    """Return the state of the run in a few short parts."""
     if strip is None:
         return []
     run, report = strip.run, strip.report

@@ -188,7 +188,6 @@ def _search_of(asked: View, shown: View) -> str:
 
 
 def _revisions(provider: ReportProvider, view: View) -> Revisions:
-    """Return the revisions of a view's run and of its step's picture."""
     run_id, picture = str(view.run), 0
     run = provider.revision(run_id)
     if view.epoch is not None and view.step is not None:
@@ -346,7 +345,6 @@ def _alike_of_other_steps(
 
 
 def _choose(view: View, choices: StepChoices) -> View:
-    """Choose epoch and step if the view has none."""
     newest = choices.epochs[-1] if choices.epochs else 0
     return replace(
         view,

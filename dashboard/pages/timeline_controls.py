@@ -172,7 +172,6 @@ def timeline_controls(
 
 
 def _layer_buttons(layers: tuple[str, ...]) -> Component:
-    """Return the buttons that draw what the replay says."""
     return html.Div(
         [
             html.Button(
@@ -245,7 +244,6 @@ def _save_menu(view: View) -> Component:
 
 
 def _menu(label: str, choices: list[tuple[str, str, bool]]) -> Component:
-    """Return links in a menu that opens beneath its label."""
     links = [
         dcc.Link(text, href=href, className="chosen" if is_chosen else "")
         for text, href, is_chosen in choices

@@ -294,7 +294,6 @@ def _drawn_alike(
 
 
 def _ranks_card(shown: ShownStep, selected: Selected) -> Component:
-    """Return the card of ranks that were searched for, in a step that is drawn as pixels."""
     title, jump = _found(shown, selected)
     links = [rank_link(shown.view.run, rank) for rank in selected.sought[:_MAX_ROWS]]
     parts = [part for link in links for part in (link, " ")]
@@ -333,7 +332,6 @@ def _found(shown: ShownStep, selected: Selected) -> tuple[str, dict[str, Any]]:
 
 
 def _matches_card(shown: ShownStep, timeline: StepTimeline, selected: Selected) -> Component:
-    """Return what matches a text: the ranks that it names, and the longest spans."""
     view, rows = shown.view, shown.rows
     longest, num_matches = find_spans(timeline, selected.text, most=_MAX_ROWS)
     spans = timeline.spans

@@ -223,7 +223,6 @@ def _without_arrow(found: WaitGraph) -> str:
 
 
 def _controls(report: RunReport, view: View, found: WaitGraph) -> list[Component]:
-    """Return links to the graphs of other findings, and to ranks or groups as nodes."""
     plain = View(page=GRAPH, run=report.run)
     shown = replace(plain, ranks=view.ranks)
     options = {

@@ -183,7 +183,6 @@ def _sentence(play: StepPlay) -> str:
 
 
 def _bars(play: StepPlay) -> Component:
-    """Return the step as recorded and with the changes, as two bars of one scale."""
     longest_ns = max(play.recorded_ns, play.played_ns)
     rows = []
     times_ns = {"recorded": play.recorded_ns}
@@ -236,7 +235,6 @@ class _Page:
         return html.Div([html.Span("step", className="quiet"), row], className="chooser")
 
     def made(self) -> Component:
-        """Return the changes that were made, each with a link that takes it back."""
         links = [
             dcc.Link(
                 f"{escape(_describe(change, self.report))} ✕",
@@ -262,7 +260,6 @@ class _Page:
         return html.Div([html.Span("fix", className="quiet"), row], className="chooser")
 
     def others(self) -> Component:
-        """Return the changes that are typed."""
         scale = dmc.TextInput(
             id="what-if-scale", value="", placeholder="33 x 0.7", debounce=True, w=150, size="sm",
             **labelled("ranks and the factor of their durations"),
@@ -282,7 +279,6 @@ class _Page:
         return html.Div(parts, className="chooser what-if-typed")
 
     def critical(self, before: StepPlay, after: StepPlay) -> Component:
-        """Return the ranks of the critical path, as recorded and with the changes."""
         spent: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for column, play in enumerate((before, after)):
             path = play.critical_path()
@@ -302,7 +298,6 @@ class _Page:
         return table("critical path", head, rows)
 
     def pipelines(self) -> list[Component]:
-        """Return the mean step with other numbers of chunks and micro-batches."""
         try:
             pipeline = self.play.pipeline
         except ScheduleError as error:
@@ -340,7 +335,6 @@ class _Page:
 
 
 def _describe(change: Change, report: RunReport) -> str:
-    """Return a change that was made, in words."""
     match change.word, change.about:
         case "fix", (number,):
             return f"{_name(report.findings[read_ranks(number)[0]])} fixed"

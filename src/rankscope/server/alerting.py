@@ -348,7 +348,6 @@ class Alerting:
         )
 
     def _wanting(self, rule: str, severity: str) -> tuple[str, ...]:
-        """Return the names of the receivers that want alerts of a rule and severity."""
         return tuple(
             name
             for name in self._receivers

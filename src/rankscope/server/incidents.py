@@ -43,6 +43,8 @@ LIVE_AGE_NS, ENDED_AGE_NS = 2 * NS_PER_S, 10 * NS_PER_S
 class PageIncidents:
     """Incidents of the runs of a store, as the page shows them.
 
+    A run that the store does not hold is an `UnknownRunError`.
+
     Args:
         alerts: Alerts about them.
     """
@@ -62,11 +64,7 @@ class PageIncidents:
         )
 
     def incident(self, run_id: str, number: int) -> IncidentView | None:
-        """Return an incident of a run; None if the run has none of this number.
-
-        Raises:
-            UnknownRunError: The store holds no run of this name.
-        """
+        """Return an incident of a run; None if the run has none of this number."""
         run = self._runs.find(run_id)
         source = self._source(run)
         incident = self._kept.get(
@@ -86,11 +84,7 @@ class PageIncidents:
         )
 
     def incidents(self, run_id: str) -> tuple[Incident, ...]:
-        """Return the incidents of a run, in the order in which they opened.
-
-        Raises:
-            UnknownRunError: The store holds no run of this name.
-        """
+        """Return the incidents of a run, in the order in which they opened."""
         run = self._runs.find(run_id)
         source = self._source(run)
         return self._lists.get(

@@ -137,7 +137,6 @@ class RankView:
         return replace(details, exit_state=LOST) if is_lost else details
 
     def _kernels(self, report: RunReport, details: RankDetails) -> tuple[Kernel, ...]:
-        """Return the kernels of a rank's mean step, of the steps of the report."""
         steps = frozenset(report.steps)
         first, last = min(steps, default=0), max(steps, default=0)
         records = [

@@ -152,7 +152,6 @@ class _ShownSource:
         self.runs, self.run_info, self.steps = source.runs, source.run_info, source.steps
 
     def spans(self, run_id: str, *, first: int | None = None, last: int | None = None) -> SpanTable:
-        """Return the spans of these steps."""
         self._show(f"reading the spans of run {run_id}")
         found = self._source.spans(run_id, first=first, last=last)
         self._num_spans = len(found)

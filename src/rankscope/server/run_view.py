@@ -116,6 +116,8 @@ class JobQueues:
 class RunView:
     """Runs of a store, as pages show them.
 
+    One that the store does not hold is an `UnknownRunError`.
+
     Args:
         failures: What could not be done for single runs. None: nothing.
         read_liveness: Returns the liveness of a run's ranks.
@@ -180,11 +182,7 @@ class RunView:
         return self._infos.get(run, lambda: self._source.run_info(run_id))
 
     def find(self, run_id: str) -> RunSummary:
-        """Return the summary of a run, as of `runs`.
-
-        Raises:
-            UnknownRunError: The store holds no run of this name.
-        """
+        """Return the summary of a run, as of `runs`."""
         listed = next((run for run in self.runs() if run.run_id == run_id), None)
         return find_run(self._source, run_id) if listed is None else listed
 
@@ -193,9 +191,6 @@ class RunView:
 
         The first diagnosis of a run is a background job. While it runs, and if it fails, the result
         is what is known without it.
-
-        Raises:
-            UnknownRunError: The store holds no run of this name.
         """
         if self._reports.has_report(run_id):
             return self._completed(self._reports.get(run_id))
@@ -293,11 +288,7 @@ class RunView:
         return self._kind_times.get((run_id, revision), read)
 
     def silence(self, run_id: str) -> StepSilence | None:
-        """Return since when a running job has ended no step; None if it goes on, or has ended.
-
-        Raises:
-            UnknownRunError: The store holds no run of this name.
-        """
+        """Return since when a running job has ended no step; None if it goes on, or has ended."""
         if not self._reports.has_report(run_id):
             return None
         report = self._reports.get(run_id)
@@ -407,11 +398,7 @@ class RunView:
         return report
 
     def startup(self, run_id: str) -> Startup | None:
-        """Return the start-up of a run's newest epoch; None if no span is outside the steps.
-
-        Raises:
-            UnknownRunError: The store holds no run of this name.
-        """
+        """Return the start-up of a run's newest epoch; None if no span is outside the steps."""
         self.find(run_id)
         return read_startup(self._store, run_id)
 

@@ -403,7 +403,6 @@ def _open_analysis(
     live = LiveAnalysis(
         source,
         reports,
-    """Return the loop of the analysis, and the watch that raises alerts besides it."""
         alerting,
         LiveFindings(parts.store),
         before=[run for run in settings.before if run.run_id not in unsettled],

@@ -100,6 +100,8 @@ of 12,288 ranks with 32 micro-batches has 4.5 million."""
 class StepView:
     """Steps of the runs of a store, as pages show them.
 
+    A run that the store does not hold is an `UnknownRunError`.
+
     Args:
         runs: What is known of the runs.
         store: The store with the pictures of closed steps.
@@ -136,7 +138,6 @@ class StepView:
         """Return one step with all its spans; None while a background job reads it.
 
         Raises:
-            UnknownRunError: The store holds no run of this name.
             EmptyRunError: The step holds no spans.
         """
         if self._has_large_steps(run_id):
@@ -178,7 +179,6 @@ class StepView:
         is drawn whole, by a background job, once for all clients.
 
         Raises:
-            UnknownRunError: The store holds no run of this name.
             EmptyRunError: The step is large and holds no spans.
         """
         step_id = StepId(run_id=run_id, epoch=epoch, step=step)
@@ -208,9 +208,6 @@ class StepView:
         """Return the spans of a picture's viewport, if bars show them or its tiles are too coarse.
 
         They are read by a background job: among all ranks that takes a pass over the step.
-
-        Raises:
-            UnknownRunError: The store holds no run of this name.
         """
         viewport = picture.viewport
         if viewport is None or not (is_few(picture) or needs_spans(picture)):
@@ -250,9 +247,6 @@ class StepView:
         """Return the spans of some ranks of a picture's whole step.
 
         None if there are none, or the run's format does not record groups.
-
-        Raises:
-            UnknownRunError: The store holds no run of this name.
         """
         portion = SpanSelection(
             run_id=picture.run, epoch=picture.epoch, step=picture.step, ranks=ranks
@@ -270,9 +264,6 @@ class StepView:
 
         They are read by a background job. None are found if the run's format does not record
         groups.
-
-        Raises:
-            UnknownRunError: The store holds no run of this name.
         """
         if not records_groups(self._runs.find(run_id)):
             return NO_SPANS
@@ -341,7 +332,6 @@ class StepView:
         """Return the replay of a step; None while a background job makes it.
 
         Raises:
-            UnknownRunError: The store holds no run of this name.
             AnalysisError: The step cannot be replayed, or has too many spans.
         """
         run = self._runs.find(recorded.run)
@@ -360,7 +350,6 @@ class StepView:
         Of a large run these are the last steps, as in its report; at least one.
 
         Raises:
-            UnknownRunError: The store holds no run of this name.
             AnalysisError: No step can be replayed, or a step has too many spans.
         """
         run = self._runs.find(run_id)
@@ -421,7 +410,6 @@ class StepView:
         """Return the spans of a step, or of some of its ranks or time, as a file for Perfetto.
 
         Raises:
-            UnknownRunError: The store holds no run of this name.
             EmptyRunError: There are no such spans, or too many.
         """
         self._runs.find(run_id)
