@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.test_pages import settle
-from tests.browser.test_served import Visit
+from tests.browser.test_pages import opened, settle
 from tests.browser.test_timeline import AXIS, click_rank, drawn, query_of
 from tests.integration.programs import TIMEOUT_S, serving
 from tests.integration.test_serve import Job
@@ -36,19 +35,18 @@ def test_the_link_of_an_alert_opens_its_first_step_and_a_click_its_span(
         "--spool", str(spool), "--config", str(config), store=tmp_path / "store"
     ) as server:
         message = json.loads(bot.bodies.get(timeout=TIMEOUT_S))
-        visit = Visit(browser.new_page(viewport={"width": 1280, "height": 900}))
-        page = visit.page
-        page.goto(f"{server.url}/?token={server.token}")
-        page.wait_for_load_state("networkidle")
+        size = {"width": 1280, "height": 900}
+        with opened(browser, f"{server.url}/?token={server.token}", viewport=size) as seen:
+            page = seen.page
+            settle(page)
 
-        page.goto(message["url"])
-        drawn(page)
-        query, marked = query_of(page), page.inner_text("main")
-        begin, end = page.evaluate(AXIS)
-        click_rank(page, SLOW_RANK, (begin + end) / 2)
-        settle(page)
-        facts = page.inner_text("#timeline-selection")
-        page.close()
+            page.goto(message["url"])
+            drawn(page)
+            query, marked = query_of(page), page.inner_text("main")
+            begin, end = page.evaluate(AXIS)
+            click_rank(page, SLOW_RANK, (begin + end) / 2)
+            settle(page)
+            facts = page.inner_text("#timeline-selection")
     bot.close()
 
     assert message["steps"][0] == ONSET
@@ -58,4 +56,3 @@ def test_the_link_of_an_alert_opens_its_first_step_and_a_click_its_span(
     assert facts.startswith("forward")
     assert f"rank {SLOW_RANK}" in facts
     assert "180" in facts
-    assert visit.problems == []

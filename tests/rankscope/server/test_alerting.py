@@ -15,6 +15,7 @@ from rankscope.collector.read.alerts import Delivery, read_alerts
 from rankscope.collector.store.store import open_store
 from rankscope.server.alert_config import AlertConfig, ReceiverConfig
 from rankscope.server.alerting import Alerting
+from tests.rankscope.server.test_upkeep import Clock
 from tests.support.dashboard.builders import report
 from tests.support.receiver import TIMEOUT_S, Receiver
 from tests.support.waiting import wait_until
@@ -49,16 +50,6 @@ def page_url(run_id: str, step: int | None, ranks: Sequence[int]) -> str:
 MINUTE_NS = 60_000_000_000
 
 
-class Clock:
-    """Unix time that a test sets."""
-
-    def __init__(self) -> None:
-        self.now_ns = 1_790_000_000_000_000_000
-
-    def __call__(self) -> int:
-        return self.now_ns
-
-
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
     running = Receiver()
@@ -75,7 +66,7 @@ def webhook(receiver: Receiver) -> Iterator[Webhook]:
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(now_ns=1_790_000_000_000_000_000)
 
 
 @pytest.fixture

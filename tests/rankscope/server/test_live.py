@@ -21,6 +21,7 @@ from rankscope.server.reports import Reports
 from rankscope.server.run_failures import RunFailures
 from rankscope.tracer.span import SpanFlag
 from rankscope.tracer.topology import Coords, Layout
+from tests.rankscope.server.test_upkeep import Clock
 from tests.support.analysis.cluster import MS, Source, dp_group, gpt_cluster
 from tests.support.analysis.training import Training
 
@@ -103,16 +104,6 @@ class StoreDown:
 
     def rows(self, sql: str) -> list[Row]:
         raise StoreQueryError(f"no answer to {sql}")
-
-
-class Clock:
-    """A clock that only a test advances."""
-
-    def __init__(self) -> None:
-        self.now_ns = 0
-
-    def __call__(self) -> int:
-        return self.now_ns
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,9 +39,11 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
 
 
+@dataclass
 class Clock:
-    def __init__(self) -> None:
-        self.now_ns = 0
+    """A clock that only a test advances."""
+
+    now_ns: int = 0
 
     def __call__(self) -> int:
         return self.now_ns
