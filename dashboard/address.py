@@ -157,6 +157,7 @@ def write_address(view: View, *, base_path: str = "/") -> str:
     if view.page == INCIDENT and view.run is not None:
         number = "" if view.show is None else f"/{quote(view.show, safe='')}"
         return f"{base_path}run/{quote(view.run, safe='')}/{INCIDENT}{number}"
+    box = view.box
     values = {
         "run": view.run,
         "epoch": view.epoch,
@@ -170,7 +171,9 @@ def write_address(view: View, *, base_path: str = "/") -> str:
         "span": None
         if view.span is None
         else f"{view.span.rank},{view.span.kind.value},{view.span.at_ns}",
-        "box": _write_box(view.box),
+        "box": None
+        if box is None
+        else f"{box.begin_ns}-{box.end_ns},{box.first_row}-{box.end_row - 1}",
         "layers": ",".join(view.layers) or None,
         "order": None if view.order is RowOrder.PP else view.order.value,
         "fold": format_ranks(view.folded) or None,
@@ -269,12 +272,6 @@ def _read_box(text: str) -> Viewport | None:
     begin, to, rows = text.partition(",")
     first, _, last = begin.partition("-")
     return _read_viewport({"from": first, "to": last, "rows": rows}) if to else None
-
-
-def _write_box(box: Viewport | None) -> str | None:
-    if box is None:
-        return None
-    return f"{box.begin_ns}-{box.end_ns},{box.first_row}-{box.end_row - 1}"
 
 
 def _read_viewport(values: dict[str, str]) -> Viewport | None:

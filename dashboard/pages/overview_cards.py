@@ -27,7 +27,6 @@ from rankscope.analysis.report.text import (
     format_ranges,
     format_seconds,
 )
-from rankscope.dashboard.records.progress import AnalysisInProgress
 from rankscope.tracer.span import NS_PER_S
 
 from ..address import INCIDENT, View, view_finding, write_address
@@ -41,7 +40,7 @@ from .components import (
     table,
     with_code,
 )
-from .placeholders import AFTER_ANALYSIS, NEEDS_ANALYSIS, PENDING, known_figures
+from .placeholders import known_figures
 from .proof_picture import proof_picture
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
         RunReport,
         Starved,
     )
-    from rankscope.dashboard.records.progress import AnalysisFailed
+    from rankscope.dashboard.records.progress import AnalysisFailed, AnalysisInProgress
 
     from .components import Cell
 
@@ -70,8 +69,6 @@ _BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|[mun]?s\b)")
 _MAX_STARVED = 8
 _MAX_WAITS_ON = 2
 _MAX_WARNINGS = 12
-
-KEY_FIGURES = ("step time", "MFU")
 
 _MAX_PROOFS = 5
 """Further findings whose proof can be opened."""
@@ -343,8 +340,7 @@ def _of_ranks(ranks: Sequence[int]) -> str:
 
 def early_figures(found: AnalysisInProgress | AnalysisFailed) -> list[Component]:
     """Return the run's numbers as far as they are known without a diagnosis."""
-    reason = AFTER_ANALYSIS if isinstance(found, AnalysisInProgress) else NEEDS_ANALYSIS
-    return _figures({**dict.fromkeys(KEY_FIGURES, (PENDING, reason)), **known_figures(found)})
+    return _figures(known_figures(found))
 
 
 def liveness_card(

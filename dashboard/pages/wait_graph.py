@@ -59,10 +59,12 @@ def show_graph(_provider: ReportProvider, report: RunReport, view: View) -> list
     """Return the graph around the culprits of the view, else those of the top finding."""
     view = replace(view, ranks=tuple(rank for rank in view.ranks if rank in report.coords))
     culprits = view.ranks or _culprits(report)
-    if report.direct_waits is None or not culprits:
-        if report.direct_waits is None:
-            return [no_data("no step could be replayed", _REPLAYED)]
-        return [no_data("no rank waits for another", _NO_WAITS)]
+    if report.direct_waits is None:
+        why = "The overview says why, under the quality of the data."
+        return [no_data("no step could be replayed", why)]
+    if not culprits:
+        why = "Waits within the bubble of the pipeline are not counted."
+        return [no_data("no rank waits for another", why)]
     max_nodes = MAX_NODES if view.show == BY_RANK else MAX_SINGLE
     finding = _of_one_node(report, culprits)
     if finding is not None:
@@ -135,9 +137,7 @@ def _register(app: Dash, _provider: ReportProvider) -> None:
 
 PAGE = report_page(GRAPH, "Graph", show_graph, register=_register)
 
-_NO_WAITS = "Waits within the bubble of the pipeline are not counted."
 _BEYOND = " beyond the bubble of the pipeline"
-_REPLAYED = "The overview says why, under the quality of the data."
 
 
 def _culprits(report: RunReport) -> tuple[int, ...]:

@@ -66,7 +66,6 @@ class AnalyzeElsewhere(Protocol):
         self, run_id: str, *, first: int | None, show: Callable[[Progress], None]
     ) -> RunReport:
         """Analyse a run from a step on (None: all of it); raise `EmptyRunError` if it is empty."""
-        ...
 
 
 class Track(Protocol):
@@ -74,7 +73,6 @@ class Track(Protocol):
 
     def __call__(self, report: RunReport, *, is_over: bool) -> RunReport:
         """Track a report of the newest steps, or of the last ones if the run is over."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,6 @@ from .shared_results import SharedResults
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from rankscope.analysis.alert_signals import RunSignals
     from rankscope.analysis.goodput import Goodput
     from rankscope.analysis.report.report import RunReport
     from rankscope.collector.store.store import Store
@@ -91,7 +90,10 @@ def read_live_runs(
             name="run_silent_ranks",
             text="Ranks of the live run without a heartbeat while others go on.",
             label="run",
-            values={run: _silent(each) for run, each in signals.items()},
+            values={
+                run: 0.0 if each.liveness is None else float(each.liveness.num_silent)
+                for run, each in signals.items()
+            },
         )
         active = [alert for alert in watch.alerting.alerts if alert.resolved_ns is None]
         yield Reading(
@@ -102,10 +104,6 @@ def read_live_runs(
         )
 
     return read
-
-
-def _silent(signals: RunSignals) -> float:
-    return 0.0 if signals.liveness is None else float(signals.liveness.num_silent)
 
 
 def _newest_mfu(report: RunReport) -> float | None:
