@@ -155,9 +155,7 @@ class Reports:
             UnknownRunError: The store holds no run of this name.
         """
         entry = self._entry(run_id)
-        if entry is None or entry.size is None:
-            return self.refresh(find_run(self._source, run_id))
-        return entry.report
+        return self.refresh(find_run(self._source, run_id)) if entry.size is None else entry.report
 
     def refresh(self, summary: RunSummary) -> RunReport | None:
         """Analyse the run again if it has grown, and return the latest diagnosis.
@@ -189,13 +187,11 @@ class Reports:
 
     def peek(self, run_id: str) -> RunReport | None:
         """Return the latest diagnosis that was made; None if there is none. Never analyses."""
-        entry = self._entry(run_id)
-        return entry.report if entry is not None else None
+        return self._entry(run_id).report
 
     def has_report(self, run_id: str) -> bool:
         """Return whether `get` returns without an analysis."""
-        entry = self._entry(run_id)
-        return entry is not None and entry.size is not None
+        return self._entry(run_id).size is not None
 
     def progress(self, run_id: str) -> Progress | None:
         """Return the progress of the run's analysis; None if none is running."""
@@ -238,17 +234,15 @@ class Reports:
 
     def cost(self, run_id: str) -> TurnCost | None:
         """Return the cost of the run's last analysis; None before the first one."""
-        entry = self._entry(run_id)
-        return entry.cost if entry is not None else None
+        return self._entry(run_id).cost
 
     def revision(self, run_id: str) -> int:
         """Return how many times the run was analysed since the start."""
-        entry = self._entry(run_id)
-        return entry.revision if entry is not None else 0
+        return self._entry(run_id).revision
 
-    def _entry(self, run_id: str) -> _Entry | None:
+    def _entry(self, run_id: str) -> _Entry:
         with self._lock:
-            return self._entries.get(run_id)
+            return self._entries.get(run_id) or _Entry()
 
     def _follow(self, entry: _Entry, run_id: str, size: tuple[int, int, int, str]) -> int:
         """Analyse the window if it has new steps; return their number.
