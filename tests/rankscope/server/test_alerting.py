@@ -110,7 +110,8 @@ def test_an_alert_is_not_raised_again_after_a_restart(empty_store: Store) -> Non
 def test_without_a_reason_there_is_no_alert(empty_store: Store, alerting: Alerting) -> None:
     assert alerting.evaluate(steady()) == ()
     assert alerting.evaluate(report_with([0.5] * 30)) == ()
-    assert alerting.evaluate(steady(), tracked(severity=Severity.MINOR).findings) == ()
+    minor = replace(slow(), severity=Severity.MINOR)
+    assert alerting.evaluate(steady(), tracked(minor).findings) == ()
     assert first_steps(empty_store) == []
 
 
@@ -209,18 +210,21 @@ def test_a_failing_store_does_not_stop_further_alerts(tmp_path: Path, receiver: 
     webhook.close(timeout_s=TIMEOUT_S)
 
 
-def tracked(cause: str = "slow-compute", severity: Severity = Severity.WARNING) -> FindingTracker:
-    """Return the findings of a run with one that began in step 3 and is open."""
-    tracker = FindingTracker("job")
-    finding = Finding(
-        cause=cause,
-        ranks=(5,),
+def slow(rank: int = 5) -> Finding:
+    return Finding(
+        cause="slow-compute",
+        ranks=(rank,),
         steps=(3, 9),
         confidence=0.9,
-        evidence="rank 5 takes 1.5 x",
-        severity=severity,
+        evidence=f"rank {rank} takes 1.5 x",
+        severity=Severity.WARNING,
     )
-    tracker.update(healthy_with(finding, last=9), at_ns=1)
+
+
+def tracked(*findings: Finding) -> FindingTracker:
+    """Return the findings of a run, by default one that began in step 3 and is open."""
+    tracker = FindingTracker("job")
+    tracker.update(healthy_with(*(findings or [slow()]), last=9), at_ns=1)
     return tracker
 
 
@@ -262,7 +266,7 @@ def test_a_finding_that_matters_alerts_once_and_resolves(
 def test_the_end_of_a_run_resolves_all_but_what_ended_it(
     empty_store: Store, cause: str, alerting: Alerting, *, is_active: bool
 ) -> None:
-    tracker = tracked(cause, Severity.CRITICAL)
+    tracker = tracked(replace(slow(), cause=cause, severity=Severity.CRITICAL))
     alerting.evaluate(steady(), tracker.findings)
 
     alerting.evaluate(steady(), tracker.findings, is_over=True)
@@ -286,16 +290,7 @@ def test_a_rise_of_the_step_time_alerts_where_the_mfu_is_unknown(alerting: Alert
 
 
 RISE = dict(enumerate([1.0] * 10 + [1.5] * 8))
-RISEN = Finding(
-    cause="slow-compute",
-    ranks=(5,),
-    steps=(10, 17),
-    saved_s=0.2,
-    shown_saved_s=0.45,
-    confidence=0.9,
-    evidence="rank 5 takes 1.5 x",
-    severity=Severity.WARNING,
-)
+RISEN = replace(slow(), steps=(10, 17), saved_s=0.2, shown_saved_s=0.45)
 
 
 def rise(num_steps: int) -> RunReport:
@@ -431,24 +426,6 @@ def test_an_alertmanager_gets_an_active_alert_every_minute_until_it_is_resolved(
     assert sent[2]["endsAt"] == "2026-09-21T14:15:20+00:00"
 
 
-def two_findings() -> FindingTracker:
-    """Return the findings of a run with two slow ranks that opened together."""
-    tracker = FindingTracker("job")
-    findings = [
-        Finding(
-            cause="slow-compute",
-            ranks=(rank,),
-            steps=(3, 9),
-            confidence=0.9,
-            evidence=f"rank {rank} takes 1.5 x",
-            severity=Severity.WARNING,
-        )
-        for rank in (5, 6)
-    ]
-    tracker.update(healthy_with(*findings, last=9), at_ns=1)
-    return tracker
-
-
 def test_alerts_of_one_run_and_cause_are_one_message(
     empty_store: Store, receiver: Receiver, webhook: Webhook
 ) -> None:
@@ -459,7 +436,7 @@ def test_alerts_of_one_run_and_cause_are_one_message(
         hosts_of=lambda _run: {5: "host-a", 6: "host-b"},
     )
 
-    alerting.evaluate(steady(), two_findings().findings)
+    alerting.evaluate(steady(), tracked(slow(5), slow(6)).findings)
     message = receiver.next()
     wait_until(lambda: all(each.is_delivered("webhook", "firing") for each in alerting.alerts))
     webhook.close(timeout_s=TIMEOUT_S)
