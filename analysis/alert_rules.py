@@ -195,14 +195,14 @@ class Condition:
     """Identifies it among those of its rule and run; it never changes."""
 
     severity: Severity
-    steps: tuple[int, int] | None
-    """First and last step that show it so far; None if no step does."""
-
-    is_active: bool
-    """False: it is over."""
-
     text: str
     """One sentence."""
+
+    steps: tuple[int, int] | None = None
+    """First and last step that show it so far; None if no step does."""
+
+    is_active: bool = True
+    """False: it is over."""
 
     finding: Finding | None = None
     """The finding that it is about, or that explains it; None if there is none."""
@@ -440,8 +440,6 @@ def _from_quality(report: RunReport, rules: AlertRules) -> Iterator[Condition]:
             rule=LOST_RECORDS,
             key="0",
             severity=Severity.WARNING,
-            steps=None,
-            is_active=True,
             text=(
                 f"{report.run}: {account.num_dropped:,}{whole} records were lost:"
                 f" {', '.join(f'{num:,} {reason}' for reason, num in reasons)}"
@@ -454,8 +452,6 @@ def _from_quality(report: RunReport, rules: AlertRules) -> Iterator[Condition]:
             rule=CLOCK_ERROR,
             key="0",
             severity=Severity.WARNING,
-            steps=None,
-            is_active=True,
             text=(
                 f"{report.run}: the clocks of the hosts agree within {format_duration(error_ns)}"
                 f" only, {format_percent(error_ns / 1e9 / step_s)} of a step: waits between hosts"

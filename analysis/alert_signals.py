@@ -140,8 +140,6 @@ def find_host_conditions(
                     rule=BAD_HOST,
                     key=record.host,
                     severity=Severity.CRITICAL,
-                    steps=None,
-                    is_active=True,
                     text=f"the checks of host {record.host} report errors: {shown}",
                     hosts=(record.host,),
                     hold_s=HOLD_S,
@@ -154,8 +152,6 @@ def find_host_conditions(
                     rule=BAD_HOST,
                     key=f"{record.host} findings",
                     severity=Severity.WARNING,
-                    steps=None,
-                    is_active=True,
                     text=(
                         f"findings of {format_count(len(record.named_by), 'run')} name host"
                         f" {record.host}: {format_names(causes)} in"
@@ -198,8 +194,6 @@ def _from_liveness(signals: RunSignals, rules: AlertRules) -> Iterator[Condition
         rule=SILENT_RANK,
         key=str(silent[0].rank),  # the longest silence: others may follow it
         severity=Severity.CRITICAL,
-        steps=None,
-        is_active=True,
         text=(
             f"{signals.run}: {live.num_silent:,} of {live.num_ranks:,} ranks sent no heartbeat for"
             f" {format_seconds(longest_s)}: {format_ranks(ranks)}"
@@ -302,8 +296,6 @@ def _from_traffic(signals: RunSignals, rules: AlertRules) -> Iterator[Condition]
             rule=RDMA_TRAFFIC,
             key=str(hosts[row]),
             severity=Severity.WARNING,
-            steps=None,
-            is_active=True,
             text=f"{signals.run}: the RDMA traffic of host {hosts[row]} {what}",
             hosts=(str(hosts[row]),),
             hold_s=HOLD_S,
@@ -311,28 +303,27 @@ def _from_traffic(signals: RunSignals, rules: AlertRules) -> Iterator[Condition]
 
 
 def _from_lags(signals: RunSignals, rules: AlertRules) -> Iterator[Condition]:
-    for rule, lag_s, what in (
-        (COLLECTOR_BEHIND, signals.collector_lag_s, "the newest stored step ended"),
-        (ANALYSIS_BEHIND, signals.analysis_lag_s, "a step has waited for its analysis for"),
+    collector_lag, analysis_lag = signals.collector_lag_s, signals.analysis_lag_s
+    for rule, lag_s, after_s, text in (
+        (
+            COLLECTOR_BEHIND,
+            collector_lag,
+            rules.collector_behind.after_s,
+            "the newest stored step ended {} ago, though the ranks go on",
+        ),
+        (
+            ANALYSIS_BEHIND,
+            analysis_lag,
+            rules.analysis_behind.after_s,
+            "a step has waited for its analysis for {}",
+        ),
     ):
-        after_s = (
-            rules.collector_behind if rule == COLLECTOR_BEHIND else rules.analysis_behind
-        ).after_s
-        if lag_s is None or lag_s <= after_s:
-            continue
-        ago = f"{format_seconds(lag_s)}"
-        text = (
-            f"{what} {ago} ago, though the ranks go on"
-            if rule == COLLECTOR_BEHIND
-            else (f"{what} {ago}")
-        )
-        yield Condition(
-            rule=rule,
-            key="0",
-            severity=Severity.WARNING,
-            steps=None,
-            is_active=True,
-            text=f"{signals.run}: {text}",
-            hold_s=HOLD_S,
-            numbers={"lag_s": lag_s},
-        )
+        if lag_s is not None and lag_s > after_s:
+            yield Condition(
+                rule=rule,
+                key="0",
+                severity=Severity.WARNING,
+                text=f"{signals.run}: {text.format(format_seconds(lag_s))}",
+                hold_s=HOLD_S,
+                numbers={"lag_s": lag_s},
+            )
