@@ -113,14 +113,8 @@ def summarize_memory(
     return MemoryUse(stages=tuple(shown), whole=whole, missing_activations=missing)
 
 
-def model_state(
-    num_parameters: float,
-    *,
-    parameter_bytes: float = FLOAT32_BYTES,
-    gradient_bytes: float = FLOAT32_BYTES,
-    optimizer_bytes: float = ADAM_MOMENTS * FLOAT32_BYTES,
-) -> ModelState:
-    """Return the bytes of a model's state, by default in mixed precision with Adam.
+def model_state(num_parameters: float) -> ModelState:
+    """Return the bytes of a model's state in mixed precision with Adam.
 
     Parameters, gradients and both moments are float32 (copies in 16 bits are temporary, as with
     autocast and FSDP2): 16 bytes a parameter. 175 billion take 700 + 700 + 1,400 GB.
@@ -129,10 +123,9 @@ def model_state(
         arXiv 1910.02054, section 3.1, where 16-bit parameters and gradients with a float32 copy
         take 2 + 2 + 12.
     """
+    size = FLOAT32_BYTES * num_parameters
     return ModelState(
-        parameter_bytes=parameter_bytes * num_parameters,
-        gradient_bytes=gradient_bytes * num_parameters,
-        optimizer_bytes=optimizer_bytes * num_parameters,
+        parameter_bytes=size, gradient_bytes=size, optimizer_bytes=ADAM_MOMENTS * size
     )
 
 
