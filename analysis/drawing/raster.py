@@ -69,6 +69,10 @@ class KindCells:
     filled_ratio: NDArray[np.float32]
     """Covered share of the cell, the mean of its ranks; above 1 if several tracks share it."""
 
+    def at(self, lines: slice, bins: slice) -> KindCells:
+        """Return some lines and bins."""
+        return KindCells(kind=self.kind[lines, bins], filled_ratio=self.filled_ratio[lines, bins])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRaster:
@@ -312,11 +316,16 @@ def draw_raster(
 
 def stack_rasters(rasters: Sequence[StepRaster]) -> StepRaster:
     """Return the lines of several rasters with the same bins, one below the other."""
+
+    def stack(cells: list[KindCells]) -> KindCells:
+        kind, ratio = ([one.kind for one in cells], [one.filled_ratio for one in cells])
+        return KindCells(kind=np.concatenate(kind), filled_ratio=np.concatenate(ratio))
+
     return StepRaster(
         rank_blocks=tuple(block for one in rasters for block in one.rank_blocks),
         edges_ns=rasters[0].edges_ns,
-        compute=_stack_cells([one.compute for one in rasters]),
-        comm=_stack_cells([one.comm for one in rasters]),
+        compute=stack([one.compute for one in rasters]),
+        comm=stack([one.comm for one in rasters]),
     )
 
 
@@ -324,15 +333,11 @@ def shrink_raster(raster: StepRaster, *, max_lines: int, max_bins: int) -> StepR
     """Return evenly spaced lines and bins of a raster, for a small picture of it."""
     lines = slice(None, None, -(-len(raster.rank_blocks) // max_lines))
     bins = slice(None, None, -(-(len(raster.edges_ns) - 1) // max_bins))
-
-    def cut(cells: KindCells) -> KindCells:
-        return KindCells(kind=cells.kind[lines, bins], filled_ratio=cells.filled_ratio[lines, bins])
-
     return StepRaster(
         rank_blocks=raster.rank_blocks[lines],
         edges_ns=np.append(raster.edges_ns[:-1][bins], raster.edges_ns[-1]),
-        compute=cut(raster.compute),
-        comm=cut(raster.comm),
+        compute=raster.compute.at(lines, bins),
+        comm=raster.comm.at(lines, bins),
     )
 
 
@@ -378,7 +383,8 @@ def measure_areas(
     start, end = np.clip(start, 0, length), np.clip(end, 0, length)
     grid = _Grid(len(rank_blocks), bin_edges(length, num_bins))
     shown, kind = line >= 0, spans.kind
-    blocked = np.full_like(kind, _WAIT)
+    own = np.flatnonzero(shown & comm)
+    waits = own[waiting[own] > 0]
     done = find_innermost(timeline, shown)
     at = line_by_rank[done.rank]
     begin = np.clip(done.start_ns - timeline.begin_ns, 0, length)
@@ -390,8 +396,8 @@ def measure_areas(
         edges_ns=grid.edges,
         compute=grid.areas(at, begin, until, done.kind),
         notable=grid.areas(at[notable], begin[notable], until[notable], done.kind[notable]),
-        comm=grid.kept_areas(line, moves, end, kind, shown & comm)
-        | grid.kept_areas(line, start, moves, blocked, shown & comm & (waiting > 0)),
+        comm=grid.areas(line[own], moves[own], end[own], kind[own])
+        | grid.areas(line[waits], start[waits], moves[waits], np.full(len(waits), _WAIT)),
     )
 
 
@@ -515,18 +521,6 @@ class _Grid:
         self._num_bins = len(edges) - 1
         self._width = np.diff(edges)
 
-    def kept_areas(
-        self,
-        line: NDArray[np.int64],
-        start: NDArray[np.int64],
-        end: NDArray[np.int64],
-        kind: NDArray[np.int8],
-        keep: NDArray[np.bool_],
-    ) -> AreasByKind:
-        """Return the areas of some spans."""
-        kept = np.flatnonzero(keep)
-        return self.areas(line[kept], start[kept], end[kept], kind[kept])
-
     def areas(
         self,
         line: NDArray[np.int64],
@@ -571,8 +565,3 @@ class _Grid:
         return guess
 
 
-def _stack_cells(cells: list[KindCells]) -> KindCells:
-    return KindCells(
-        kind=np.concatenate([one.kind for one in cells]),
-        filled_ratio=np.concatenate([one.filled_ratio for one in cells]),
-    )

@@ -15,7 +15,6 @@ from .raster import (
     MAX_BARS,
     MAX_LINES,
     NUM_BINS,
-    KindCells,
     StepRaster,
     bin_edges,
     measure_areas,
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from rankscope.tracer.topology import Coords
 
-    from .raster import StepPicture, Viewport
+    from .raster import KindCells, StepPicture, Viewport
     from .rows import RankBlocks
     from .timeline import StepTimeline
 
@@ -222,15 +221,11 @@ def cut_viewport(found: TileLines, viewport: Viewport, *, length_ns: int) -> Ste
     end = max(end, first + 1)
     lines = slice(wanted.start - found.first_line, wanted.stop - found.first_line)
     bins = slice(first - before, end - before)
-
-    def cut(cells: KindCells) -> KindCells:
-        return KindCells(kind=cells.kind[lines, bins], filled_ratio=cells.filled_ratio[lines, bins])
-
     return StepRaster(
         rank_blocks=found.rank_blocks[lines],
         edges_ns=edges[first : end + 1],
-        compute=cut(found.compute),
-        comm=cut(found.comm),
+        compute=found.compute.at(lines, bins),
+        comm=found.comm.at(lines, bins),
     )
 
 
