@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..causes.detector import Case, ProofForm, Record, ShownIn
 from ..causes.order import CAUSES
-from .compute import compute_card, length_card, stage_card
-from .devices import device_card
+from .compute import compute_card, device_card, length_card, stage_card
 from .host_time import host_card, recompile_card
 from .records import hosts_card, memory_card, settings_card, states_card
 from .transfers import transfer_card

@@ -1,8 +1,8 @@
-"""Cards of compute: a rank beside its peers, stage against stage, length against time."""
+"""Cards of compute: a rank or device beside its peers, stage against stage, length against time."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +23,15 @@ from ..report.proof_card import (
 )
 from ..report.text import format_count
 from ..statistics.peers import Basis
-from .samples import group_samples, make_series, name_ranks, shown_columns, spread
+from .samples import (
+    compare_samples,
+    group_samples,
+    make_series,
+    name_ranks,
+    name_steps,
+    shown_columns,
+    spread,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -35,6 +43,9 @@ if TYPE_CHECKING:
     from ..report.report import Finding
 
 SUM = "own compute of a step"
+
+READINGS = {"gpu-clock-hz": ("clock of the GPU", "Hz"), "gpu-power-w": ("power of the GPU", "W")}
+"""Quantity and unit of a reading, by its name in the samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,18 +143,59 @@ def _find_strip(
         usual_ns = float(np.median(items.self_ns[other]))
         lost_ns = float(items.self_ns[own].sum()) - usual_ns * len(own)
         kind = KINDS[items.kind[own[0]]].value
-        strip = SampleStrip(
-            quantity=f"{kind} of a micro-batch, own compute",
-            unit="ns",
-            steps=f"step {step}",
-            groups=(
-                *group_samples(label, items.self_ns[own], is_culprit=True),
-                *group_samples(sides.label, items.self_ns[other]),
-            ),
+        strip = compare_samples(
+            f"{kind} of a micro-batch, own compute",
+            "ns",
+            f"step {step}",
+            culprits=(label, items.self_ns[own]),
+            usual=(sides.label, items.self_ns[other]),
         )
         if best is None or lost_ns > best[0]:
             best = lost_ns, strip
     return None if best is None else best[1]
+
+
+def device_card(finding: Finding, case: Case, blamed: Collection[int]) -> ProofCard | None:
+    """Return the card of compute, with clock and power of the devices, as far as they were read."""
+    card = compute_card(finding, case, blamed)
+    if card is None:
+        return None
+    return replace(card, strips=(*card.strips, *_reading_strips(finding, case)))
+
+
+def _reading_strips(finding: Finding, case: Case) -> tuple[SampleStrip, ...]:
+    """Return clock and power of the named devices beside the others', as far as they were read."""
+    samples, steps = case.context.samples, case.reading.steps
+    shown = shown_columns(steps, finding.steps)
+    bounds_ns = [case.step_ns[step] for step in np.array(steps)[shown].tolist()]
+    if not bounds_ns:
+        return ()
+    within = (samples.at_ns >= bounds_ns[0][0]) & (samples.at_ns <= bounds_ns[-1][1])
+    is_mine, is_other = (np.zeros(len(samples), dtype=np.bool_) for _ in range(2))
+    for info in case.ranks.values():
+        if info.host in samples.hosts:
+            host = samples.hosts.index(info.host)
+            of_rank = (samples.host == host) & (samples.device == info.local_rank)
+            side = is_mine if info.rank in finding.ranks else is_other
+            side |= of_rank
+    others = format_count(len(case.ranks) - len(finding.ranks), "other rank")
+    strips = []
+    for code, name in enumerate(samples.names):
+        rows = (samples.name == code) & within
+        if name not in READINGS or not (rows & is_mine).any():
+            continue
+        quantity, unit = READINGS[name]
+        mine = samples.value[rows & is_mine]
+        strips.append(
+            compare_samples(
+                quantity,
+                unit,
+                name_steps(steps, shown),
+                culprits=(name_ranks(finding.ranks), mine),
+                usual=(others, samples.value[rows & is_other]),
+            )
+        )
+    return tuple(strips)
 
 
 def stage_card(finding: Finding, case: Case) -> ProofCard | None:
@@ -211,14 +263,12 @@ def length_card(finding: Finding, case: Case) -> ProofCard | None:
     worst = int(np.nanargmax(of_step))
     others = np.delete(of_step, worst)
     label = f"rank {case.profile.ranks[worst]}, the longest"
-    strip = SampleStrip(
-        quantity=SUM,
-        unit="ns",
-        steps=f"step {step}",
-        groups=(
-            *group_samples(label, of_step[worst : worst + 1], is_culprit=True),
-            *group_samples(format_count(len(others), "other rank"), others),
-        ),
+    strip = compare_samples(
+        SUM,
+        "ns",
+        f"step {step}",
+        culprits=(label, of_step[worst : worst + 1]),
+        usual=(format_count(len(others), "other rank"), others),
     )
     return ProofCard(
         strips=(strip,),

@@ -13,10 +13,10 @@ from ..breakdown.waterfall import Part
 from ..causes.detector import HostTime
 from ..causes.order import CAUSES
 from ..replay.model import EVALUATION_KIND, Place, has_kind
-from ..report.proof_card import ProofCard, ProofFact, SampleStrip
+from ..report.proof_card import ProofCard, ProofFact
 from ..report.text import format_count, format_ranks
 from ..statistics.thresholds import THRESHOLDS
-from .samples import group_samples, make_series, name_ranks, name_steps, shown_columns
+from .samples import compare_samples, make_series, name_ranks, name_steps, shown_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,14 +86,12 @@ def host_card(finding: Finding, case: Case) -> ProofCard | None:
         peers, others = "all other steps and ranks", ~cells
         mine_ns = total_ns.max(axis=0, keepdims=True)
         theirs_ns = np.where(others, total_ns, np.nan)
-    strip = SampleStrip(
-        quantity=quantity,
-        unit="ns",
-        steps=name_steps(steps, shown),
-        groups=(
-            *group_samples(label, total_ns[cells], is_culprit=True),
-            *group_samples(peers, total_ns[others]),
-        ),
+    strip = compare_samples(
+        quantity,
+        "ns",
+        name_steps(steps, shown),
+        culprits=(label, total_ns[cells]),
+        usual=(peers, total_ns[others]),
     )
     label, peers = (label, peers) if are_few else ("longest rank", "median of the rest")
     series = make_series(

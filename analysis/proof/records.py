@@ -11,9 +11,9 @@ from rankscope.tracer.span import KINDS, NONE, NS_PER_S, SpanFlag, SpanKind
 
 from ..breakdown.memory import read_peaks
 from ..causes.misconfiguration import common_settings
-from ..report.proof_card import MAX_GROUPS, ProofCard, ProofFact, SampleStrip
+from ..report.proof_card import MAX_GROUPS, ProofCard, ProofFact
 from ..report.text import format_bytes, format_count, format_duration, format_ranks
-from .samples import group_samples, make_series, name_ranks, name_steps, shown_columns
+from .samples import compare_samples, make_series, name_ranks, name_steps, shown_columns
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -220,8 +220,6 @@ def memory_card(finding: Finding, record: Record) -> ProofCard | None:
     shown = shown_columns(steps, finding.steps)
     label, others = name_ranks(finding.ranks), f"{format_count(int((~is_culprit).sum()), 'other')}"
     quantity = "peak of the memory of tensors so far"
-    groups = group_samples(label, known[is_culprit, -1:], is_culprit=True)
-    groups += group_samples(others, known[~is_culprit, -1:])
     capacity = record.run.ranks[finding.ranks[0]].memory.capacity_bytes
     facts = () if capacity is None else (
         ProofFact(
@@ -232,8 +230,12 @@ def memory_card(finding: Finding, record: Record) -> ProofCard | None:
     )  # fmt: skip
     return ProofCard(
         strips=(
-            SampleStrip(
-                quantity=quantity, unit="bytes", steps=name_steps(steps, shown), groups=groups
+            compare_samples(
+                quantity,
+                "bytes",
+                name_steps(steps, shown),
+                culprits=(label, known[is_culprit, -1:]),
+                usual=(others, known[~is_culprit, -1:]),
             ),
         ),
         series=make_series(

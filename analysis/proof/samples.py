@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..report.proof_card import MAX_POINTS, MAX_VALUES, SampleGroup, StepSeries
+from ..report.proof_card import MAX_POINTS, MAX_VALUES, SampleGroup, SampleStrip, StepSeries
 from ..report.text import format_count, format_ranks, format_steps
 
 if TYPE_CHECKING:
@@ -47,6 +47,25 @@ def group_samples(
             values=tuple(kept.tolist()),
         ),
     )
+
+
+def compare_samples(
+    quantity: str,
+    unit: str,
+    steps: str,
+    *,
+    culprits: tuple[str, NDArray[Any]],
+    usual: tuple[str, NDArray[Any]],
+) -> SampleStrip:
+    """Return values of culprits beside those of their peers, each as of `group_samples`.
+
+    Args:
+        steps: Steps that they are of, in words.
+        culprits: Their label and their values.
+        usual: The same of the peers.
+    """
+    groups = (*group_samples(*culprits, is_culprit=True), *group_samples(*usual))
+    return SampleStrip(quantity=quantity, unit=unit, steps=steps, groups=groups)
 
 
 def spread(num: int, most: int) -> NDArray[np.int64]:

@@ -8,9 +8,9 @@ import numpy as np
 
 from ..arrays.group_stats import sum_cells
 from ..arrays.sorting import find_positions
-from ..report.proof_card import ProofCard, SampleStrip
+from ..report.proof_card import ProofCard
 from ..report.text import format_count, format_link
-from .samples import column_medians, group_samples, make_series, name_steps, shown_columns
+from .samples import column_medians, compare_samples, make_series, name_steps, shown_columns
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,14 +57,12 @@ def transfer_card(finding: Finding, case: Case) -> ProofCard | None:
     name = transfers.names[int(transfers.name[rows][0])]
     kind = transfers.links[int(slow[0])].kind
     what = name if kind in name else f"{kind} {name}"
-    strip = SampleStrip(
-        quantity=f"{what}: {'payload over transfer time' if is_rate else 'transfer'}",
-        unit="bytes/s" if is_rate else "ns",
-        steps=name_steps(steps, shown),
-        groups=(
-            *group_samples(label, values[mine], is_culprit=True),
-            *group_samples(peers, values[theirs]),
-        ),
+    strip = compare_samples(
+        f"{what}: {'payload over transfer time' if is_rate else 'transfer'}",
+        "bytes/s" if is_rate else "ns",
+        name_steps(steps, shown),
+        culprits=(label, values[mine]),
+        usual=(peers, values[theirs]),
     )
     links = np.unique(transfers.link[rows])
     column = find_positions(transfers.step[rows], profile.steps)
