@@ -27,7 +27,7 @@ An unknown quantity is `UNKNOWN`, an empty list `EMPTY`. Nothing here escapes te
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rankscope.tracer.span import NS_PER_MS, NS_PER_S, NS_PER_US
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ..trace.account import RecordAccount
+    from .report import Finding, Price, RunReport
 
 FORMULA = "=+-@\t\r"
 """A spreadsheet takes a cell that begins with one of these for a formula. Source: OWASP, CSV
@@ -116,14 +117,7 @@ def format_part(part: str) -> str:
     return part.replace("_", " ")
 
 
-class _Ends(Protocol):
-    @property
-    def startup_s_by_step(self) -> Mapping[int, float]: ...
-    @property
-    def ending_s_by_step(self) -> Mapping[int, float]: ...
-
-
-def format_excluded(report: _Ends) -> list[tuple[str, str]]:
+def format_excluded(report: RunReport) -> list[tuple[str, str]]:
     """Return the steps in no number, by what they are: ("Start-up", "2 steps (0, 1), 4.10 s")."""
     by_name = {"Start-up": report.startup_s_by_step, "End of the job": report.ending_s_by_step}
     return [
@@ -139,27 +133,7 @@ def format_excluded(report: _Ends) -> list[tuple[str, str]]:
     ]
 
 
-class _Finding(Protocol):
-    @property
-    def cause(self) -> str: ...
-    @property
-    def severity(self) -> str | None: ...
-    @property
-    def ranks(self) -> tuple[int, ...]: ...
-    @property
-    def steps(self) -> tuple[int, int] | None: ...
-    @property
-    def confidence(self) -> float: ...
-
-
-class _Price(Protocol):
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def share(self) -> float: ...
-
-
-def format_finding(finding: _Finding, price: _Price | None) -> tuple[str, ...]:
+def format_finding(finding: Finding, price: Price | None) -> tuple[str, ...]:
     """Return the cells of `FINDING_COLUMNS`. The cost is the price that the verdict names."""
     return (
         finding.cause,
