@@ -21,9 +21,10 @@ from .replay.critical_path import StepPaths
 from .replay.model import COMPUTE_KINDS, has_kind, select_step
 from .replay.pipeline import measure_pipeline
 from .replay.program import compile_program
+from .replay.step_graph import find_step
 from .replay.step_overlap import StepOverlap
 from .replay.what_if import ratio
-from .trace.errors import AnalysisError, EmptyRunError
+from .trace.errors import AnalysisError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,26 +86,17 @@ class RunPlay:
         """
         kept = self._last_step
         if kept is None or kept.number != number:
-            self._last_step = kept = self._read_step(number)
-        return StepPlay(recorded_step=kept, times=kept.recorded, is_fixed=False)
-
-    def _read_step(self, number: int) -> RecordedStep:
-        steps = self.reading.steps
-        if number not in steps:
-            raise EmptyRunError(
-                f"step {number} is not part of the replay: it was not recorded, or was left out"
-                " (see quality.warnings)"
+            model, rows = select_step(self.reading.model, find_step(self.reading.model, number))
+            self._last_step = kept = RecordedStep(
+                run_play=self,
+                number=number,
+                model=model,
+                rows=rows,
+                program=compile_program(model.operations),
+                overlap=StepOverlap(model),
+                recorded=Times(*(column[rows] for column in self.recorded)),
             )
-        model, rows = select_step(self.reading.model, steps.index(number))
-        return RecordedStep(
-            run_play=self,
-            number=number,
-            model=model,
-            rows=rows,
-            program=compile_program(model.operations),
-            overlap=StepOverlap(model),
-            recorded=Times(*(column[rows] for column in self.recorded)),
-        )
+        return StepPlay(recorded_step=kept, times=kept.recorded, is_fixed=False)
 
     def change_of(self, finding: Finding) -> Change | None:
         """Return what the fix of a finding changes; None if it is unknown."""
@@ -222,7 +214,14 @@ class StepPlay:
         change = self.recorded_step.run_play.change_of(finding)
         if change is None or not len(change.rows):
             raise PlayError(f"{finding.cause} has no operation whose time a fix would change")
-        play = self if self.is_fixed else self._on_faulty()
+        play = self
+        if not self.is_fixed:  # the same changes, on what no finding explains and their excess
+            step = self.recorded_step
+            columns = (
+                np.where(now != before, now, base)
+                for now, before, base in zip(self.times, step.recorded, step.faulty, strict=True)
+            )
+            play = replace(self, is_fixed=True, times=Times(*columns))
         first, end = np.searchsorted(
             change.rows, (self.recorded_step.rows.start, self.recorded_step.rows.stop)
         ).tolist()
@@ -358,16 +357,6 @@ class StepPlay:
             if self.changes
             else self.recorded_step.recorded_path
         )
-
-    def _on_faulty(self) -> StepPlay:
-        """Return the same changes on what no finding explains and every finding's excess."""
-        columns = (
-            np.where(now != before, now, base)
-            for now, before, base in zip(
-                self.times, self.recorded_step.recorded, self.recorded_step.faulty, strict=True
-            )
-        )
-        return replace(self, is_fixed=True, times=Times(*columns))
 
     def _with(
         self, duration_ns: NDArray[np.float64], gap_ns: NDArray[np.float64], said: str

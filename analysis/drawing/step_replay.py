@@ -90,14 +90,14 @@ def replay_step(reading: Reading, recorded: StepTimeline | StepPicture) -> StepR
     order = argsort_rows(model.rank[graph.rows], start_ns, end_ns)
     rows = graph.rows[order]
     device_ns = np.where(model.on_device, model.ideal_ns, 0.0)
-    times = replayed_times(graph, device_ns, np.zeros(len(device_ns)))
-    drawn = np.flatnonzero(model.on_device[times.rows])
-    ideal_ns = round(float(times.step_ns[0]))
+    times, step_ns = replayed_times(graph, device_ns, np.zeros(len(device_ns)))
+    drawn = np.flatnonzero(model.on_device[graph.rows])
+    ideal_ns = round(float(step_ns[0]))
     actual_ns = int(reading.actual_ns[reading.steps.index(step)])
     ideal = _make_timeline(
         recorded,
-        rank=model.rank[times.rows[drawn]],
-        kind=kinds[model.kind[times.rows[drawn]]],
+        rank=model.rank[graph.rows[drawn]],
+        kind=kinds[model.kind[graph.rows[drawn]]],
         times_ns=np.rint(np.stack((times.start_ns, times.gate_ns, times.end_ns))[:, drawn]),
     )
     return StepReplay(

@@ -36,7 +36,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationTimes:
-    """Replayed times of a run's operations, from their step's start; shape (ops,) each, in ns."""
+    """Replayed times of some operations, from their step's start; shape (ops,) each, in ns."""
 
     start_ns: NDArray[np.float64]
     """Start; of a communication the arrival of this member."""
@@ -162,16 +162,16 @@ class Program:
     def operation_times(
         self,
         duration_ns: NDArray[np.float64],
-        gap_ns: NDArray[np.float64] | None = None,
+        gap_ns: NDArray[np.float64],
         *,
-        steps: slice = slice(None),
+        steps: slice,
     ) -> OperationTimes:
         """Replay some neighbouring steps and keep each operation's times; see `step_times`.
 
         Args:
             duration_ns: Shape (ops,): durations and transfers of all steps.
-            gap_ns: Likewise launch gaps; None for none.
-            steps: Indices of the steps; default: all.
+            gap_ns: Likewise launch gaps.
+            steps: Indices of the steps.
 
         Returns:
             The times of these steps' operations.

@@ -15,7 +15,7 @@ from ..arrays.sorting import argsort_rows, find_positions
 from ..report.text import format_ranks
 from ..trace.errors import EmptyRunError
 from . import loop
-from .program import sort_graph, try_to_sort
+from .program import OperationTimes, sort_graph, try_to_sort
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,28 +80,18 @@ class StepGraph:
         return longest_paths(self.num_nodes, (self.dst, self.src), lengths)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayedTimes:
-    """Replayed times of the operations of some steps, in ns from their step's start."""
+def find_step(model: ReplayModel, step: int) -> int:
+    """Return the index of a step.
 
-    steps: tuple[int, ...]
-    rows: NDArray[np.int64]
-    """Shape (ops,): rows in the run's `Operations`."""
-
-    step_index: NDArray[np.int64]
-    """Shape (ops,): index into ``steps``."""
-
-    start_ns: NDArray[np.float64]
-    """Shape (ops,): start; of a communication the arrival of this member."""
-
-    gate_ns: NDArray[np.float64]
-    """Shape (ops,): arrival of the last member of its group; its start without a group."""
-
-    end_ns: NDArray[np.float64]
-    """Shape (ops,)."""
-
-    step_ns: NDArray[np.float64]
-    """Shape (steps,): duration of the step."""
+    Raises:
+        EmptyRunError: The step is not part of the replay.
+    """
+    if step not in model.operations.steps:
+        raise EmptyRunError(
+            f"step {step} is not part of the replay: it was not recorded, or was left out"
+            " (see quality.warnings)"
+        )
+    return model.operations.steps.index(step)
 
 
 def build_step_graph(model: ReplayModel, steps: Sequence[int] | None = None) -> StepGraph:
@@ -112,13 +102,7 @@ def build_step_graph(model: ReplayModel, steps: Sequence[int] | None = None) -> 
     """
     operations = model.operations
     numbers = operations.steps if steps is None else tuple(sorted(set(steps)))
-    for step in numbers:
-        if step not in operations.steps:
-            raise EmptyRunError(
-                f"step {step} is not part of the replay: it was not recorded, or was left out"
-                " (see quality.warnings)"
-            )
-    wanted = np.array([operations.steps.index(step) for step in numbers], dtype=np.int64)
+    wanted = np.array([find_step(model, step) for step in numbers], dtype=np.int64)
     rows = np.flatnonzero(np.isin(operations.step, wanted))
     step_index = find_positions(operations.step[rows], wanted)
     # Arrival and gate nodes are numbered after the operations.
@@ -150,12 +134,15 @@ def build_step_graph(model: ReplayModel, steps: Sequence[int] | None = None) -> 
 
 def replayed_times(
     graph: StepGraph, duration_ns: NDArray[np.float64], gap_ns: NDArray[np.float64]
-) -> ReplayedTimes:
+) -> tuple[OperationTimes, NDArray[np.float64]]:
     """Replay the steps of a graph.
 
     Args:
         duration_ns: Shape (operations of the run,): durations and transfers.
         gap_ns: Shape (operations of the run,): launch gaps.
+
+    Returns:
+        The times of the graph's operations, and the duration of each step, shape (steps,), ns.
 
     Source:
         arXiv 2505.05713: a communication ends its own transfer after the last member's arrival.
@@ -164,15 +151,9 @@ def replayed_times(
     num = len(graph.rows)
     gate = ends[:num] - duration_ns[graph.rows]
     in_group = graph.arrival != np.arange(num)
-    return ReplayedTimes(
-        steps=graph.steps,
-        rows=graph.rows,
-        step_index=graph.step_index,
-        start_ns=np.where(in_group, ends[graph.arrival], gate),
-        gate_ns=gate,
-        end_ns=ends[:num],
-        step_ns=ends[graph.sink],
-    )
+    start = np.where(in_group, ends[graph.arrival], gate)
+    times = OperationTimes(start_ns=start, gate_ns=gate, end_ns=ends[:num])
+    return times, ends[graph.sink]
 
 
 def node_slack(
@@ -257,10 +238,10 @@ def ideal_timeline(model: ReplayModel, step: int) -> IdealTimeline:
         EmptyRunError: The step is not part of the replay.
         CycleError: Operations of the step depend on each other.
     """
-    times = replayed_times(build_step_graph(model, [step]), model.ideal_ns, model.ideal_gap_ns)
-    operations = model.operations
-    order = argsort_rows(model.rank[times.rows], times.start_ns, times.end_ns)
-    rows = times.rows[order]
+    graph, operations = build_step_graph(model, [step]), model.operations
+    times, step_ns = replayed_times(graph, model.ideal_ns, model.ideal_gap_ns)
+    order = argsort_rows(model.rank[graph.rows], times.start_ns, times.end_ns)
+    rows = graph.rows[order]
     start, end = operations.start_ns[rows], operations.end_ns[rows]
     begin = int(start.min())
     return IdealTimeline(
@@ -275,7 +256,7 @@ def ideal_timeline(model: ReplayModel, step: int) -> IdealTimeline:
         ideal_gate_ns=_whole_ns(times.gate_ns[order]),
         ideal_end_ns=_whole_ns(times.end_ns[order]),
         actual_ns=int(end.max()) - begin,
-        ideal_ns=int(np.rint(times.step_ns[0])),
+        ideal_ns=round(float(step_ns[0])),
     )
 
 
