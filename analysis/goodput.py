@@ -16,7 +16,7 @@ from rankscope.tracer.span import NS_PER_S
 from .report.text import format_age, format_device_hours, format_flops_rate, format_percent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 S_PER_H, S_PER_DAY = 3_600, 86_400
 
@@ -278,17 +278,7 @@ def measure_goodput(
         num_kept_steps=len(kept),
         flops_per_s=flops * NS_PER_S / kept_ns if has_flops else None,
         total_flops_per_s=flops / wall_s if has_flops else None,
-        days_left=min(
-            (
-                days
-                for days in (
-                    _days_of_steps(kept, total_steps, wall_s),
-                    _days_of_tokens(kept, total_tokens, wall_s),
-                )
-                if days is not None
-            ),
-            default=None,
-        ),
+        days_left=min(_days_left(kept, total_steps, total_tokens, wall_s), default=None),
     )
 
 
@@ -300,25 +290,18 @@ def _take(rank_s: dict[str, float], part: GoodputPart, wanted_s: float) -> float
     return taken_s
 
 
-def _days_of_steps(
-    kept: Sequence[GoodputStep], total_steps: int | None, wall_s: float
-) -> float | None:
-    if total_steps is None or not kept:
-        return None
-    left = max(total_steps - max(step.step for step in kept) - 1, 0)
-    return left * wall_s / len(kept) / S_PER_DAY
-
-
-def _days_of_tokens(
-    kept: Sequence[GoodputStep], total_tokens: int | None, wall_s: float
-) -> float | None:
-    """Return the days until a number of tokens; None if those of any step so far are unknown."""
-    numbers = {step.step: step.num_tokens or 0 for step in kept}
-    has_all = len(numbers) == max(numbers, default=-1) + 1 and min(numbers.values(), default=0) > 0
-    if total_tokens is None or not has_all:
-        return None
-    done = sum(numbers.values())
-    return max(total_tokens - done, 0) * wall_s / done / S_PER_DAY
+def _days_left(
+    kept: Sequence[GoodputStep], total_steps: int | None, total_tokens: int | None, wall_s: float
+) -> Iterator[float]:
+    """Yield the days until a number of steps, and of tokens if those of all steps are known."""
+    num_tokens = {step.step: step.num_tokens or 0 for step in kept}
+    if total_steps is not None and kept:
+        left = max(total_steps - max(num_tokens) - 1, 0)
+        yield left * wall_s / len(kept) / S_PER_DAY
+    is_whole = bool(kept) and len(num_tokens) == max(num_tokens) + 1
+    if total_tokens is not None and is_whole and min(num_tokens.values()) > 0:
+        done = sum(num_tokens.values())
+        yield max(total_tokens - done, 0) * wall_s / done / S_PER_DAY
 
 
 class _Timeline:
@@ -373,7 +356,11 @@ class _Timeline:
         for step in self._ended:
             self._split_step(step, startup_excess_s.get(step.step, 0.0))
         if record.failed_ns is not None:
-            self._split_failure(record.failed_ns)
+            stuck_ns = self._before_following(self._find_stuck_ns(record.failed_ns))
+            self._spend(
+                stuck_ns, GoodputPart.REPEATED if record.steps else GoodputPart.STARTUP
+            )
+            self._spend(self._before_following(record.ended_ns), GoodputPart.DETECTION)
         else:
             saved_ns = self._before_following(self._at_ns + record.final_saving_ns)
             self._spend(saved_ns, GoodputPart.CHECKPOINT)
@@ -422,15 +409,6 @@ class _Timeline:
         self._spend(step.end_ns, GoodputPart.PRODUCTIVE)
         self.kept.append(step)
         self.kept_ns += self._at_ns - begin_ns
-
-    def _split_failure(self, failed_ns: int) -> None:
-        """Split the time from the last ended step to the end of the last process."""
-        has_begun = bool(self.record.steps)
-        self._spend(
-            self._before_following(self._find_stuck_ns(failed_ns)),
-            GoodputPart.REPEATED if has_begun else GoodputPart.STARTUP,
-        )
-        self._spend(self._before_following(self.record.ended_ns), GoodputPart.DETECTION)
 
     def _find_stuck_ns(self, at_ns: int) -> int:
         """Return when a job was stuck that made no progress until ``at_ns``; else that time.

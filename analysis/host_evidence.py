@@ -13,7 +13,7 @@ from .causes.detector import HostTime, ShownIn
 from .causes.hang import CAUSE as HANG
 from .causes.order import CAUSES
 from .diagnose import ends_run, is_alarm
-from .hosts.deviations import KINDS, MEMORY, PRESSURE, STORAGE, HostReadings
+from .hosts.deviations import MEMORY, PRESSURE, STORAGE, HostReadings
 from .hosts.logs import KERNEL, LOG, first_error, read_lines
 from .hosts.stacks import classify_hang, describe_groups, group_stacks
 from .report.report import NOT_MEASURED, HostNote
@@ -95,7 +95,16 @@ def _with_notes(finding: Finding, record: Record) -> Finding:
     if finding.cause != CRASH.name and (groups := group_stacks(events, epoch=epoch, steps=steps)):
         notes.append(HostNote(source="stacks", text=describe_groups(groups)))
     if bounds is not None and finding.ranks:
-        readings = _readings(record, epoch, bounds)
+        infos = next(each.ranks for each in record.run.epochs if each.epoch == epoch)
+        readings = HostReadings(
+            samples=record.context.samples,
+            begin_ns=bounds[0],
+            end_ns=bounds[1],
+            places={
+                info.rank: (info.host, info.rank if info.local_rank == NONE else info.local_rank)
+                for info in infos
+            },
+        )
         hosts = {readings.places[rank][0] for rank in finding.ranks if rank in readings.places}
         notes += _reading_notes(finding, readings, hosts - {""}, record)
         lines = read_lines(events, epoch)
@@ -137,19 +146,6 @@ def _bounds_ns(finding: Finding, record: Record) -> tuple[int, int] | None:
     if finding.cause == HANG.name and len(ends_ns):  # a hang begins with its last step
         begin_ns = min(begin_ns, int(ends_ns.max()))
     return begin_ns, end_ns + AROUND_NS
-
-
-def _readings(record: Record, epoch: int, bounds: tuple[int, int]) -> HostReadings:
-    infos = next(each.ranks for each in record.run.epochs if each.epoch == epoch)
-    return HostReadings(
-        samples=record.context.samples,
-        begin_ns=bounds[0],
-        end_ns=bounds[1],
-        places={
-            info.rank: (info.host, info.rank if info.local_rank == NONE else info.local_rank)
-            for info in infos
-        },
-    )
 
 
 def _reading_notes(
@@ -230,7 +226,7 @@ def _relevant_kinds(finding: Finding, record: Record) -> tuple[str, ...]:
         return ("CPU",) if names <= {"cpu", ""} else ("GPU",)
     if finding.cause in {"data-stall", "checkpoint"}:
         return ("CPU", "disk")
-    return ("CPU",) if isinstance(shown_in, HostTime) else tuple(KINDS)[:0]
+    return ("CPU",) if isinstance(shown_in, HostTime) else ()
 
 
 def _process(name: str) -> str:

@@ -9,8 +9,6 @@ from ..report.device_time import Kernel, KernelChange
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    Key = tuple[str, str, str]
-
 MIN_CHANGE = 0.02
 """Change of launches or time, as a share, that is one: equal runs vary as much. Source: choice."""
 
@@ -21,7 +19,9 @@ def compare_kernels(first: Iterable[Kernel], second: Iterable[Kernel]) -> tuple[
     Kernels are compared per step of a rank, by phase, stream and name. If either run has none,
     nothing is known, and nothing is returned.
     """
-    before, after = ({_key(one): one for one in kernels} for kernels in (first, second))
+    before, after = (
+        {(one.phase, one.stream, one.name): one for one in kernels} for kernels in (first, second)
+    )
     if not before or not after:
         return ()
     changes = []
@@ -30,10 +30,6 @@ def compare_kernels(first: Iterable[Kernel], second: Iterable[Kernel]) -> tuple[
         if change := _name_change(one, other):
             changes.append(KernelChange(change=change, kernel=kernel, first=one, second=other))
     return tuple(sorted(changes, key=lambda each: -abs(each.difference_s)))
-
-
-def _key(kernel: Kernel) -> Key:
-    return kernel.phase, kernel.stream, kernel.name
 
 
 def _name_change(first: Kernel | None, second: Kernel | None) -> str:

@@ -524,19 +524,15 @@ def _unlike(job: _Job) -> Finding | None:
         text += " calls that do not belong together"
     if num_more := len({other.instance.group_id for other in unlike} - {comm.instance.group_id}):
         text += f"; so are calls of {format_count(num_more, 'other group')}"
-    elsewhere = () if has_ended else tuple(sorted(_silent_elsewhere(job, comm)))
+    # Ranks with a dump that others wait for, and that are in no communication.
+    silent = _follow_waits(job.stuck)[0] & job.dumps.keys() - job.blocked - job.without_dump
+    elsewhere = () if has_ended else tuple(sorted(silent.difference(comm.members)))
     if elsewhere:
         text += f"; {format_ranks(elsewhere)} never entered what members of another group are in"
         odd |= set(elsewhere)
     return job.finding(
         odd, text + ("" if odd else "; which of them is wrong is unknown"), steps=comm.steps
     )
-
-
-def _silent_elsewhere(job: _Job, unlike: _Stuck) -> set[int]:
-    """Return the ranks with a dump that other ranks wait for, and that are in no communication."""
-    silent, _ = _follow_waits(job.stuck)
-    return (silent & job.dumps.keys()) - job.blocked - set(unlike.members) - job.without_dump
 
 
 def _they_are(ranks: tuple[int, ...]) -> str:

@@ -176,6 +176,9 @@ QUANTITIES: dict[str, Quantity] = {
 }
 """By name without a part. What has no bad side, such as traffic, is not compared."""
 
+OF_PARTS = ("disk-", "nic-speed-", "nic-link-is-", "rdma-port-is-")
+"""Beginnings of quantities that have readings of parts only."""
+
 THROTTLE_REASONS = {
     0x2: "applications clocks",
     0x4: "power cap",
@@ -257,7 +260,7 @@ class HostReadings:
             quantity = QUANTITIES.get(plain)
             if plain == "gpu-throttle-reasons":
                 found += self._throttled(code, culprits)
-            if quantity is None or (part and not _is_of_parts(plain)):
+            if quantity is None or (part and not plain.startswith(OF_PARTS)):
                 continue
             own, others = self._sides(code, culprits)
             found += self._compare(name, quantity, own, others)[:1]
@@ -527,8 +530,3 @@ def _command(process: str) -> str:
     """Return the command of a process: of `stress-ng[4242]`, "stress-ng"."""
     command, bracket, pid = process.rpartition("[")
     return command if bracket and pid.removesuffix("]").isdigit() else process
-
-
-def _is_of_parts(plain: str) -> bool:
-    """Return whether a quantity has readings of parts only."""
-    return plain.startswith(("disk-", "nic-speed-", "nic-link-is-", "rdma-port-is-"))

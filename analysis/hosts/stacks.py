@@ -136,7 +136,9 @@ def group_stacks(
     for rank, event in newest.items():
         frames, call = read_main_frames(event.data), read_call(event.data)
         frame = event.place or (frames[0] if frames else "")
-        alike[find_place(frames, call), _short(frame)][rank] = call
+        path, mark, rest = frame.rpartition(":")
+        short = f"{'/'.join(path.split('/')[-2:])}{mark}{rest}"  # "project/train.py:70 main"
+        alike[find_place(frames, call), short][rank] = call
     groups = (
         StackGroup(
             ranks=tuple(sorted(calls)),
@@ -272,9 +274,3 @@ def _collective(entries: Iterable[Mapping[str, Any]]) -> tuple[str, int, str] | 
             name = "p2p" if kind in P2P else str(entry.get("name"))
             return str(entry.get("group_id")), seq, name
     return None
-
-
-def _short(frame: str) -> str:
-    """Return a frame with the last two parts of its path: "project/train.py:70 main"."""
-    path, mark, rest = frame.rpartition(":")
-    return f"{'/'.join(path.split('/')[-2:])}{mark}{rest}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.tracer.span import KINDS
+from rankscope.tracer.span import KIND_CODES, KINDS, SpanKind
 
 from ..arrays.group_stats import sum_cells
 from ..arrays.grouping import factorize
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ..report.report import Finding
 
 SUM = "own compute of a step"
+FORWARD, BACKWARD = KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD]
 
 READINGS = {"gpu-clock-hz": ("clock of the GPU", "Hz"), "gpu-power-w": ("power of the GPU", "W")}
 """Quantity and unit of a reading, by its name in the samples."""
@@ -294,10 +295,16 @@ def _find_cloud(case: Case, kind: int) -> PointCloud | None:
         # A last stage that does more work would be a second line.
         rows = rows[(stage == stage.min()) & (items.chunk[rows] == items.chunk[rows].min())]
         x, x_quantity, x_unit = sizes[rows], size_noun, ""
-        y, y_quantity = items.self_ns[rows].astype(np.float64), f"{KINDS[kind].value}"
+        y, y_quantity = items.self_ns[rows].astype(np.float64), KINDS[kind].value
     else:
-        x, y, y_quantity = _pair_kinds(items, kind)
+        key, num = factorize(items.step, items.rank, items.chunk, items.microbatch)
+        times = np.full((2, num), np.nan)
+        for side, code in enumerate((FORWARD, BACKWARD)):
+            own = items.kind == code
+            times[side, key[own]] = items.self_ns[own]
+        x, y = times[:, np.isfinite(times).all(axis=0)]
         x_quantity, x_unit = "forward of the same micro-batch", "ns"
+        y_quantity = KINDS[BACKWARD].value
     if not len(x):
         return None
     kept = np.argsort(x, kind="stable")[spread(len(x), MAX_POINTS)]
@@ -310,19 +317,3 @@ def _find_cloud(case: Case, kind: int) -> PointCloud | None:
         x=tuple(x[kept].tolist()),
         y=tuple(y[kept].tolist()),
     )
-
-
-def _pair_kinds(
-    items: ComputeItems, kind: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64], str]:
-    """Return forward and backward of each micro-batch that has one of each."""
-    forward = next(code for code, each in enumerate(KINDS) if each.value == "forward")
-    backward = next(code for code, each in enumerate(KINDS) if each.value == "backward")
-    key, num = factorize(items.step, items.rank, items.chunk, items.microbatch)
-    times = np.full((2, num), np.nan)
-    for side, code in enumerate((forward, backward)):
-        rows = items.kind == code
-        times[side, key[rows]] = items.self_ns[rows]
-    both = np.isfinite(times).all(axis=0)
-    x, y = times[:, both]
-    return x, y, KINDS[backward].value

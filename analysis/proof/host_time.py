@@ -109,7 +109,14 @@ def _quantities(finding: Finding, case: Case) -> Iterator[tuple[str, NDArray[np.
         if is_of_cause and gaps.is_at(place).any():
             yield quantity, gaps.total_ns(place)
     if Part.EVALUATION in parts:
-        yield "evaluation in a step", gaps.total_ns(Place.EVALUATION) + _evaluation_ns(case)
+        model, profile = case.reading.model, case.profile
+        rows = np.flatnonzero(has_kind(model, frozenset({EVALUATION_KIND})))
+        step = np.array(model.operations.steps)[model.operations.step[rows]]
+        row = find_positions(model.rank[rows], profile.ranks)
+        column = find_positions(step, profile.steps)
+        took_ns = model.operations.duration_ns[rows]
+        evaluation_ns = sum_cells(profile.total_ns.shape, row, column, took_ns)
+        yield "evaluation in a step", gaps.total_ns(Place.EVALUATION) + evaluation_ns
     if gaps.gaps.name is None:
         return
     in_span = gaps.is_at(Place.SPAN, Place.COMPILATION)
@@ -119,17 +126,6 @@ def _quantities(finding: Finding, case: Case) -> Iterator[tuple[str, NDArray[np.
         name = gaps.gaps.names[code] if code >= 0 else "host span"
         total_ns = sum_cells(shape, gaps.row[rows], gaps.column[rows], gaps.gaps.gap_ns[rows])
         yield f'span "{name}" in a step', total_ns
-
-
-def _evaluation_ns(case: Case) -> NDArray[np.float64]:
-    """Return the time of forwards without gradients. Shape (ranks, steps)."""
-    model, profile = case.reading.model, case.profile
-    operations = model.operations
-    rows = np.flatnonzero(has_kind(model, frozenset({EVALUATION_KIND})))
-    step = np.array(operations.steps)[operations.step[rows]]
-    row = find_positions(model.rank[rows], profile.ranks)
-    column = find_positions(step, profile.steps)
-    return sum_cells(profile.total_ns.shape, row, column, operations.duration_ns[rows])
 
 
 def _pauses(total_ns: NDArray[np.float64], shown: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -149,13 +145,7 @@ def _pauses(total_ns: NDArray[np.float64], shown: NDArray[np.bool_]) -> NDArray[
 
 
 def recompile_card(finding: Finding, case: Case) -> ProofCard:
-    """Return the card of host time, with the compile ids of each rank."""
-    card = host_card(finding, case) or ProofCard()
-    return replace(card, facts=_compile_facts(finding, case))
-
-
-def _compile_facts(finding: Finding, case: Case) -> tuple[ProofFact, ...]:
-    """Return the compile ids of each named rank, or of all, in the steps of a finding."""
+    """Return the card of host time, with the compile ids of each named rank, or of all."""
     first, last = finding.steps or (0, -1)
     by_rank: dict[int, dict[str, None]] = {}
     for event in case.context.events:
@@ -167,7 +157,7 @@ def _compile_facts(finding: Finding, case: Case) -> tuple[ProofFact, ...]:
     alike: dict[tuple[str, ...], list[int]] = {}
     for rank, ids in by_rank.items():
         alike.setdefault(tuple(ids), []).append(rank)
-    return tuple(
+    facts = (
         ProofFact(
             label=format_ranks(sorted(ranks)),
             text="compile ids "
@@ -177,3 +167,4 @@ def _compile_facts(finding: Finding, case: Case) -> tuple[ProofFact, ...]:
         )
         for ids, ranks in sorted(alike.items(), key=lambda entry: -len(entry[1]))
     )
+    return replace(host_card(finding, case) or ProofCard(), facts=tuple(facts))
