@@ -180,7 +180,6 @@ def find_signal_conditions(
 
 
 def _from_liveness(signals: RunSignals, rules: AlertRules) -> Iterator[Condition]:
-    """Yield one condition for the ranks that are silent while others go on."""
     live = signals.liveness
     if live is None or not live.is_uneven:
         return
@@ -205,7 +204,6 @@ def _from_liveness(signals: RunSignals, rules: AlertRules) -> Iterator[Condition
 
 
 def _from_losses(signals: RunSignals, rules: AlertRules) -> Iterator[Condition]:
-    """Yield a loss that becomes no number, and a loss that jumps."""
     losses = signals.losses
     for index, now in enumerate(losses):
         before = losses[max(index - SETTLED_STEPS, 0) : index]

@@ -199,8 +199,6 @@ def read_case(
     """Return a run's replay with what the diagnosis compares, and what it found, unpriced.
 
     Args:
-        source: The runs.
-        run: The run.
         first: First step that is read; None: all are.
 
     Raises:
@@ -219,7 +217,6 @@ def read_case(
 
 
 def _with_devices(report: RunReport, record: Record) -> RunReport:
-    """Return the report with the devices' memory and a profile of them, which need no replay."""
     device_time, kernels = summarize_profile(
         record.context, report.steps, {rank.device_name for rank in record.run.ranks.values()}
     )
@@ -283,7 +280,6 @@ def _report_with_replay(
     waiting: Future[Waiting],
     executor: Executor,
 ) -> RunReport:
-    """Replay the run, compare its ranks, diagnose it, and report."""
     run = record.run
     begin_by_step = find_step_begins(record.spans)
     if reading.bounds_ns is not None:
@@ -377,7 +373,6 @@ def _report_with_replay(
 
 
 def _find_waiting(run: RunInfo, reading: Reading) -> Waiting:
-    """Return who caused the waits, and the ranks that wait."""
     attribution = attribute_waits(reading.model, reading.waits, reading.transfers.link_of_operation)
     total_ns = dict.fromkeys(run.ranks, int(reading.actual_ns.sum()))
     return attribution, find_starved_ranks(reading.waits, attribution, total_ns)
@@ -386,7 +381,6 @@ def _find_waiting(run: RunInfo, reading: Reading) -> Waiting:
 def _waited_links(
     transfers: Transfers, starved: tuple[Starved, ...], waiting_on: tuple[WaitsOn, ...]
 ) -> dict[int, WaitedLink]:
-    """Return the links that are named as waited for."""
     entries = (*waiting_on, *(on for waiting in starved for on in waiting.waits_on))
     numbers = sorted({on.link for on in entries if on.link is not None})
     links = ((number, transfers.links[number]) for number in numbers)
@@ -511,7 +505,6 @@ def _report_without_spans(record: Record, *, is_whole_run: bool) -> RunReport:
 def _report_without_replay(
     record: Record, findings: tuple[Finding, ...], reading: Reading | None
 ) -> RunReport:
-    """Report a run of which no step can be replayed, and why."""
     run, spans = record.run, record.spans
     steps = tuple(sorted_unique(spans.step).tolist())
     actual_ns = np.array([_duration_ns(spans, step) for step in steps], dtype=np.int64)

@@ -308,7 +308,6 @@ class _Timeline:
     """The time of one epoch, up to the begin of the next one.
 
     Args:
-        record: The epoch.
         later: The epochs after it, ascending.
         until_ns: The present, if the job is running.
     """
@@ -421,7 +420,6 @@ class _Timeline:
         return last_ns if is_stuck and last_ns is not None else at_ns
 
     def _split_end(self) -> None:
-        """Split the time after the last process, or until now."""
         record, following, until_ns = self.record, self._following, self._until_ns
         if following is not None:
             is_known = record.failed_ns is None or record.ended_ns is not None

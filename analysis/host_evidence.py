@@ -67,7 +67,6 @@ def with_host_notes(findings: Iterable[Finding], record: Record) -> tuple[Findin
 
     Args:
         findings: Those of the report, the first one on top.
-        record: The run as it was recorded.
     """
     noted = []
     for number, finding in enumerate(findings):
@@ -151,7 +150,6 @@ def _bounds_ns(finding: Finding, record: Record) -> tuple[int, int] | None:
 def _reading_notes(
     finding: Finding, readings: HostReadings, hosts: set[str], record: Record
 ) -> Iterator[HostNote]:
-    """Yield which processes took CPUs, disks and memory, what deviates, and what was not read."""
     deviations = readings.deviations(finding.ranks)
     taken = [
         *_takers_of_cpus(finding, readings, hosts),
@@ -200,7 +198,6 @@ def _takers_of_cpus(finding: Finding, readings: HostReadings, hosts: set[str]) -
 def _users(
     finding: Finding, readings: HostReadings, hosts: set[str], deviations: Iterable[Deviation]
 ) -> Iterator[str]:
-    """Yield the processes that used disks and memory, for which others waited."""
     is_of_host = isinstance(CAUSES[finding.cause].shown_in, HostTime)
     risen = {deviation.name for deviation in deviations}
     for what, of in USERS.items():
@@ -216,7 +213,6 @@ def _users(
 
 
 def _relevant_kinds(finding: Finding, record: Record) -> tuple[str, ...]:
-    """Return what would say something about a cause."""
     shown_in = CAUSES[finding.cause].shown_in
     if shown_in is ShownIn.TRANSFERS:
         return ("network",)
@@ -270,7 +266,6 @@ def _kernel_notes(
 
 
 def _log_notes(lines: Iterable[LogLine], bounds: tuple[int, int]) -> Iterator[HostNote]:
-    """Yield the first error in the logs of all ranks."""
     of_ranks = [line for line in lines if line.kind == LOG and line.at_ns <= bounds[1]]
     first = first_error(of_ranks)
     if first is None:

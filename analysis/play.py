@@ -49,8 +49,6 @@ def open_play(source: SpanSource, run_id: str, *, first: int | None = None) -> R
     """Read and diagnose a run, so that its steps can be replayed with changes.
 
     Args:
-        source: The runs.
-        run_id: The run.
         first: First step that is read; None: all are.
 
     Raises:

@@ -81,7 +81,6 @@ def assess_quality(
 def _lone_group_warnings(
     run: RunInfo, transfers: Transfers, samples: SampleTable | None
 ) -> list[str]:
-    """Return a warning if no link between hosts has an alike one to be compared with."""
     lone = find_lone_links(transfers, run.ranks)
     if not len(lone):
         return []
@@ -112,7 +111,6 @@ def _lone_group_warnings(
 
 
 def _missing_rank_warnings(run: RunInfo) -> list[str]:
-    """Return a warning if ranks of the newest epoch were never received."""
     newest = run.epochs[-1]
     num, expected = len(newest.ranks), num_expected_ranks(run)
     if run.imported and num < run.world_size and not is_tp_collapsed(run, newest):

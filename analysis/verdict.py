@@ -41,7 +41,6 @@ def verdict_sentence(report: RunReport, *, others: str = "below") -> str:
     """Return the verdict: the top finding, the ranks that it holds up, and what a fix saves.
 
     Args:
-        report: The diagnosis.
         others: Place of the further findings.
     """
     finding = report.top_finding
@@ -94,7 +93,6 @@ def _harmless(report: RunReport, finding: Finding) -> str:
 
 
 def _culprit(report: RunReport, finding: Finding) -> str:
-    """Return what is wrong, with whom, in which steps."""
     when = ""
     if finding.steps is not None and finding.steps != (report.steps[0], report.steps[-1]):
         when = f" in {format_steps(finding.steps)}"
@@ -182,7 +180,6 @@ def _link(report: RunReport, ranks: tuple[int, ...]) -> str:
 
 
 def _held_up(report: RunReport, finding: Finding) -> str:
-    """Return how many ranks wait for the culprits, and which one loses most."""
     pronoun, cause = _pronoun(finding), CAUSES[finding.cause]
     if cause is hang.CAUSE:
         is_waited_for = finding.ranks and hang.TOO_MANY not in finding.evidence

@@ -332,7 +332,6 @@ def last_complete_step(info: RunInfo, steps: StepTable) -> int | None:
 
 
 def _pairs(epoch: NDArray[np.int32], step: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Return one number for each (epoch, step)."""
     return (epoch.astype(np.int64) << 32) | step
 
 

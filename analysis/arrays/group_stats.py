@@ -99,7 +99,6 @@ def mean_absolute_deviations(
 
 
 def _sort_by_group(value: NDArray[Any], group: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-    """Return the values group by group, ascending within each."""
     if not len(value):
         return value.astype(np.float64)
     has_large_groups = (int(group.max()) + 1) * _LARGE_GROUP <= len(value)

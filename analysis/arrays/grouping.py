@@ -146,7 +146,6 @@ def _number_by_hash(
 
 
 def _key_column(column: NDArray[np.integer[Any]]) -> KeyColumn:
-    """Return the column ready to be packed; factorized if its range is wide."""
     if not len(column):
         return KeyColumn(column, 0, 1)
     minimum, maximum = int(column.min()), int(column.max())

@@ -87,7 +87,6 @@ def pack_keys_with_rows(column: NDArray[Any], minimum: int, row_bits: int) -> ND
 
 
 def _subtract_minimum(column: KeyColumn, first: int, out: NDArray[np.int64]) -> None:
-    """Write ``value - minimum`` of the rows from ``first`` on."""
     block = column.column[first : first + len(out)]
     if block.dtype == np.uint64:  # values that int64 cannot hold
         np.subtract(block, np.uint64(column.minimum), out=out, casting="unsafe")
@@ -139,7 +138,6 @@ def argsort_with_changes(
 
 
 def _sort_keys(column: NDArray[Any], minimum: int, row_bits: int) -> NDArray[np.int64]:
-    """Return the sorted keys of `pack_keys_with_rows`."""
     keys = pack_keys_with_rows(column, minimum, row_bits)
     keys.sort()
     return keys

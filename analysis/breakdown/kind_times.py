@@ -97,7 +97,6 @@ def sum_kind_times(timeline: StepTimeline) -> KindTimes:
 
 
 def _subtract(whole: Intervals, part: Intervals) -> Intervals:
-    """Return ``whole`` without ``part``."""
     if not len(part[0]) or not len(whole[0]):
         return whole
     # np.unique would hash, which takes ten times as long here.
@@ -111,7 +110,6 @@ def _subtract(whole: Intervals, part: Intervals) -> Intervals:
 def _add_by_rank(
     sums: NDArray[np.int64], keys: NDArray[np.int64], line: Line, code: int, found: Intervals
 ) -> None:
-    """Add the lengths of intervals to the rows of their ranks and one kind."""
     rank = line.ranks[found[0] // line.stride_ns].astype(np.int64)
     np.add.at(sums, np.searchsorted(keys, rank * len(KINDS) + code), found[1] - found[0])
 

@@ -144,7 +144,6 @@ def _totals(
     group: LinkGroup,
     is_slow: NDArray[np.bool_],
 ) -> Sequence[LinkTotal]:
-    """Return the totals of one group, the largest excess first."""
     links, ranks = profile.links, profile.ranks
     names_of: dict[LinkGroup, Callable[[int], set[str]]] = {
         LinkGroup.KIND: lambda link: {links[link].kind},

@@ -183,7 +183,6 @@ def _find_sag(series: Series, restart_steps: Collection[int]) -> _Shape | None:
 
 
 def _find_dips(series: Series) -> _Shape | None:
-    """Find a few steps that are low, one or a few at a time."""
     level = median(value for _, value in series)
     low = [index for index, (_, value) in enumerate(series) if value <= level * (1 - DIP_RATIO)]
     dips: list[list[int]] = []

@@ -173,7 +173,6 @@ def compute_occupancy(
 def _in_order(
     rows: NDArray[np.int64], rank: NDArray[np.int32], start_ns: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Return rows in the order of rank and start."""
     order = argsort_rows(rank[rows], start_ns[rows])
     return rows[order].astype(np.int32)
 

@@ -45,7 +45,6 @@ def find_single_saves(gaps: HostGaps, columns: NDArray[np.int64]) -> tuple[Candi
     """Return the saves in steps in which not all ranks pause: the others wait for those that save.
 
     Args:
-        gaps: The host gaps.
         columns: Shape (pauses,): columns of the steps in which all ranks pause.
     """
     is_common = np.isin(gaps.column, columns)

@@ -82,7 +82,6 @@ class ClockDrop:
 
 
 def _format_reading(value: float, unit: str) -> str:
-    """Return a reading with three digits: "1.35 GHz"."""
     if unit not in UNITS:
         return f"{value:.4g}"
     scale, prefix = next((prefix for prefix in PREFIXES if abs(value) >= prefix[0]), PREFIXES[-1])

@@ -405,7 +405,6 @@ def explain_exit(
 
     Args:
         reason: What its exception is.
-        message: The exception.
         lines: Of `lines_of_exit`.
         kernel_says: How many processes the kernel killed for want of memory, and that in words;
             None if nothing counted them.

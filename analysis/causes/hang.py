@@ -541,7 +541,6 @@ def _they_are(ranks: tuple[int, ...]) -> str:
 
 
 def _not_entered(job: _Job) -> Finding | None:  # noqa: PLR0911  # one for each end of the waits
-    """Return the hang in communications that some members have not entered, or none has left."""
     last_ranks, last_instances = _follow_waits(job.stuck)
     silent = last_ranks - job.blocked
     ends = [comm for comm in job.stuck if comm.instance in last_instances]
@@ -594,7 +593,6 @@ def _not_entered(job: _Job) -> Finding | None:  # noqa: PLR0911  # one for each 
 
 
 def _records_text(job: _Job, culprits: Collection[int], absent: Collection[int]) -> str:
-    """Return what was not recorded, or has not arrived."""
     text = ""
     if absent:
         text += "; nothing of it was ever recorded: it never joined, or is not traced"
@@ -666,7 +664,6 @@ def _follow_waits(
     missing members, or all that is in a circle. Where the members are unknown, the rank is the end.
 
     Args:
-        stuck: The communications.
         ignored: Ranks for which nothing waits.
     """
     import networkx as nx  # slow to import, and few runs hang
@@ -682,7 +679,6 @@ def _follow_waits(
 
 
 def _build_waits(stuck: Iterable[_Stuck], ignored: frozenset[int]) -> nx.DiGraph[int | Instance]:
-    """Return the graph of ranks that wait for communications, and these for ranks."""
     import networkx as nx
 
     waits: nx.DiGraph[int | Instance] = nx.DiGraph()
@@ -906,7 +902,6 @@ def _find_left_behind(
     not see its end: its device or driver fails, or the thread that asks for it is blocked.
 
     Args:
-        epoch: The epoch.
         blocked: The communications in which ranks are.
         left: Those that ranks have left, by the dumps of their flight recorders.
     """
@@ -928,7 +923,6 @@ def _find_left_behind(
 
 
 def _left_text(job: _Job) -> str:
-    """Return which communications ranks have not left, though all others have."""
     by_group: dict[str, list[int]] = defaultdict(list)
     names = {group.group_id: group.name for group in job.epoch.groups}
     for rank, entry in sorted(job.left_behind.items()):
@@ -1027,7 +1021,6 @@ def _find_stuck(
 
 
 def _evidence(job: _Job, shown: _Stuck, culprits: Iterable[int]) -> str:
-    """Return where ranks are blocked and why the culprits are named."""
     named = set(culprits)
     missing = format_ranks(tuple(sorted(shown.missing & named)))
     inside = tuple(sorted(entry.rank for entry in shown.inside))
@@ -1090,7 +1083,6 @@ def _odd_step_text(job: _Job, named: Collection[int]) -> str:
 
 
 def _dump_text(job: _Job, shown: _Stuck, named: list[int]) -> str:
-    """Return what the dumps of flight recorders say of the named ranks."""
     if not job.dumps:
         return ""
     without = tuple(rank for rank in named if rank in job.without_dump)
@@ -1144,8 +1136,6 @@ def _read_dumps(epoch: EpochInfo, dumps: Mapping[int, EventRecord], state: str) 
     """Yield the communications of a state in the dumps of flight recorders.
 
     Args:
-        epoch: The epoch.
-        dumps: The events of the ranks.
         state: ``open``, ``queued`` (launched, and not begun by the device), ``ended``, or ``last``:
             the last that was called.
     """
@@ -1160,7 +1150,6 @@ def _read_dumps(epoch: EpochInfo, dumps: Mapping[int, EventRecord], state: str) 
 def _find_blocked(
     epoch: EpochInfo, spans: SpanTable, opened: Mapping[int, list[dict[str, Any]]]
 ) -> Iterable[Entry]:
-    """Return each communication that a rank has entered and not left, by spans and events."""
     unfinished = _entries(epoch.epoch, spans, (spans.flags & UNFINISHED) != 0)
     blocked = {(entry.rank, entry.instance): entry for entry in unfinished}
     members = {group.group_id: group.members for group in epoch.groups}
@@ -1183,7 +1172,6 @@ def _last_entries(
 
 
 def _read_entered(epoch: int, spans: SpanTable, wanted: Iterable[Instance]) -> Iterable[Entry]:
-    """Return the spans of these communications."""
     wanted = frozenset(wanted)
     groups = np.array([instance.group_id for instance in wanted], dtype=np.uint64)
     seqs = np.array([instance.seq for instance in wanted], dtype=np.int64)
@@ -1192,7 +1180,6 @@ def _read_entered(epoch: int, spans: SpanTable, wanted: Iterable[Instance]) -> I
 
 
 def _entries(epoch: int, spans: SpanTable, chosen: NDArray[np.bool_]) -> Iterable[Entry]:
-    """Yield the communications of an epoch among the chosen spans."""
     is_wait = spans.kind == KIND_CODES[SpanKind.WAIT]
     chosen = chosen & (spans.epoch == epoch) & (spans.group_id != 0) & ~is_wait
     pair = is_p2p(spans)

@@ -227,7 +227,6 @@ def find_common_pauses(gaps: HostGaps, saves: NDArray[np.int64] = _NO_SAVES) -> 
 
 
 def _above_median(value: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return each row above its median."""
     return value - row_medians(value)[:, None]
 
 
@@ -368,7 +367,6 @@ def _usual_ns(
 def _late_candidate(
     gaps: HostGaps, loss: Loss, phase: Phase, rows: list[int], expected: Expected = ()
 ) -> Candidate:
-    """Return late ranks as a candidate."""
     profile = gaps.profile
     columns = phase.shown
     steps = phase.steps(profile.steps)

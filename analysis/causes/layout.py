@@ -149,8 +149,6 @@ def _equal_sends_across_hosts(
     show that they are equal. The gain is unknown, because the gathering was not measured.
 
     Args:
-        run: The run.
-        spans: Its spans.
         numbers: Steps that are replayed, ascending.
 
     Source:

@@ -193,7 +193,6 @@ def _find_slow_hosts(
 
     Args:
         profile: Compute of each rank against its peers.
-        ranks: Their hosts.
         worker: Shape (ranks of the profile,): the same number for ranks that look the same.
     """
     hosts = np.array([ranks[rank].host for rank in profile.ranks.tolist()])
@@ -283,7 +282,6 @@ def _without_slow_ranks(
 def _rank_candidate(
     profile: ComputeProfile, phase: Phase, part: NDArray[np.int64], partners: tuple[int, ...]
 ) -> Candidate:
-    """Return a slow rank and its partners as a candidate."""
     row, steps = phase.row, phase.steps(profile.steps)
     num_peers = int((profile.stage == profile.stage[row]).sum()) - 1
     slow = SlowRanks(

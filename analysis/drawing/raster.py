@@ -229,7 +229,6 @@ def draw_picture(
     """Draw a step or a viewport of it.
 
     Args:
-        timeline: The step.
         ranks: All its ranks from the top.
         viewport: The part to draw; None: the whole step.
     """

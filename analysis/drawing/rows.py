@@ -166,7 +166,6 @@ def lay_out_rows(
 
     Args:
         step: The step, with positions and hosts of its ranks.
-        order: The order of the rows.
         blocks: The ranks of each row from the top, before any is folded.
         folded: Numbers of groups.
         num_ranks: Ranks of the whole step; None: those of ``blocks``.

@@ -159,7 +159,6 @@ def find_span(timeline: StepTimeline, place: SpanPlace) -> int | None:
 
     Args:
         timeline: The step, or some of its spans.
-        place: The place.
     """
     spans = timeline.spans
     at_ns = timeline.begin_ns + place.at_ns
@@ -197,7 +196,6 @@ def compare_proof(timeline: StepTimeline, proof: Proof, ranks: Collection[int]) 
 
     Args:
         timeline: The step of the proof, or some of its spans.
-        proof: The proof.
         ranks: The ranks at fault, which are no others.
     """
     spans = timeline.spans
@@ -493,7 +491,6 @@ def _members(timeline: StepTimeline, row: int | None) -> NDArray[np.intp]:
 
 
 def _next_communication(timeline: StepTimeline, row: int) -> int | None:
-    """Return the first communication of the span's rank that begins after the span's end."""
     spans = timeline.spans
     end_ns = spans.start_ns[row] + spans.duration_ns[row]
     own = (spans.rank == spans.rank[row]) & (timeline.wait_ns >= 0) & (spans.start_ns >= end_ns)

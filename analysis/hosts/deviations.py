@@ -289,7 +289,6 @@ class HostReadings:
         None if it was not read.
 
         Args:
-            hosts: The hosts.
             what: "cpu", "memory" or "io".
         """
         name = PRESSURE.format(what)
@@ -311,7 +310,6 @@ class HostReadings:
         What takes as much on the median other host is not among them: it distinguishes no host.
 
         Args:
-            hosts: The hosts.
             of: Readings that say what processes take: a name of `LEAST`.
 
         Returns:
@@ -412,7 +410,6 @@ class HostReadings:
         return bounds.astype(np.int64)
 
     def _of_hosts(self, bounds: NDArray[np.int64], hosts: Collection[str]) -> NDArray[np.bool_]:
-        """Return which places of a name are on some of these hosts."""
         codes = [self.samples.hosts.index(host) for host in hosts if host in self.samples.hosts]
         is_there: NDArray[np.bool_] = np.isin(self.samples.host[bounds[:-1]], codes)
         return is_there
@@ -507,7 +504,6 @@ class HostReadings:
         return []
 
     def _reason_shares(self, one: _Series) -> dict[int, float]:
-        """Return in which share of the readings a device had each throttle reason."""
         bits = one.value[self._within(one.at_ns)].astype(np.int64)
         return {bit: float(((bits & bit) != 0).mean()) for bit in THROTTLE_REASONS if len(bits)}
 

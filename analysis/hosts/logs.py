@@ -99,7 +99,6 @@ def lines_of_exit(
     Args:
         lines: Of its epoch.
         ended: The end; of one at an unknown time there are none.
-        host: Its host.
         before_ns: How much earlier the rank's own lines may be. Those of the host as a whole are at
             most `BEFORE_NS` earlier.
     """

@@ -121,8 +121,6 @@ def group_stacks(
     """Return the newest stack of each rank, those alike together, the largest group first.
 
     Args:
-        events: Of the run.
-        epoch: The epoch.
         steps: First and last step of the stacks; None: any.
     """
     newest: dict[int, EventRecord] = {}

@@ -266,7 +266,6 @@ def _count(rows: Sequence[NDArray[np.int64]], num: int) -> NDArray[np.int32]:
 def _mean_step_with_each(
     replayer: Replayer, times: Times, fixes: Sequence[Fix], own: Sequence[Times]
 ) -> list[float]:
-    """Return the mean step with each candidate's own times alone in the place of the run's."""
     changes = [Change(fix.rows, *each) for fix, each in zip(fixes, own, strict=True)]
     means: list[float] = replayer.full_with_each(*times, changes).mean(axis=1).tolist()
     return means
@@ -362,7 +361,6 @@ def _stage_ratio(
 
 
 def _recorded_part(candidate: Candidate, model: ReplayModel) -> NDArray[np.int64]:
-    """Return a candidate's operations in the steps that show it."""
     if candidate.part is None:
         return np.zeros(0, dtype=np.int64)
     shows = shows_in(candidate, model.operations.steps)

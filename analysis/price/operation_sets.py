@@ -247,7 +247,6 @@ def slowdown_by_rank(run: RunInfo, replayer: Replayer) -> dict[int, float | None
 
 
 def _slowdown_by(replayer: Replayer, value_of_rank: Mapping[int, K]) -> dict[K, float | None]:
-    """Return, by value, S of the ranks with that value."""
     members: dict[K, list[int]] = {}
     for rank, value in value_of_rank.items():
         members.setdefault(value, []).append(rank)

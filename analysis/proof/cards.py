@@ -50,7 +50,6 @@ def with_cards(
 
     Args:
         findings: Those of the report, with their proofs.
-        record: The run as it was recorded.
         case: The same as it is replayed; None if no step can be.
     """
     findings = tuple(findings)

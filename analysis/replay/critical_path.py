@@ -171,7 +171,6 @@ def _walk_back(
     """Return the positions of one longest path to each sink, in order of time.
 
     Args:
-        graph: The nodes.
         sinks: Positions.
         ends: Shape (nodes,), by position.
         rank: Shape (nodes,), by position; -1 for a node of no rank.

@@ -236,7 +236,6 @@ class Program:
         return int((np.diff(self.first_position) * times).sum()) if num > 1 else 0
 
     def _steps(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the index, the first position and the position after the last of each step."""
         for step, (low, high) in enumerate(pairwise(self.first_position.tolist())):
             yield step, low, high
 
@@ -245,7 +244,6 @@ class Program:
         return np.empty(int(np.diff(self.first_position).max(initial=0)))
 
     def _last_end(self, step: int, ends: NDArray[np.float64]) -> float:
-        """Return the last end of a step's closing operations, given the ends by position."""
         begin, end = np.searchsorted(self.closing, self.first_position[step : step + 2])
         at = self.closing[begin:end] - self.first_position[step]
         return float(ends[at].max(initial=0.0))

@@ -309,7 +309,6 @@ def split_ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _in_unit(value: float, units: Iterable[tuple[str, float]], smallest: str) -> str:
-    """Return a value with three digits in the largest unit that it reaches."""
     for unit, size in units:
         if abs(value) >= _ROUNDS_UP * size:
             scaled = value / size

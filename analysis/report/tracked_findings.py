@@ -183,8 +183,6 @@ class FindingTracker:
         analysis since then had the finding.
 
         Args:
-            finding: A finding that is not tracked.
-            report: The analysis that has it.
             shown: Steps by cause and ranks, as of the analysis before (`_shown`).
         """
         if finding.steps is None or not report.is_open(finding):

@@ -306,7 +306,6 @@ def find_period(numbers: NDArray[np.integer]) -> int:
 def _short_phase(
     excess: NDArray[np.float64], deviation: float, threshold: float, *, may_recur: bool
 ) -> Phase:
-    """Return the steps of one row that are above a threshold, and those around them."""
     (first,), (last,) = max_subarrays(excess[None] - threshold / 2)
     columns = np.arange(first, last + 1)
     if may_recur:
@@ -474,7 +473,6 @@ def max_subarrays(values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArr
 def _inside(
     values: NDArray[np.float64], first: NDArray[np.int64], last: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return the values between two columns of each row, and NaN outside."""
     column = np.arange(values.shape[1])
     inside = (column >= first[:, None]) & (column <= last[:, None])
     return np.where(inside, values, np.nan)
