@@ -56,7 +56,7 @@ class Part(StrEnum):
 
     WAITING = "waiting"
     """The rank waited for a member to arrive, beyond the wait in the ideal replay at the same
-    place. `attribute_waiting` says on which rank or link."""
+    place. `summarize_waterfall` says for which rank or link."""
 
     BUBBLE_WARM_UP = "bubble_warm_up"
     """Waits up to their length in the ideal replay, where only the schedule causes waits; none
@@ -143,20 +143,6 @@ class Waterfall:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingAttribution:
-    """Waiting time of each rank on ranks and links beyond the bubble, one row per pair."""
-
-    rank: NDArray[np.int32]
-    on_rank: NDArray[np.int32]
-    """-1 if it waits for a link."""
-
-    on_link: NDArray[np.int32]
-    """-1 if it waits for a rank."""
-
-    waiting_ns: NDArray[np.float64]
-
-
 def build_waterfall(
     run: RunInfo,
     reading: Reading,
@@ -211,38 +197,22 @@ def build_waterfall(
     )
 
 
-def attribute_waiting(waterfall: Waterfall, found: WaitAttribution) -> WaitingAttribution:
-    """Attribute the waiting beyond the bubble to the ranks and links that caused it.
+def summarize_waterfall(waterfall: Waterfall, waited: WaitAttribution) -> WaterfallSummary:
+    """Return a waterfall summed over ranks and over steps, with what the ranks waited for.
 
     A wait is attributed as a whole; each culprit then has the same share of its part that counts as
     `Part.WAITING`.
     """
-    rows = np.flatnonzero(waterfall.waiting_ns[found.wait] > 0)
-    wait, waits = found.wait[rows], waterfall.waits
-    on_rank, on_link = found.on_rank[rows], found.on_link[rows]
-    share = found.waited_ns[rows] / (waits.end_ns - waits.start_ns)[wait]
-    rank, weights = waits.rank[wait], share * waterfall.waiting_ns[wait]
-    pair, num = factorize(rank, on_rank, on_link)
-    at = np.zeros(num, dtype=np.int64)
-    at[pair] = np.arange(len(pair))
-    return WaitingAttribution(
-        rank=rank[at],
-        on_rank=on_rank[at],
-        on_link=on_link[at],
-        waiting_ns=np.bincount(pair, weights=weights, minlength=num).astype(np.float64),
-    )
-
-
-def summarize_waterfall(waterfall: Waterfall, waited: WaitAttribution) -> WaterfallSummary:
-    """Return a waterfall summed over ranks and over steps."""
-    found = attribute_waiting(waterfall, waited)
-    culprit, num = factorize(found.on_rank, found.on_link)
+    rows, waits = np.flatnonzero(waterfall.waiting_ns[waited.wait] > 0), waterfall.waits
+    wait, on_rank, on_link = waited.wait[rows], waited.on_rank[rows], waited.on_link[rows]
+    share = waited.waited_ns[rows] / (waits.end_ns - waits.start_ns)[wait]
+    culprit, num = factorize(on_rank, on_link)
     at = np.zeros(num, dtype=np.int64)
     at[culprit] = np.arange(len(culprit))
-    by_culprit = np.bincount(culprit, weights=found.waiting_ns, minlength=num)
+    by_culprit = np.bincount(culprit, weights=share * waterfall.waiting_ns[wait], minlength=num)
     whole = float(waterfall.total_ns.sum())
     largest = stable_argsort(-by_culprit)[:MAX_CULPRITS]
-    columns = (found.on_rank[at[largest]], found.on_link[at[largest]], by_culprit[largest] / whole)
+    columns = (on_rank[at[largest]], on_link[at[largest]], by_culprit[largest] / whole)
     return WaterfallSummary(
         parts=tuple(part.value for part in PARTS),
         mean_ratio={part.value: ratio for part, ratio in waterfall.mean_ratio().items()},

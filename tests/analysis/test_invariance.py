@@ -1,4 +1,4 @@
-"""Invariance of a diagnosis: order of rows, rank numbers, clocks, unit of time."""
+"""Invariance of a diagnosis: rank numbers, clocks, unit of time. For rows, see `test_analyze`."""
 
 from __future__ import annotations
 
@@ -63,15 +63,6 @@ def unchanged(faults: tuple[str, ...]) -> RunReport:
 
 def findings(report: RunReport) -> list[tuple[str, tuple[int, ...], tuple[int, int] | None]]:
     return [(finding.cause, finding.ranks, finding.steps) for finding in report.findings]
-
-
-def shuffled(source: Source) -> Source:
-    rng = np.random.default_rng(0)
-
-    def mixed(table: T) -> T:
-        return select_rows(table, rng.permutation(len(table)))
-
-    return replace(source, span_table=mixed(source.span_table), step_table=mixed(source.step_table))
 
 
 def stretched(source: Source) -> Source:
@@ -157,7 +148,7 @@ def relabelled(source: Source) -> Relabelled:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("faults", FAULTS)
-@pytest.mark.parametrize("change", [shuffled, stretched, shifted])
+@pytest.mark.parametrize("change", [stretched, shifted])
 def test_a_diagnosis_stays_the_same(
     change: Callable[[Source], Source], faults: tuple[str, ...]
 ) -> None:
