@@ -54,65 +54,59 @@ def slow() -> Source:
     return job({5: 1.8})
 
 
+def on_c(name: str, value: float, beside: SampleTable) -> SampleTable:
+    """Return a table and three readings of a process on its third host."""
+    own = samples(name, {("c", -1): [value] * 3})
+    return join(beside, replace(own, hosts=beside.hosts, host=np.full(3, 2, np.int32)))
+
+
 def test_the_process_that_took_the_cpus_is_named_beside_the_finding(slow: Source) -> None:
     queue = everywhere(slow, "run-queue-wait-ratio", 0.01, c1=0.45)
-    hog = samples("process-cpu-cores:burn[77]", {("c", -1): [0.97] * 3})
-    hog = replace(hog, hosts=queue.hosts, host=np.full(3, 2, np.int32))
+    pressure = everywhere(slow, "cpu-pressure-ratio", 0.5)
+    table = on_c("process-cpu-cores:burn[77]", 0.97, join(queue, pressure))
 
-    report = analyze_run(on_hosts(slow, samples=join(queue, hog)), "tiny")
+    report = analyze_run(on_hosts(slow, samples=table), "tiny")
 
     assert report.top_finding.ranks == (5,)
     found = notes(report)
     assert found["readings"] == "rank 5: time in wait for a CPU 45 %, peers 1 %"
-    assert found["processes"].startswith("burn (pid 77) took 0.97 CPUs of c")
-
-
-def test_the_pressure_of_the_host_is_beside_the_process(slow: Source) -> None:
-    queue = everywhere(slow, "run-queue-wait-ratio", 0.01, c1=0.45)
-    pressure = everywhere(slow, "cpu-pressure-ratio", 0.5)
-    hog = samples("process-cpu-cores:burn[77]", {("c", -1): [0.97] * 3})
-    hog = replace(hog, hosts=queue.hosts, host=np.full(3, 2, np.int32))
-
-    report = analyze_run(on_hosts(slow, samples=join(join(queue, pressure), hog)), "tiny")
-
-    assert notes(report)["processes"] == (
+    assert found["processes"] == (
         "burn (pid 77) took 0.97 CPUs of c, in other steps 0.97; rank 5 had no CPU for 45 % of the"
         " time, other ranks 1 %; some process there had none for 50 %"
     )
 
 
+@pytest.mark.parametrize(
+    ("usual", "of_rank_5"),
+    [
+        pytest.param(0.4, 0.45, id="all-ranks-wait-alike"),
+        pytest.param(0.01, 0.012, id="no-rank-waits"),
+    ],
+)
+def test_a_process_that_keeps_no_rank_waiting_longer_is_not_named(
+    slow: Source, usual: float, of_rank_5: float
+) -> None:
+    queue = everywhere(slow, "run-queue-wait-ratio", usual, c1=of_rank_5)
+    table = on_c("process-cpu-cores:burn[77]", 0.97, queue)
+
+    assert notes(analyze_run(on_hosts(slow, samples=table), "tiny")) == {}
+
+
 def test_who_uses_the_disk_for_which_others_wait_is_named_if_the_waits_deviate(
     slow: Source,
 ) -> None:
-    dd = samples("process-storage-bytes-per-s:dd[9]", {("c", -1): [2e8] * 3})
-    alike = everywhere(slow, "io-pressure-ratio", 0.6)
-    dd = replace(dd, hosts=alike.hosts, host=np.full(3, 2, np.int32))
-    on_c = everywhere(slow, "io-pressure-ratio", 0.02, c=0.6)
+    some = everywhere(slow, "io-pressure-ratio", 0.02, c=0.6)
+    all_alike = everywhere(slow, "io-pressure-ratio", 0.6)
 
-    report = analyze_run(on_hosts(slow, samples=join(on_c, dd)), "tiny")
+    dd = "process-storage-bytes-per-s:dd[9]"
+    report = analyze_run(on_hosts(slow, samples=on_c(dd, 2e8, some)), "tiny")
 
     assert notes(report)["processes"] == (
         "dd (pid 9) moved 191 MiB/s to and from disks of c; some process waited for a disk for 60 %"
         " of the time"
     )
-    same = analyze_run(on_hosts(slow, samples=join(alike, dd)), "tiny")
+    same = analyze_run(on_hosts(slow, samples=on_c(dd, 2e8, all_alike)), "tiny")
     assert "processes" not in notes(same)
-
-
-def test_a_process_that_keeps_all_ranks_waiting_alike_is_not_named(slow: Source) -> None:
-    queue = everywhere(slow, "run-queue-wait-ratio", 0.4, c1=0.45)
-    hog = samples("process-cpu-cores:burn[77]", {("c", -1): [0.97] * 3})
-    hog = replace(hog, hosts=queue.hosts, host=np.full(3, 2, np.int32))
-
-    assert notes(analyze_run(on_hosts(slow, samples=join(queue, hog)), "tiny")) == {}
-
-
-def test_a_process_beside_a_rank_that_does_not_wait_is_not_named(slow: Source) -> None:
-    queue = everywhere(slow, "run-queue-wait-ratio", 0.01, c1=0.012)
-    hog = samples("process-cpu-cores:burn[77]", {("c", -1): [0.97] * 3})
-    hog = replace(hog, hosts=queue.hosts, host=np.full(3, 2, np.int32))
-
-    assert notes(analyze_run(on_hosts(slow, samples=join(queue, hog)), "tiny")) == {}
 
 
 def test_what_was_not_measured_is_said_once(slow: Source) -> None:

@@ -39,10 +39,20 @@ GROUPS = (
     GroupInfo(group_id=TP_LOW, kind="tp-comm", name="tp 0", members=(0, 1)),
     GroupInfo(group_id=TP_HIGH, kind="tp-comm", name="tp 2", members=(4, 5)),
 )
+WORLD = GroupInfo(group_id=6, kind="other", name="world", members=tuple(range(8)))
 
 
 def job(*, num_dropped: int = 0) -> RunInfo:
     return replace(run_of(groups=GROUPS), accounts=dropping(num_dropped))
+
+
+def with_partners(run: RunInfo) -> RunInfo:
+    """Return a run in which ranks 0 and 1, 2 and 3, ... are tensor-parallel partners."""
+    (epoch,) = run.epochs
+    ranks = (
+        replace(info, coords=Coords(dp=info.rank // 2, tp=info.rank % 2)) for info in epoch.ranks
+    )
+    return replace(run, epochs=(replace(epoch, ranks=tuple(ranks)),))
 
 
 def comm(
@@ -126,12 +136,7 @@ def test_a_rank_that_is_blocked_elsewhere_by_the_silent_one_is_not_named() -> No
 
 
 def test_of_silent_tensor_parallel_partners_the_least_advanced_is_named() -> None:
-    whole = job()
-    partners = tuple(
-        replace(info, coords=Coords(dp=info.rank // 2, tp=info.rank % 2))
-        for info in whole.epochs[0].ranks
-    )
-    run = replace(whole, epochs=(replace(whole.epochs[0], ranks=partners),))
+    run = with_partners(job())
     forward = replace(comm(4, 0, seq=NONE, kind=SpanKind.FORWARD), name="forward")
     others = [comm(rank) for rank in (0, 1, 2, 3, 6, 7)]
 
@@ -194,14 +199,21 @@ def test_a_rank_that_waits_for_a_circle_is_not_named_with_it() -> None:
     assert finding.ranks == (0, 1)
 
 
+def in_spans(rank: int, *opened: tuple[str, str, int, int]) -> EventRecord:
+    """Return the event of a rank that is stalled in spans: (name, kind, group, seq)."""
+    spans = [
+        {"name": name, "kind": kind, "step": 17, "group_id": f"{group:016x}", "seq": seq}
+        for name, kind, group, seq in opened
+    ]
+    return event(rank, "stalled", open=spans, step=17)
+
+
+FORWARD = ("forward", "forward", 0, -1)
+
+
 def test_a_rank_in_a_receive_of_unknown_source_is_named_with_a_doubt() -> None:
     # GIVEN rank 4, which waits for rank 5, which receives from any of eight ranks
-    receiving = event(
-        5,
-        "stalled",
-        open=[{"name": "recv", "kind": "pp-recv", "step": 17, "seq": 3, "group_id": f"{DP:016x}"}],
-        step=17,
-    )
+    receiving = in_spans(5, ("recv", "pp-recv", DP, 3))
     spans = table([comm(4, TP_HIGH, seq=3)])
 
     (finding,) = find_hangs(job(), spans, UP_TO_16, RunContext(events=(receiving,)))
@@ -238,16 +250,10 @@ def test_a_rank_that_ended_early_is_missing_and_ranks_that_ended_are_not_blocked
     assert find_hangs(job(), spans, UP_TO_16, context_of(*gone)) == ()
 
 
-def inside(rank: int, kind: str) -> EventRecord:
-    """Return the event of a rank that is stalled inside a span of this kind."""
-    entry = {"name": kind, "kind": kind, "step": 17, "seq": -1, "group_id": "0" * 16}
-    return event(rank, "stalled", open=[entry], step=17)
-
-
 def test_the_work_of_the_silent_rank_is_named_and_a_checkpoint_is_no_hang() -> None:
     spans = table(comm(rank) for rank in range(8) if rank != 5)
-    computing = RunContext(events=(inside(5, "forward"),))
-    saving = RunContext(events=(inside(5, "checkpoint"),))
+    computing = RunContext(events=(in_spans(5, FORWARD),))
+    saving = RunContext(events=(in_spans(5, ("save", "checkpoint", 0, -1)),))
 
     (finding,) = find_hangs(job(), spans, UP_TO_16, computing)
 
@@ -328,18 +334,6 @@ def pipeline() -> RunInfo:
         for low, group in of_rank.items()
     ]
     return run_of(groups=groups)
-
-
-def in_spans(rank: int, *opened: tuple[str, str, int, int]) -> EventRecord:
-    """Return the event of a rank that is stalled in spans: (name, kind, group, seq)."""
-    spans = [
-        {"name": name, "kind": kind, "step": 17, "group_id": f"{group:016x}", "seq": seq}
-        for name, kind, group, seq in opened
-    ]
-    return event(rank, "stalled", open=spans, step=17)
-
-
-FORWARD = ("forward", "forward", 0, -1)
 
 
 def waiting_for_a_later_stage(rank: int) -> EventRecord:
@@ -532,10 +526,6 @@ def untraced(*ranks: int) -> RunInfo:
     return replace(whole, epochs=(EpochInfo(epoch=0, ranks=traced, groups=GROUPS),))
 
 
-def spans_of(num: int) -> list[Span]:
-    return [comm(rank) for rank in range(num)]
-
-
 def test_of_several_ranks_that_were_not_traced_it_is_unknown_which_is_missing() -> None:
     spans = table(comm(rank) for rank in range(6))
 
@@ -544,7 +534,9 @@ def test_of_several_ranks_that_were_not_traced_it_is_unknown_which_is_missing() 
     (at_start,) = find_hangs(untraced(6, 7), spans, steps_of(), RunContext())
 
     # Nor is one that was recorded, and waits for them in a communication that is not traced.
-    (partner,) = find_hangs(untraced(7), table(spans_of(5)), steps_of(), RunContext())
+    (partner,) = find_hangs(
+        untraced(7), table(comm(rank) for rank in range(5)), steps_of(), RunContext()
+    )
 
     assert partner.ranks == (7,)
     assert finding.cause == "insufficient-evidence"
@@ -647,13 +639,7 @@ def test_in_a_circle_alike_groups_show_whether_a_collective_belongs_there(
 
 def test_a_partner_that_is_alone_elsewhere_is_named_before_the_one_that_waits_for_it() -> None:
     # GIVEN rank 4 in a collective with rank 5 that is not traced, and rank 5 in a barrier
-    whole = job()
-    infos = tuple(
-        replace(info, coords=Coords(dp=info.rank // 2, tp=info.rank % 2))
-        for info in whole.epochs[0].ranks
-    )
-    world = GroupInfo(group_id=6, kind="other", name="world", members=tuple(range(8)))
-    run = replace(whole, epochs=(EpochInfo(epoch=0, ranks=infos, groups=(*GROUPS, world)),))
+    run = with_partners(run_of(groups=(*GROUPS, WORLD)))
     waiting = in_frames(4, "/lib/site-packages/torch/distributed/distributed_c10d.py:2 all_reduce")
     spans = [entered(5, "barrier", group=6), *(comm(rank) for rank in (0, 1, 2, 3, 6, 7))]
 
@@ -792,8 +778,7 @@ def test_of_one_rank_that_ended_and_one_that_waits_none_is_named() -> None:
 
 def test_of_a_circle_over_two_groups_of_the_same_ranks_the_odd_one_is_named() -> None:
     # GIVEN a barrier of another group with the same members, in which rank 3 alone is
-    world = GroupInfo(group_id=6, kind="other", name="world", members=tuple(range(8)))
-    run = run_of(groups=(*GROUPS, world))
+    run = run_of(groups=(*GROUPS, WORLD))
     spans = table([entered(3, "barrier", group=6), *(comm(r) for r in range(8) if r != 3)])
 
     (finding,) = find_hangs(run, spans, UP_TO_16, RunContext())

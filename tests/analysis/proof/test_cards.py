@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from functools import cache
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -46,6 +47,7 @@ class Span(NamedTuple):
         return self.start_ns + self.duration_ns
 
 
+@cache
 def analyze(cause: str) -> tuple[RunReport, list[Span]]:
     source = SimulatedSource(preset_scenario(cause, num_steps=NUM_STEPS))
     table = source.spans("simulated")

@@ -5,7 +5,6 @@ import pytest
 
 from rankscope.analysis.readers.tracer.reader import read_traced
 from rankscope.analysis.replay.networkx_graph import dependency_graph
-from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.tracer.topology import Layout
 from tests.support.analysis.cluster import MS, gpt_cluster, source_of
 
@@ -40,14 +39,6 @@ def test_send_and_its_receive_are_one_instance(graph: nx.DiGraph[int]) -> None:
 
     # Four micro-batches, forward and backward.
     assert list(instances.values()) == [{"pp-send", "pp-recv"}] * 8
-
-
-def test_unknown_step_raises() -> None:
-    source = source_of(gpt_cluster(Layout(pp=2), num_steps=1, forward_ns=lambda *_: 10 * MS))
-    reading = read_traced(source.info, source.span_table, source.step_table)
-
-    with pytest.raises(EmptyRunError, match="step 7 is not part of the replay"):
-        dependency_graph(reading.model, 7)
 
 
 def test_the_slow_rank_is_critical_and_its_partner_has_slack() -> None:

@@ -134,15 +134,6 @@ def test_recurring_slow_steps_are_one_phase_from_the_first_to_the_last() -> None
     assert (lasting.first, lasting.last, lasting.columns) == (2, 16, None)
 
 
-def test_steps_between_slow_ones_are_not_part_of_a_recurring_phase() -> None:
-    excess = np.zeros((6, 16))
-    excess[2, [2, 6, 10]] = 0.3, 0.2, 0.4
-
-    (phase,) = find_phases(excess, has_few_peers=NONE, may_recur=True)
-
-    assert (phase.columns, phase.excess_ratio) == ((2, 6, 10), 0.3)
-
-
 def test_two_consecutive_slow_steps_are_a_whole_phase() -> None:
     excess = np.zeros((6, 16))
     excess[2, 5:7] = 0.1, 0.4
