@@ -206,9 +206,8 @@ def test_a_crash_a_hang_and_a_wrong_setting_need_no_replay() -> None:
     hang = diagnosis("hang:rank=3,step=9", scenario=replace(BASE, tp_detail=TpDetail.COARSE))
     setting = diagnosis("misconfiguration:rank=3")
 
-    assert [(finding.cause, finding.ranks) for finding in crash] == [("crash", (3,))]
-    assert [(finding.cause, finding.ranks) for finding in hang] == [("hang", (3,))]
-    assert [(finding.cause, finding.ranks) for finding in setting] == [("misconfiguration", (3,))]
+    found = [(finding.cause, finding.ranks) for finding in (*crash, *hang, *setting)]
+    assert found == [("crash", (3,)), ("hang", (3,)), ("misconfiguration", (3,))]
 
 
 def test_a_layout_that_cannot_fill_its_pipeline_is_reported_with_its_gain() -> None:
@@ -263,13 +262,8 @@ def test_variable_lengths_drift_and_a_noisy_network_raise_no_alarm(seed: int) ->
 
 def test_a_job_that_straggles_in_one_step_is_not_called_healthy() -> None:
     # GIVEN one step with a slow link, and too few alike ones to compare with
-    scenario = Scenario(
-        dp=3,
-        pp=2,
-        tp=1,
-        num_steps=1,
-        faults=parse_simulated_faults(["slow-link:src=0,dst=3,factor=200"]),
-    )
+    faults = parse_simulated_faults(["slow-link:src=0,dst=3,factor=200"])
+    scenario = Scenario(dp=3, pp=2, tp=1, num_steps=1, faults=faults)
 
     report = analyze_run(SimulatedSource(scenario), "simulated")
 
@@ -280,14 +274,8 @@ def test_a_job_that_straggles_in_one_step_is_not_called_healthy() -> None:
 
 
 def test_both_directions_of_a_slow_link_are_no_noise_to_each_other() -> None:
-    scenario = Scenario(
-        dp=8,
-        pp=2,
-        tp=1,
-        num_steps=1,
-        faults=parse_simulated_faults(["slow-link:src=0,dst=8,factor=20"]),
-    )
+    scenario = Scenario(dp=8, pp=2, tp=1, num_steps=1)
 
-    report = analyze_run(SimulatedSource(scenario), "simulated")
+    findings = diagnosis("slow-link:src=0,dst=8,factor=20", scenario=scenario)
 
-    assert summary(report.findings) == [("slow-link", (0, 8), (0, 0))]
+    assert summary(findings) == [("slow-link", (0, 8), (0, 0))]

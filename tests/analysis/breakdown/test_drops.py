@@ -147,7 +147,7 @@ def test_steps_with_fewer_tokens_have_a_lower_mfu_and_no_drop() -> None:
     mfu = mfu_of(tokens, seconds_of(tokens))
 
     assert mfu[20] < 0.9 * mfu[19]
-    assert find_drops(mfu, tokens_by_step=by_step_tokens(tokens)) == ()
+    assert find_drops(mfu, tokens_by_step=by_step(tokens)) == ()
 
 
 def test_a_step_with_fewer_tokens_that_takes_longer_is_low() -> None:
@@ -155,7 +155,7 @@ def test_a_step_with_fewer_tokens_that_takes_longer_is_low() -> None:
     tokens = [1000] * 20 + [500] * 3
     seconds = [*seconds_of(tokens[:20]), 1.5, 1.5, 1.5]
 
-    (drop,) = find_drops(mfu_of(tokens, seconds), tokens_by_step=by_step_tokens(tokens))
+    (drop,) = find_drops(mfu_of(tokens, seconds), tokens_by_step=by_step(tokens))
 
     assert (drop.first_step, drop.last_step) == (20, 22)
     assert drop.depth_ratio == pytest.approx(1 - 1.3 / 1.5)
@@ -166,16 +166,14 @@ def test_a_larger_batch_takes_longer_and_is_no_drop_of_the_speed() -> None:
     speed = by_step(1 / s for s in seconds_of(tokens))
 
     assert steps_of(find_drops(speed)) == [(20, 39)]
-    assert (
-        find_drops(speed, tokens_by_step=by_step_tokens(tokens), measure=Measure.STEPS_PER_S) == ()
-    )
+    assert find_drops(speed, tokens_by_step=by_step(tokens), measure=Measure.STEPS_PER_S) == ()
 
 
 def test_where_the_tokens_vary_the_baseline_shows_what_fewer_of_them_cost() -> None:
     # Step 40 has a batch as it was before, and takes 15 % longer than such a step did.
     tokens = [600, 800, 1000, 700, 1100] * 8 + [600, 600, 600]
     seconds = seconds_of(tokens)
-    known = by_step_tokens(tokens)
+    known = by_step(tokens)
 
     assert find_drops(mfu_of(tokens, seconds), tokens_by_step=known) == ()
     slow = [*seconds[:40], *(1.18 * s for s in seconds[40:])]
@@ -189,8 +187,8 @@ def test_longer_sequences_take_longer_and_are_no_drop() -> None:
     length = [1000, 1050, 900, 1100, 950] * 6 + [1500] * 10
     squares = [1000 * num for num in length]
     seconds = [0.5 + num / 2000 for num in length]
-    tokens = by_step_tokens([1000] * 40)
-    known = by_step_tokens(squares)
+    tokens = by_step([1000] * 40)
+    known = by_step(squares)
 
     assert steps_of(find_drops(mfu_of([1000] * 40, seconds), tokens_by_step=tokens)) == [(30, 39)]
     mfu = mfu_of([1000] * 40, seconds)
@@ -207,7 +205,7 @@ def test_one_step_with_another_batch_does_not_show_what_a_batch_costs() -> None:
     seconds = seconds_of(tokens)
     seconds[8] *= 0.8
 
-    assert find_drops(mfu_of(tokens, seconds), tokens_by_step=by_step_tokens(tokens)) == ()
+    assert find_drops(mfu_of(tokens, seconds), tokens_by_step=by_step(tokens)) == ()
 
 
 def test_a_level_that_changed_with_the_batch_is_not_taken_for_what_a_batch_costs() -> None:
@@ -216,12 +214,12 @@ def test_a_level_that_changed_with_the_batch_is_not_taken_for_what_a_batch_costs
     slowness = [1.0] * 10 + [1.04] * 20
     seconds = [slow * num / 1000 for slow, num in zip(slowness, tokens, strict=True)]
 
-    assert find_drops(mfu_of(tokens, seconds), tokens_by_step=by_step_tokens(tokens)) == ()
+    assert find_drops(mfu_of(tokens, seconds), tokens_by_step=by_step(tokens)) == ()
 
 
 def test_tokens_that_are_unknown_in_one_step_are_left_out_of_all() -> None:
     tokens = [1000] * 20 + [500] * 3
-    known = {**by_step_tokens(tokens), 4: 0}
+    known = {**by_step(tokens), 4: 0}
 
     assert steps_of(find_drops(mfu_of(tokens, seconds_of(tokens)), tokens_by_step=known)) == [
         (20, 22)
@@ -236,15 +234,11 @@ def test_no_batch_is_a_drop_if_each_step_takes_its_fixed_time_and_that_of_its_to
     tokens: list[int], fixed_s: float
 ) -> None:
     seconds = seconds_of(tokens, fixed_s=fixed_s)
-    known = by_step_tokens(tokens)
+    known = by_step(tokens)
     speed = by_step(1 / s for s in seconds)
 
     assert find_drops(mfu_of(tokens, seconds), tokens_by_step=known) == ()
     assert find_drops(speed, tokens_by_step=known, measure=Measure.STEPS_PER_S) == ()
-
-
-def by_step_tokens(tokens: Iterable[int]) -> dict[int, int]:
-    return dict(enumerate(tokens))
 
 
 @given(st.lists(st.floats(0.05, 0.95), max_size=60))

@@ -34,12 +34,16 @@ CUDA_OOM = (
 )
 
 
-def test_the_first_failure_is_named_and_those_that_followed_are_not() -> None:
-    context = context_of(
-        failed(5, 10.0, *CUDA_OOM), *(cut_off(rank, 10.5 + rank) for rank in range(8) if rank != 5)
-    )
+def crash(*ends: RankExit, events: Iterable[EventRecord] = (), **context: object) -> Finding:
+    held = replace(context_of(*ends, events=events), **context)  # type: ignore[arg-type]
+    (finding,) = find_crashes(run_of(), held, NO_STEPS)
+    return finding
 
-    (finding,) = find_crashes(run_of(), context, NO_STEPS)
+
+def test_the_first_failure_is_named_and_those_that_followed_are_not() -> None:
+    others = (cut_off(rank, 10.5 + rank) for rank in range(8) if rank != 5)
+
+    finding = crash(failed(5, 10.0, *CUDA_OOM), *others)
 
     assert (finding.cause, finding.ranks, finding.steps) == ("crash", (5,), (41, 41))
     assert finding.confidence == pytest.approx(0.95)
@@ -52,9 +56,7 @@ def test_the_first_failure_is_named_and_those_that_followed_are_not() -> None:
 
 
 def test_a_lost_connection_follows_a_failure_even_if_it_is_recorded_before_it() -> None:
-    context = context_of(cut_off(0, 9.0), failed(5, 10.0, "ValueError", "bad token"))
-
-    (finding,) = find_crashes(run_of(), context, NO_STEPS)
+    finding = crash(cut_off(0, 9.0), failed(5, 10.0, "ValueError", "bad token"))
 
     assert finding.ranks == (5,)
     assert "exception (ValueError: bad token)" in finding.evidence
@@ -65,7 +67,7 @@ def test_an_exception_raised_from_a_lost_connection_is_one() -> None:
     cut_off_in_stage = failed(0, 9.0, "RuntimeError", message.format("Connection closed by peer"))
     out_of_memory = failed(5, 10.0, "RuntimeError", message.format("CUDA out of memory.\nmore"))
 
-    (finding,) = find_crashes(run_of(), context_of(cut_off_in_stage, out_of_memory), NO_STEPS)
+    finding = crash(cut_off_in_stage, out_of_memory)
 
     assert finding.ranks == (5,)
     assert "CUDA out of memory (RuntimeError: CUDA out of memory.)" in finding.evidence
@@ -77,20 +79,17 @@ def test_failures_that_the_clocks_cannot_order_are_all_named() -> None:
     far = context_of(failed(1, 10.00, *CUDA_OOM), failed(6, 10.06, "ValueError", "x"))
     on_one_host = context_of(failed(1, 10.00, *CUDA_OOM), failed(2, 10.04, "ValueError", "x"))
 
-    assert find_crashes(run, near, NO_STEPS)[0].ranks == (1, 6)
-    assert find_crashes(run, near, NO_STEPS)[0].confidence == pytest.approx(0.95 * 0.8)
-    assert (
-        "the clocks cannot order rank 6 against it" in find_crashes(run, near, NO_STEPS)[0].evidence
-    )
+    (finding,) = find_crashes(run, near, NO_STEPS)
+    assert finding.ranks == (1, 6)
+    assert finding.confidence == pytest.approx(0.95 * 0.8)
+    assert "the clocks cannot order rank 6 against it" in finding.evidence
     assert find_crashes(run, far, NO_STEPS)[0].ranks == (1,)
     assert find_crashes(run, on_one_host, NO_STEPS)[0].ranks == (1,)
     assert find_crashes(run_of(clock_error_ns=None), far, NO_STEPS)[0].ranks == (1, 6)
 
 
 def test_a_rank_without_an_exit_record_is_named_with_less_confidence() -> None:
-    context = context_of(lost(3), *(cut_off(rank) for rank in (0, 1, 2)))
-
-    (finding,) = find_crashes(run_of(), context, NO_STEPS)
+    finding = crash(lost(3), *(cut_off(rank) for rank in (0, 1, 2)))
 
     assert finding.ranks == (3,)
     assert finding.confidence == pytest.approx(0.95 * 0.8)
@@ -116,7 +115,7 @@ def test_ranks_that_were_all_asked_to_end_did_not_crash() -> None:
 def test_ranks_that_ended_one_after_the_other_have_no_first_one() -> None:
     stopped = [lost(rank, 10.0 + 0.002 * rank) for rank in range(4)]
 
-    (finding,) = find_crashes(run_of(), context_of(*stopped), NO_STEPS)
+    finding = crash(*stopped)
     assert finding.ranks == (0, 1, 2, 3)
     assert (
         "ranks 1 to 3 of its host ended within 6.00 ms of it, as if the job had been stopped"
@@ -124,21 +123,17 @@ def test_ranks_that_ended_one_after_the_other_have_no_first_one() -> None:
     )
 
     killed = [lost(2, 9.94), *(each for each in stopped if each.rank != 2)]
-    assert find_crashes(run_of(), context_of(*killed), NO_STEPS)[0].ranks == (2,)
-    noticed = context_of(*stopped[:3], cut_off(3, 10.0))
-    assert find_crashes(run_of(), noticed, NO_STEPS)[0].ranks == (0,)
-    assert find_crashes(run_of(), context_of(lost(1, 10.0), lost(2, 10.05)), NO_STEPS)[0].ranks == (
-        1,
-        2,
-    )
+    assert crash(*killed).ranks == (2,)
+    assert crash(*stopped[:3], cut_off(3, 10.0)).ranks == (0,)
+    assert crash(lost(1, 10.0), lost(2, 10.05)).ranks == (1, 2)
 
 
 def test_ends_whose_time_is_not_exact_have_no_first_one() -> None:
     ends = [lost(0, 9.4), lost(1, 10.0), lost(2, 10.1), lost(3, 10.0)]
     about = [replace(each, at_error_ns=10**9) for each in ends]
 
-    assert find_crashes(run_of(), context_of(*ends), NO_STEPS)[0].ranks == (0,)
-    assert find_crashes(run_of(), context_of(*about), NO_STEPS)[0].ranks == (0, 1, 2, 3)
+    assert crash(*ends).ranks == (0,)
+    assert crash(*about).ranks == (0, 1, 2, 3)
 
 
 # Gloo: rank 0 times out and ends, which rank 1 notices; rank 3 is killed by the launcher.
@@ -161,9 +156,7 @@ def test_ranks_that_ended_because_another_one_was_silent_did_not_crash(
 
 
 def test_a_rank_that_was_lost_before_the_first_timeout_crashed() -> None:
-    died_before = context_of(*TIMED_OUT_AND_NOTICED, lost(3, 29.0))
-
-    assert find_crashes(run_of(), died_before, NO_STEPS)[0].ranks == (3,)
+    assert crash(*TIMED_OUT_AND_NOTICED, lost(3, 29.0)).ranks == (3,)
 
 
 def test_of_several_timeouts_the_one_in_the_handler_of_another_exception_is_first() -> None:
@@ -318,12 +311,6 @@ def line(rank: int, at_s: float, name: str, text: str, **data: object) -> EventR
 
 OOM_LINE = "out of memory: killed process 77 (python)"
 XID_LINE = "Xid 79: GPU has fallen off the bus"
-
-
-def crash(*ends: RankExit, events: Iterable[EventRecord] = (), **context: object) -> Finding:
-    held = replace(context_of(*ends, events=events), **context)  # type: ignore[arg-type]
-    (finding,) = find_crashes(run_of(), held, NO_STEPS)
-    return finding
 
 
 def test_a_lost_rank_that_the_kernel_killed_says_so() -> None:

@@ -206,20 +206,12 @@ def test_the_areas_of_portions_add_up_to_the_step(
     timeline = random_step(spans)
     whole = measure_areas(timeline, LINES, num_bins=8)
 
-    parts = [
-        measure_areas(portion, LINES, num_bins=8)
-        for portion in (only_ranks(timeline, 0, 1), only_ranks(timeline, 2, 3))
-    ]
+    parts = [measure_areas(select_ranks(timeline, line), LINES, num_bins=8) for line in LINES]
 
     for name in ("compute", "comm"):
         for code, area in getattr(whole, name).items():
             found = [getattr(part, name).get(code, np.zeros((2, 8), np.int64)) for part in parts]
             assert np.array_equal(found[0] + found[1], area)
-
-
-def only_ranks(timeline: StepTimeline, *ranks: int) -> StepTimeline:
-    """Return the same step with the spans of some ranks only."""
-    return select_ranks(timeline, ranks)
 
 
 def lists(areas: StepAreas) -> dict[str, dict[int, list[list[int]]]]:
