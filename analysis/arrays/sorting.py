@@ -66,26 +66,6 @@ def pack_keys(columns: Sequence[KeyColumn]) -> NDArray[np.int64]:
     return keys
 
 
-def pack_keys_with_rows(column: NDArray[Any], minimum: int, row_bits: int) -> NDArray[np.int64]:
-    """Return ``value - minimum`` of each row, shifted left above the row's number.
-
-    Args:
-        column: Shape (rows,); integers or booleans.
-        minimum: The column's lowest value.
-        row_bits: Bits of the largest row number.
-    """
-    keys = np.empty(len(column), dtype=np.int64)
-    row_numbers = np.arange(min(_BLOCK, len(keys)))
-    key_column = KeyColumn(column, minimum, 0)
-    for first in range(0, len(keys), _BLOCK):
-        block = keys[first : first + _BLOCK]
-        _subtract_minimum(key_column, first, block)
-        block <<= row_bits
-        block += row_numbers[: len(block)]
-        block += first
-    return keys
-
-
 def _subtract_minimum(column: KeyColumn, first: int, out: NDArray[np.int64]) -> None:
     block = column.column[first : first + len(out)]
     if block.dtype == np.uint64:  # values that int64 cannot hold
@@ -104,11 +84,10 @@ def stable_argsort(column: NDArray[Any]) -> NDArray[np.int64]:
         return np.argsort(column, kind="stable")
     if not (column[1:] < column[:-1]).any():
         return np.arange(len(column))
-    minimum, bits = _value_range(column)
-    row_bits = (len(column) - 1).bit_length()
-    if bits + row_bits > KEY_BITS:
+    packed = _sort_with_rows(column)
+    if packed is None:
         return np.argsort(column, kind="stable")  # merges ascending runs
-    keys = _sort_keys(column, minimum, row_bits)
+    keys, row_bits = packed
     keys &= (1 << row_bits) - 1
     return keys
 
@@ -124,23 +103,36 @@ def argsort_with_changes(
     Returns:
         The order, and the changes: False for the first row.
     """
-    if len(column) > _FEW_ROWS:
-        minimum, bits = _value_range(column)
-        row_bits = (len(column) - 1).bit_length()
-        if bits + row_bits <= KEY_BITS:
-            keys = _sort_keys(column, minimum, row_bits)
-            order = keys & ((1 << row_bits) - 1)
-            keys >>= row_bits
-            return order, np.append(False, keys[1:] != keys[:-1])
+    if len(column) > _FEW_ROWS and (packed := _sort_with_rows(column)) is not None:
+        keys, row_bits = packed
+        order = keys & ((1 << row_bits) - 1)
+        keys >>= row_bits
+        return order, np.append(False, keys[1:] != keys[:-1])
     order = stable_argsort(column)
     ordered = column[order]
     return order, np.append(False, ordered[1:] != ordered[:-1])
 
 
-def _sort_keys(column: NDArray[Any], minimum: int, row_bits: int) -> NDArray[np.int64]:
-    keys = pack_keys_with_rows(column, minimum, row_bits)
+def _sort_with_rows(column: NDArray[Any]) -> tuple[NDArray[np.int64], int] | None:
+    """Return keys of value and row, sorted, and their bits of the row; None if there are too many.
+
+    A key is ``value - minimum``, shifted left above the row's number.
+    """
+    minimum, bits = _value_range(column)
+    row_bits = (len(column) - 1).bit_length()
+    if bits + row_bits > KEY_BITS:
+        return None
+    keys = np.empty(len(column), dtype=np.int64)
+    row_numbers = np.arange(min(_BLOCK, len(keys)))
+    key_column = KeyColumn(column, minimum, 0)
+    for first in range(0, len(keys), _BLOCK):
+        block = keys[first : first + _BLOCK]
+        _subtract_minimum(key_column, first, block)
+        block <<= row_bits
+        block += row_numbers[: len(block)]
+        block += first
     keys.sort()
-    return keys
+    return keys, row_bits
 
 
 def argsort_rows(*columns: NDArray[Any]) -> NDArray[np.int64]:

@@ -15,7 +15,6 @@ from rankscope.analysis.arrays.sorting import (
     argsort_rows,
     find_positions,
     pack_keys,
-    pack_keys_with_rows,
     stable_argsort,
 )
 
@@ -134,17 +133,13 @@ def test_keys_are_exact_over_the_whole_range_of_a_type(dtype: type) -> None:
     assert keys[-1] == int(limits.max) - lowest
 
 
-def test_row_number_is_packed_below_its_value() -> None:
+def test_rows_of_several_blocks_are_numbered_through() -> None:
     column = np.arange(MANY_ROWS, dtype=np.int64)[::-1] // 10 + 7
 
-    keys = pack_keys_with_rows(column, 7, 17)
-
-    assert (keys >> 17 == column - 7).all()
-    assert (keys & (1 << 17) - 1 == np.arange(MANY_ROWS)).all()
+    assert (stable_argsort(column) == np.argsort(column, kind="stable")).all()
 
 
 def test_no_rows_have_no_keys() -> None:
     empty = np.zeros(0, dtype=np.int32)
 
     assert not len(pack_keys([KeyColumn(empty, 0, 1)]))
-    assert not len(pack_keys_with_rows(empty, 0, 0))
