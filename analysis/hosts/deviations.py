@@ -465,9 +465,7 @@ class HostReadings:
             middle = float(np.median(usual))
             noise = required_deviations(len(usual)) * robust_deviation(usual)
             lasted_s = max(self.end_ns - self.begin_ns, 1) / 1e9
-            floor = quantity.floor / lasted_s if quantity.is_counter else quantity.floor
-            if quantity.unit is Unit.BYTES_PER_S and quantity.is_counter:
-                floor = quantity.floor
+            floor = quantity.floor / (lasted_s if quantity.unit is Unit.PER_S else 1.0)
             least = max(noise, THRESHOLDS.min_excess_ratio * abs(middle), floor)
             excess = (value - middle) * quantity.side.value
             if excess < least or excess <= 0:
