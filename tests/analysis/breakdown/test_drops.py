@@ -34,41 +34,34 @@ def test_three_steps_a_tenth_below_the_median_are_a_drop() -> None:
     assert drop.depth_ratio == pytest.approx(0.2)
 
 
-def test_two_steps_or_less_than_a_tenth_are_no_drop() -> None:
-    assert find_drops(by_step([*HEALTHY, 0.30, 0.30, 0.50])) == ()
-    assert find_drops(by_step([*HEALTHY, *[0.46] * 9])) == ()
+FLAPPING = [*HEALTHY, *[0.30] * 3, 0.50, 0.50, *[0.30] * 2]
+WITH_NOISE = [0.50 + 0.005 * (-1) ** step for step in range(20)]
 
 
-def test_exactly_ten_percent_is_a_drop() -> None:
-    assert steps_of(find_drops(by_step([*HEALTHY, *[0.45] * 3]))) == [(10, 12)]
-
-
-def test_a_drop_that_lasts_longer_than_the_healthy_time_stays_a_drop() -> None:
-    # In a median of all steps, the 40 low ones would be the baseline.
-    assert steps_of(find_drops(by_step([*HEALTHY, *[0.30] * 40]))) == [(10, 49)]
-
-
-def test_a_drop_ends_after_three_consecutive_steps_above() -> None:
-    flapping = [*HEALTHY, *[0.30] * 3, 0.50, 0.50, *[0.30] * 2]
-
-    assert steps_of(find_drops(by_step(flapping))) == [(10, 16)]
-    assert steps_of(find_drops(by_step([*flapping, *[0.50] * 3, 0.30]))) == [(10, 16)]
-
-
-def test_a_drop_after_a_recovery_is_another_one() -> None:
-    values = [*HEALTHY, *[0.30] * 3, *[0.50] * 3, *[0.35] * 3]
-
-    assert steps_of(find_drops(by_step(values))) == [(10, 12), (16, 18)]
-
-
-def test_single_low_steps_as_of_checkpoints_are_no_drop() -> None:
-    values = [0.30 if step % 5 == 4 else 0.50 for step in range(50)]
-
-    assert find_drops(by_step(values)) == ()
-
-
-def test_without_a_baseline_there_is_no_drop() -> None:
-    assert find_drops(by_step([0.50] * 2 + [0.10] * 8)) == ()
+@pytest.mark.parametrize(
+    ("values", "drops"),
+    [
+        pytest.param([*HEALTHY, 0.30, 0.30, 0.50], [], id="only-two-steps"),
+        pytest.param([*HEALTHY, *[0.46] * 9], [], id="less-than-a-tenth"),
+        pytest.param([*HEALTHY, *[0.45] * 3], [(10, 12)], id="exactly-a-tenth"),
+        pytest.param([*WITH_NOISE, 0.455, 0.445, 0.450], [(20, 22)], id="a-tenth-within-noise"),
+        # In a median of all steps, the 40 low ones would be the baseline.
+        pytest.param([*HEALTHY, *[0.30] * 40], [(10, 49)], id="longer-than-the-healthy-time"),
+        pytest.param(FLAPPING, [(10, 16)], id="two-steps-above-end-no-drop"),
+        pytest.param([*FLAPPING, *[0.50] * 3, 0.30], [(10, 16)], id="three-steps-above-end-it"),
+        pytest.param(
+            [*HEALTHY, *[0.30] * 3, *[0.50] * 3, *[0.35] * 3],
+            [(10, 12), (16, 18)],
+            id="another-one-after-a-recovery",
+        ),
+        pytest.param([*[0.50] * 4, 0.30] * 10, [], id="single-steps-as-of-checkpoints"),
+        pytest.param([0.50] * 2 + [0.10] * 8, [], id="no-baseline"),
+    ],
+)
+def test_a_drop_is_as_deep_and_long_as_the_rule_says(
+    values: list[float], drops: list[tuple[int, int]]
+) -> None:
+    assert steps_of(find_drops(by_step(values))) == drops
 
 
 def test_warm_up_steps_are_neither_compared_nor_part_of_the_baseline() -> None:
@@ -82,9 +75,7 @@ def test_warm_up_steps_are_neither_compared_nor_part_of_the_baseline() -> None:
 def test_missing_steps_are_skipped() -> None:
     known = {0: 0.5, 1: 0.5, 2: 0.5, 3: 0.5, 9: 0.5, 12: 0.3, 15: 0.3, 16: 0.3}
 
-    drops = find_drops(known)
-
-    assert steps_of(drops) == [(12, 16)]
+    assert steps_of(find_drops(known)) == [(12, 16)]
 
 
 def test_a_baseline_follows_a_daily_swing() -> None:
@@ -101,12 +92,6 @@ def test_noise_as_of_varying_sequence_lengths_is_no_drop_but_a_deeper_fall_is() 
     assert find_drops(by_step(noise)) == ()
     (drop,) = find_drops(by_step([*noise, 0.35, 0.36, 0.33]))
     assert drop.first_step == 400
-
-
-def test_a_drop_of_exactly_the_depth_is_found_within_the_noise_of_single_steps() -> None:
-    values = [0.50 + 0.005 * (-1) ** step for step in range(20)]
-
-    assert steps_of(find_drops(by_step([*values, 0.455, 0.445, 0.450]))) == [(20, 22)]
 
 
 def test_planned_steps_make_no_drop() -> None:
