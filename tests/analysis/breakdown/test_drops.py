@@ -173,7 +173,7 @@ def test_longer_sequences_take_longer_and_are_no_drop() -> None:
     squares = [1000 * num for num in length]
     seconds = [0.5 + num / 2000 for num in length]
     tokens = by_step([1000] * 40)
-    known = by_step(squares)
+    known = dict(enumerate(squares))
 
     assert steps_of(find_drops(mfu_of([1000] * 40, seconds), tokens_by_step=tokens)) == [(30, 39)]
     mfu = mfu_of([1000] * 40, seconds)
