@@ -1,6 +1,6 @@
 """Slow links: the rank, pair or location that they have in common.
 
-`network_degradation` decides between a slow link and a network that is slow in many location_of.
+`network_degradation` decides between a slow link and a network that is slow in many places.
 """
 
 from __future__ import annotations
