@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from functools import partial
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
@@ -32,7 +31,7 @@ from .kineto_comm import CommKernels, find_communication, split_communication
 from .kineto_compute import COMPUTE_TRACK, compute_records, find_phases
 from .kineto_events import LOADER_PREFIX
 from .kineto_files import JobFiles, find_job
-from .kineto_trace import ReadOptions, WorkTable, check_members, index_around, read_trace
+from .kineto_trace import WorkTable, check_members, index_around, read_trace
 from .spool_folder import Process, Record, make_group_id
 
 if TYPE_CHECKING:
@@ -107,8 +106,10 @@ def _read_each(
         what = f"reading {file.path.name}, {number} of {len(job.traces)}"
         trace = read_trace(
             file.path,
-            ReadOptions(rank=file.rank, world_size=job.ranks[-1] + 1, step_name=step_name),
-            show=partial(_show_share, show, what),
+            rank=file.rank,
+            world_size=job.ranks[-1] + 1,
+            step_name=step_name,
+            show=lambda share, what=what: show(f"{what}: {share:.0%}"),
         )
         if trace.rank != file.rank:
             reason = f"is of rank {trace.rank} by its distributedInfo, not of rank {file.rank}"
@@ -140,10 +141,6 @@ def _cut_pairs(process: Process, ranks: Collection[int]) -> None:
         if record.kind is not SpanKind.WAIT:
             record.kind = SpanKind.OTHER
             record.flags |= SpanFlag.END_BOUND
-
-
-def _show_share(show: Callable[[str], object], what: str, share: float) -> None:
-    show(f"{what}: {share:.0%}")
 
 
 class Windows:

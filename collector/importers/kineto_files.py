@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -47,9 +46,6 @@ class TraceFile(NamedTuple):
     rank: int
     """`NONE` if nothing names it."""
 
-    is_declared: bool
-    """Whether the trace itself has the rank; else it is from its name, or an option."""
-
 
 @dataclass(frozen=True, slots=True)
 class JobFiles:
@@ -89,7 +85,7 @@ def find_job(paths: Sequence[Path], *, rank: int | None = None) -> JobFiles:
     if rank is not None:
         if len(files) > 1:
             raise TraceError(files[1], f"is the second of {len(files)} files: --rank is for one")
-        return JobFiles(tuple(TraceFile(path, rank, is_declared=False) for path in files), left_out)
+        return JobFiles(tuple(TraceFile(path, rank) for path in files), left_out)
     traces = _find_ranks(files)
     return JobFiles(tuple(sorted(traces, key=lambda trace: trace.rank)), left_out)
 
@@ -145,21 +141,20 @@ def _read_end(path: Path) -> bytes:
 
 def _find_ranks(files: Sequence[Path]) -> list[TraceFile]:
     ranks = {path: _declared_rank(path) for path in files}
-    declared = {path for path, rank in ranks.items() if rank != NONE}
-    unknown = [path for path in files if path not in declared]
+    unknown = [path for path in files if ranks[path] == NONE]
     for find in (_named_ranks, _numbered_ranks):
         ranks |= find(unknown)
         unknown = [path for path in unknown if ranks[path] == NONE]
-    if len(unknown) == len(files):
-        ranks |= _only_worker(unknown)
-        unknown = [path for path in unknown if ranks[path] == NONE]
+    # Names that differ in their time alone are of one worker.
+    if unknown == files and len({TIMESTAMP.sub("", path.name) for path in files}) == 1:
+        return [TraceFile(path, 0) for path in files]
     if unknown:
         raise TraceError(
             unknown[0],
             "names no rank, in its distributedInfo or in its name: rename the files to rank0.json,"
             " rank1.json and so on, or import one of them with --rank",
         )
-    return [TraceFile(path, rank, path in declared) for path, rank in ranks.items()]
+    return [TraceFile(path, rank) for path, rank in ranks.items()]
 
 
 def _declared_rank(path: Path) -> int:
@@ -196,9 +191,3 @@ def _numbered_ranks(files: Sequence[Path]) -> dict[Path, int]:
     if is_other or len(set(numbers)) < len(files):
         return dict.fromkeys(files, NONE)
     return dict(zip(files, numbers, strict=True))
-
-
-def _only_worker(files: Sequence[Path]) -> dict[Path, int]:
-    """Return rank 0 if the files are of one worker: names that differ in their time alone."""
-    workers = Counter(TIMESTAMP.sub("", path.name) for path in files)
-    return dict.fromkeys(files, 0 if len(workers) == 1 else NONE)

@@ -158,28 +158,21 @@ class WorkTable:
         return around
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadOptions:
-    """Facts that a file may not have."""
-
-    rank: int = 0
-    """Rank of a file whose ``distributedInfo`` has none."""
-
-    world_size: int = 1
-    """The same of the number of ranks."""
-
-    step_name: str | None = None
-    """As for `kineto_steps.find_steps`."""
-
-
 def read_trace(
-    path: Path, options: ReadOptions, *, show: Callable[[float], object] = lambda _: None
+    path: Path,
+    *,
+    rank: int,
+    world_size: int,
+    step_name: str | None,
+    show: Callable[[float], object],
 ) -> RankTrace:
     """Read the file of one rank.
 
     Args:
         path: The file.
-        options: Facts that it may not have.
+        rank: Its rank if its ``distributedInfo`` has none.
+        world_size: The same of the number of ranks.
+        step_name: As for `kineto_steps.find_steps`.
         show: Called with the share of the file that was read, from time to time.
 
     Raises:
@@ -187,16 +180,22 @@ def read_trace(
         TraceError: It can't be read, lacks the device of its job, or its steps are not known.
     """
     stream = EventStream(path, show=show)
-    events = Events(step_name=options.step_name)
+    events = Events(step_name=step_name)
     events.add(stream)
     if not (stream.has_events and events.is_of_profiler):
-        raise NotATraceError(path, _name_format(path, stream))
+        reason = (
+            "has no operator or kernel of torch.profiler. If it has forwards and backwards of a"
+            " framework, import it with --format chrome"
+        )
+        if not stream.has_events:
+            missing = "has no list of traceEvents: it is no trace of torch.profiler"
+            reason = describe_format(path) or missing
+        raise NotATraceError(path, reason)
     if events.is_merged:
         reason = "has the events of several ranks: import the files that it was merged from"
         raise TraceError(path, reason)
-    about = stream.members.get("distributedInfo")
     try:
-        trace = _describe(path, stream.members, {} if about is None else about, options)
+        trace = _describe(path, stream.members, rank=rank, world_size=world_size)
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         reason = f"has another distributedInfo than torch.profiler writes ({error!r})"
         raise TraceError(path, reason) from None
@@ -209,7 +208,7 @@ def read_trace(
         )
     annotations = _fill(trace, events)
     trace.steps, trace.are_steps_numbered = find_steps(
-        path, annotations, [*trace.compute, *trace.comm], step_name=options.step_name
+        path, annotations, [*trace.compute, *trace.comm], step_name=step_name
     )
     steps = {(begin, end) for begin, end, _ in trace.steps}
     for thread, ranges in trace.ranges.items():
@@ -217,24 +216,17 @@ def read_trace(
     return trace
 
 
-def _name_format(path: Path, stream: EventStream) -> str:
-    if stream.has_events:
-        return (
-            "has no operator or kernel of torch.profiler. If it has forwards and backwards of a"
-            " framework, import it with --format chrome"
-        )
-    return describe_format(path) or "has no list of traceEvents: it is no trace of torch.profiler"
-
-
-def _describe(path: Path, document: Event, about: Event, options: ReadOptions) -> RankTrace:
+def _describe(path: Path, document: Event, *, rank: int, world_size: int) -> RankTrace:
     """Return the trace without its events.
 
     Raises:
         ValueError: A number is out of range. Other errors come from values of another type.
         TraceError: The groups have more than `MAX_MEMBERS`.
     """
-    rank = int(about.get("rank", options.rank))
-    world_size = int(about.get("world_size", max(options.world_size, rank + 1)))
+    about = document.get("distributedInfo")
+    about = {} if about is None else about
+    rank = int(about.get("rank", rank))
+    world_size = int(about.get("world_size", max(world_size, rank + 1)))
     base_ns = int(document.get("baseTimeNanoseconds", 0))
     if not (0 <= rank < world_size <= MAX_RANKS and 0 <= base_ns < MAX_NS):
         raise ValueError(f"rank {rank} of {world_size}, base time {base_ns}")
