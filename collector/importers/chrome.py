@@ -13,6 +13,7 @@ have is not guessed:
   ndtimeline lacks the first communication of a job.
 * **A send or receive of a stage without a neighbour** communicated nothing: Megatron-LM calls it
   on the first and last stage as well.
+* **Times** are those of the device: both programs record CUDA events.
 * **Communication on the thread of the compute** blocked it; on another thread it is asynchronous.
 * **Communication that no rank recorded** is derived from the passes, if they imply it
   (`chrome_transfers`), else reported as not recorded.
@@ -44,8 +45,8 @@ from .chrome_names import (
     plain_name,
 )
 from .chrome_transfers import Pass, derive_syncs, derive_transfers
-from .json_file import read_json
-from .spool_folder import Comm, Process, Record, make_group_id
+from .event_stream import read_json
+from .spool_folder import ON_DEVICE, Comm, Process, Record, make_group_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,9 +54,6 @@ if TYPE_CHECKING:
 
     from .chrome_events import Interval, RankEvents
     from .chrome_transfers import Sync, Transfers
-
-ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
-"""Both programs record CUDA events."""
 
 DERIVED = ON_DEVICE | SpanFlag.END_BOUND
 """How long a derived communication took is unknown, so that it is not compared with others."""

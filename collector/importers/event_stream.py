@@ -1,7 +1,7 @@
-"""Events of a JSON trace of any size, one after another.
+"""JSON files of other programs: whole, or as the events of a trace of any size.
 
-The file is read in pieces, and each value is parsed and handed over before the next, so that the
-memory is that of the pieces and of what the caller keeps.
+Of a trace each value is parsed and handed over before the next piece of the file is read, so that
+the memory is that of the pieces and of what the caller keeps.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from .foreign_formats import GZIP_MAGIC, describe_format
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+MAX_BYTES = 1 << 30
+"""Of a decompressed file; its values take some ten times as much memory."""
 
 PIECE_BYTES = 1 << 20
 
@@ -183,7 +186,7 @@ class EventStream:
         rest = self._text[self._at :]
         if len(rest) > MAX_VALUE_CHARS:
             raise self._error(f"a value has more than {MAX_VALUE_CHARS:,} characters")
-        if len(rest) > PIECE_BYTES and parsed_bytes(rest) > max(
+        if len(rest) > PIECE_BYTES and _parsed_bytes(rest) > max(
             MAX_PARSED_RATIO * len(rest), FREE_BYTES
         ):
             raise TraceError(
@@ -211,7 +214,28 @@ class EventStream:
         )
 
 
-def parsed_bytes(text: str) -> int:
+def read_json(path: Path) -> Any:  # noqa: ANN401  # of any JSON type
+    """Return the document of a file, which may be compressed by gzip.
+
+    Raises:
+        TraceError: It can't be read, is no JSON, or is larger than the limits.
+    """
+    try:
+        file, packed, size = open_unpacked(path)
+        with packed, file:
+            most = min(MAX_BYTES, MAX_RATIO * size)
+            content = b"" if size > most else file.read(most + 1)
+        if max(size, len(content)) > most:
+            raise TraceError(path, f"has more than {most:,} bytes: trace fewer steps")
+        text = content.decode(json.detect_encoding(content), "surrogatepass")
+        if _parsed_bytes(text) > max(MAX_PARSED_RATIO * len(text), FREE_BYTES):
+            raise TraceError(path, "has more values than a trace of its size")
+        return json.loads(text)
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
+        raise TraceError(path, f"is no JSON file that can be read ({error})") from None
+
+
+def _parsed_bytes(text: str) -> int:
     """Return about how much memory the values of a JSON text take."""
     in_objects, in_lists, values = (text.count(sign) for sign in "{[,")
     return 2 * len(text) + 250 * in_objects + 90 * in_lists + 40 * values

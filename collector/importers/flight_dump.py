@@ -17,6 +17,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankscope.tracer.span import NONE
@@ -24,23 +25,19 @@ from rankscope.tracer.spool import open_regular_file
 
 from ..errors import TraceError
 from .kineto_comm import ELEMENT_BYTES
-from .kineto_trace import WHOLE_JOB
+from .kineto_events import MAX_NS
+from .kineto_trace import MAX_MEMBERS, MAX_RANKS, WHOLE_JOB
 from .plain_pickle import MAX_OPCODES, MAX_VALUES, PlainPickleError, load_plain_pickle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 MAX_BYTES = 64 << 20
 """Of one file. A dump of the usual 2,000 communications has 1 to 2 MB."""
 
 MAX_CALLS = 200_000
-MAX_NS = 1 << 62
 MAX_SEQ = 1 << 62
-MAX_RANKS = 1 << 20
-MAX_MEMBERS = 1 << 22
-"""Of the groups of one file, and of all groups of a job."""
-
 MAX_TEXT = 200
 MAX_FRAMES = 64
 
@@ -159,11 +156,16 @@ def read_dump(path: Path, rank: int) -> Dump:
         dump = Dump(path=path, rank=rank, members=_read_groups(document.get("pg_config") or {}))
         status = document.get("pg_status", {"": {}})
         dump.is_counted_together = not status or is_old
-        is_closed_at_end = not status or any(map(_is_of_gloo, entries))
+        is_closed_at_end = not status or any(
+            str(entry["profiling_name"]).startswith(GLOO) for entry in entries
+        )
         records = [_Record.read(entry, is_closed_at_end=is_closed_at_end) for entry in entries]
         for index, record in enumerate(records):
             if record.call.state < State.ENDED or index == len(records) - 1:
-                frames = tuple(_read_frames(entries[index].get("frames") or ()))
+                frames = tuple(
+                    f"{frame['filename']}:{frame['line']} {frame['name']}"[-MAX_TEXT:]
+                    for frame in islice(entries[index].get("frames") or (), MAX_FRAMES)
+                )
                 records[index] = record._replace(call=record.call._replace(frames=frames))
         _read_status(dump, {} if is_closed_at_end else status, records)
     except (TypeError, KeyError, ValueError, AttributeError, IndexError, OverflowError) as error:
@@ -291,10 +293,13 @@ class _Record(NamedTuple):
         Raises:
             ValueError: A number is out of range. Other errors come from values of another type.
         """
-        name, first, second = _parse_name(entry["profiling_name"])
+        operation = OPERATION.fullmatch(entry["profiling_name"])
+        if operation is None:
+            raise ValueError(f"operation {entry['profiling_name'][:MAX_TEXT]!r}")
+        name, first, second = operation.groups()
         group, description = entry["process_group"]
         has_p2p_number = bool(entry.get("is_p2p"))
-        is_p2p = has_p2p_number or first != NONE or name in {"send", "recv"}
+        is_p2p = has_p2p_number or first is not None or name in {"send", "recv"}
         seq = int(entry["p2p_seq_id" if has_p2p_number else "collective_seq_id"])
         times = [
             int(entry.get(key) or 0)
@@ -306,10 +311,12 @@ class _Record(NamedTuple):
             raise ValueError(f"seq {seq} or times {times}")
         has_ended = entry["state"] == "completed"
         state = State.BEGUN if entry["state"] == "started" or times[1] else State.LAUNCHED
-        sides = None if first == NONE else (first, second)
+        sides = None if first is None else (int(first), int(second))
         call = Call(
             group=sys.intern(str(group)[:MAX_TEXT]),
-            description=sys.intern(_describe(description)),
+            description=sys.intern(
+                "" if description == UNKNOWN_DESCRIPTION else str(description)[:MAX_TEXT]
+            ),
             name=sys.intern(name),
             seq=seq,
             is_p2p=is_p2p,
@@ -328,22 +335,6 @@ class _Record(NamedTuple):
             newest_ns=max(times),
             is_begun=times[1] > 0 or entry["state"] == "started",
         )
-
-
-def _is_of_gloo(entry: dict[str, Any]) -> bool:
-    return str(entry["profiling_name"]).startswith(GLOO)
-
-
-def _parse_name(text: str) -> tuple[str, int, int]:
-    """Return the name of an operation and its two positions; `NONE` if it has none."""
-    found = OPERATION.fullmatch(text)
-    if found is None:
-        raise ValueError(f"operation {text[:MAX_TEXT]!r}")
-    return found[1], int(found[2] or NONE), int(found[3] or NONE)
-
-
-def _describe(description: object) -> str:
-    return "" if description == UNKNOWN_DESCRIPTION else str(description)[:MAX_TEXT]
 
 
 def _num_bytes(name: str, entry: dict[str, Any]) -> int:
@@ -367,13 +358,6 @@ def _dtype(entry: dict[str, Any]) -> str:
     """Return the type of the elements; "" if there are several or none."""
     names = {*(entry.get("input_dtypes") or ()), *(entry.get("output_dtypes") or ())}
     return sys.intern(str(names.pop())[:MAX_TEXT]) if len(names) == 1 else ""
-
-
-def _read_frames(frames: Iterable[dict[str, Any]]) -> Iterator[str]:
-    for number, frame in enumerate(frames):
-        if number == MAX_FRAMES:
-            return
-        yield f"{frame['filename']}:{frame['line']} {frame['name']}"[-MAX_TEXT:]
 
 
 def _read_status(dump: Dump, status: dict[str, Any], records: list[_Record]) -> None:

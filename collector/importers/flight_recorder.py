@@ -18,8 +18,8 @@ from rankscope.tracer.span import FLIGHT_RECORDER, NONE, SpanKind
 from rankscope.tracer.topology import AXES, AxisGroup, derive_layout
 
 from ..errors import TraceError
-from .flight_dump import COALESCED, MAX_MEMBERS, Call, Dump, State, find_rank, read_dump
-from .kineto_trace import AXIS_OF_DESCRIPTION, WHOLE_JOB, Group
+from .flight_dump import COALESCED, Call, Dump, State, find_rank, read_dump
+from .kineto_trace import MAX_MEMBERS, WHOLE_JOB, Group, axis_of
 from .spool_folder import Process, make_group_id, make_process_uuid
 
 if TYPE_CHECKING:
@@ -142,12 +142,11 @@ def _find_groups(recorded: Recorded) -> None:
             if call.group not in dump.members:
                 callers[call.group].add(dump.rank)
                 descriptions[call.group] = call.description
+    whole = tuple(range(recorded.world_size))
     for name, ranks in callers.items():
-        is_whole = descriptions[name] == WHOLE_JOB
-        members = tuple(range(recorded.world_size)) if is_whole else tuple(sorted(ranks))
+        members = whole if descriptions[name] == WHOLE_JOB else tuple(sorted(ranks))
         for rank in ranks:
             recorded.dumps[rank].members[name] = descriptions[name], members
-    whole = tuple(range(recorded.world_size))
     num_members = 0
     for dump in recorded.dumps.values():
         for name, (description, members) in dump.members.items():
@@ -159,10 +158,9 @@ def _find_groups(recorded: Recorded) -> None:
                     f"has process groups of more than {MAX_MEMBERS:,} members, with those before"
                 )
                 raise TraceError(dump.path, reason)
-            axis = AXIS_OF_DESCRIPTION.get(description, description.removeprefix("mesh_"))
             recorded.groups[name, members] = Group(
                 name=" ".join(filter(None, (description, name))),
-                axis=axis,
+                axis=axis_of(description),
                 members=members,
                 group_id=make_group_id(f"{FLIGHT_RECORDER} {name}", tuple(sorted(members))),
             )

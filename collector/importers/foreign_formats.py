@@ -108,17 +108,13 @@ def describe_format(path: Path) -> str:
     if not begin.strip():
         return f"is {packing}empty: was the job killed before it wrote?"
     for each in FOREIGN_FORMATS:
-        if _is_of(each, path, begin):
+        if (
+            begin.lstrip().startswith(each.magic)
+            or any(part in begin for part in each.contains)
+            or path.name.endswith(each.suffixes)
+        ):
             return f"is {packing}{each.name}: {each.advice}"
     return ""
-
-
-def _is_of(each: ForeignFormat, path: Path, begin: bytes) -> bool:
-    return (
-        begin.lstrip().startswith(each.magic)
-        or any(part in begin for part in each.contains)
-        or path.name.endswith(each.suffixes)
-    )
 
 
 def _unpack(begin: bytes) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass, fields
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -50,8 +49,7 @@ class KernelKey(NamedTuple):
     name: str
 
 
-@dataclass(slots=True)
-class KernelSum:
+class KernelSum(NamedTuple):
     """Launches of one kernel in one phase of a step."""
 
     num: int
@@ -116,11 +114,7 @@ def sum_kernels(trace: RankTrace, table: WorkTable, phases: Phases) -> list[dict
         key = KernelKey(number, phase, STREAMS[of_stream], names[of_name])
         own = KernelSum(num, total_ns, max_ns, *_add_costs(costs[place], num))
         sums[key] = sums[key].plus(own) if key in sums else own
-    values = [column.name for column in fields(KernelSum)]
-    return [
-        {**key._asdict(), **{value: getattr(own, value) for value in values}}
-        for key, own in sorted(_limit_names(sums).items())
-    ]
+    return [{**key._asdict(), **own._asdict()} for key, own in sorted(_limit_names(sums).items())]
 
 
 def _place_costs(

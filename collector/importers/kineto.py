@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
+from functools import partial
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ from .kineto_compute import COMPUTE_TRACK, compute_records, find_phases
 from .kineto_events import LOADER_PREFIX
 from .kineto_files import JobFiles, find_job
 from .kineto_trace import WorkTable, check_members, index_around, read_trace
-from .spool_folder import Process, Record, make_group_id
+from .spool_folder import ON_DEVICE, Process, Record, make_group_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -109,7 +110,7 @@ def _read_each(
             rank=file.rank,
             world_size=job.ranks[-1] + 1,
             step_name=step_name,
-            show=lambda share, what=what: show(f"{what}: {share:.0%}"),
+            show=partial(_show_share, show, what),
         )
         if trace.rank != file.rank:
             reason = f"is of rank {trace.rank} by its distributedInfo, not of rank {file.rank}"
@@ -141,6 +142,10 @@ def _cut_pairs(process: Process, ranks: Collection[int]) -> None:
         if record.kind is not SpanKind.WAIT:
             record.kind = SpanKind.OTHER
             record.flags |= SpanFlag.END_BOUND
+
+
+def _show_share(show: Callable[[str], object], what: str, share: float) -> None:
+    show(f"{what}: {share:.0%}")
 
 
 class Windows:
@@ -216,7 +221,7 @@ def _comm_records(trace: RankTrace, calls: Sequence[Call]) -> Iterator[Record]:
     for call in calls:
         flags = SpanFlag.ASYNC | SpanFlag.HOST_CLOCK
         if trace.is_of_device:
-            flags = SpanFlag.ASYNC | SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
+            flags = SpanFlag.ASYNC | ON_DEVICE
         if not call.is_known:  # the wait for others is in it, so it is no measure of a link
             flags |= SpanFlag.END_BOUND
         yield Record(

@@ -16,7 +16,7 @@ from rankscope.tracer.span import NONE, IdleName, SpanFlag, SpanKind
 
 from .intervals import Intervals, find_around
 from .kineto_trace import index_around
-from .spool_folder import Comm, Record
+from .spool_folder import ON_DEVICE, Comm, Record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -146,9 +146,7 @@ class _Sweep:
 
     def __init__(self, trace: RankTrace) -> None:
         self._records: list[Record] = []
-        self._flags = SpanFlag.HOST_CLOCK
-        if trace.is_of_device:
-            self._flags = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
+        self._flags = ON_DEVICE if trace.is_of_device else SpanFlag.HOST_CLOCK
         self._numbers = [number for *_, number in trace.steps]
         self._cells_ns = [(end - begin) // RESOLUTION for begin, end, _ in trace.steps]
         self._microbatch = NONE

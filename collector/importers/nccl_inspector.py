@@ -22,13 +22,15 @@ import zlib
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rankscope.tracer.span import NS_PER_US, SpanFlag, SpanKind
+from rankscope.tracer.span import NS_PER_US, SpanKind
 
 from ..errors import TraceError
 from .event_stream import open_unpacked
-from .flight_dump import MAX_NS, MAX_RANKS, MAX_SEQ
+from .flight_dump import MAX_SEQ
+from .kineto_events import MAX_NS
+from .kineto_trace import MAX_RANKS
 from .nccl_ras import NAMES, read_number
-from .spool_folder import Comm, Process, Record, make_group_id
+from .spool_folder import ON_DEVICE, Comm, Process, Record, make_group_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,11 +43,6 @@ STEP = 0
 
 GATHERS = frozenset({"AllGather", "ReduceScatter"})
 """Functions whose size counts what one rank gives or gets, and not what it moves."""
-
-MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
-"""Errors of a JSON document of another structure."""
-
-ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
 
 
 class _Process(NamedTuple):
@@ -169,7 +166,10 @@ def _read_log(path: Path) -> Iterator[tuple[_Process, int, _Call | None]]:
                 found = _read_line(path, json.loads(line)) if line.strip() else None
                 if found is not None:
                     yield found
-    except (OSError, EOFError, zlib.error, RecursionError, *MALFORMED) as error:
+    except (
+        OSError, EOFError, zlib.error, RecursionError, AttributeError, KeyError, TypeError,
+        ValueError,
+    ) as error:  # fmt: skip
         reason = f"is no log of NCCL's Inspector ({type(error).__name__}: {error})"
         raise TraceError(path, reason) from None
 

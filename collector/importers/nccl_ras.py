@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rankscope.tracer.span import NONE, NS_PER_S
 
 from ..errors import TraceError
-from .flight_dump import MAX_RANKS, MAX_SEQ, Call, Dump, State
+from .event_stream import read_json
+from .flight_dump import MAX_SEQ, Call, Dump, State
 from .flight_recorder import Recorded
-from .json_file import read_json
-from .kineto_trace import Group
+from .kineto_trace import MAX_RANKS, Group
 from .spool_folder import make_group_id
 
 if TYPE_CHECKING:

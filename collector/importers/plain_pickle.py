@@ -120,7 +120,10 @@ class _Machine:
             elif opcode in CONSTANTS:
                 self._stack.append(CONSTANTS[opcode])
             elif opcode in SIZED:
-                self._push_sized(opcode)
+                layout, read = SIZED[opcode]
+                size = layout.unpack(self._take(layout.size))[0]
+                self._stack.append(read(self._take(size)))
+                self._num_values += 1
             elif opcode == MEMOIZE:
                 self._memo[len(self._memo)] = self._stack[-1]
             elif opcode in SKIPPED:
@@ -130,14 +133,7 @@ class _Machine:
             else:
                 self._build(opcode)
 
-    def _push_sized(self, opcode: int) -> None:
-        """Push a text, bytes or a long number."""
-        size, read = SIZED[opcode]
-        self._num_values += 1
-        self._stack.append(read(self._take(size.unpack(self._take(size.size))[0])))
-
     def _take(self, size: int) -> bytes:
-        """Return the next bytes."""
         if size > MAX_TEXT_BYTES:
             raise PlainPickleError(f"it has a value of {size:,} bytes")
         taken = self._data[self._at : self._at + size]
@@ -147,7 +143,6 @@ class _Machine:
         return taken
 
     def _build(self, opcode: int) -> None:
-        """Push a container, or put values into one."""
         if opcode == MARK:
             self._outer.append(self._stack)
             self._stack = []
@@ -161,12 +156,9 @@ class _Machine:
             if len(self._stack) < num:
                 raise PlainPickleError("its values do not fit together")
             self._stack[-num:] = [tuple(self._stack[-num:])]
-        elif opcode in {TUPLE, LIST, DICT}:
+        elif opcode in MAKERS:
             values = self._pop_to_mark()
-            made = (
-                _to_dict(values) if opcode == DICT else (tuple if opcode == TUPLE else list)(values)
-            )
-            self._stack.append(made)
+            self._stack.append(MAKERS[opcode](values))
         elif opcode in {APPEND, SETITEM}:
             num = 1 if opcode == APPEND else 2
             values = [self._stack.pop() for _ in range(num)][::-1]
@@ -179,12 +171,10 @@ class _Machine:
             )
 
     def _pop_to_mark(self) -> list[Any]:
-        """Return the values above the newest mark."""
         values, self._stack = self._stack, self._outer.pop()
         return values
 
     def _put(self, values: list[Any], *, is_list: bool) -> None:
-        """Put values into the list or the dictionary that is newest on the stack."""
         target = self._stack[-1]
         if is_list and isinstance(target, list):
             target.extend(values)
@@ -195,8 +185,11 @@ class _Machine:
 
 
 def _to_dict(values: list[Any]) -> dict[str, Any]:
-    """Return a dictionary of keys and values in turn."""
     keys = values[::2]
     if len(values) % 2 or not all(type(key) in {str, int} for key in keys):
         raise PlainPickleError("a key of a dictionary is neither a text nor a number")
     return dict(zip(map(str, keys), values[1::2], strict=True))
+
+
+MAKERS: dict[int, Callable[[list[Any]], Any]] = {TUPLE: tuple, LIST: list, DICT: _to_dict}
+"""Of a container of the values above the newest mark."""

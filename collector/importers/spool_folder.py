@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rankscope.tracer.span import KIND_CODES, NONE, MonotonicNs, SpanKind, UnixNs
+from rankscope.tracer.span import KIND_CODES, NONE, MonotonicNs, SpanFlag, SpanKind, UnixNs
 from rankscope.tracer.spool import (
     COMM,
     CORE,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_NAME_BYTES = NAME_BYTES - 2
+ON_DEVICE = SpanFlag.DEVICE_BEGIN_KNOWN | SpanFlag.DEVICE_END_KNOWN
 
 
 class Comm(NamedTuple):
