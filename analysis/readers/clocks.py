@@ -24,7 +24,7 @@ from ..trace.tables import SpanTable, StepTable, format_of
 from .waits import ROOTED, instance_keys, is_communication, is_p2p
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -118,13 +118,10 @@ class Alignment:
         """
         if self.steps is None:
             return table
-        known = sorted(set(self.lines.values()))
-        code = _codes_of_ranks({place: known.index(x) for place, x in self.lines.items()}, table)
         shift_ns = np.zeros(len(table), dtype=np.int64)
         begin_ns = self.steps.of(table)
-        for number, each in enumerate(known):
-            rows = np.flatnonzero(code == number)
-            shift_ns[rows] = -each.inverse().shift_ns(begin_ns[rows])
+        for line, rows in _rows_of_lines(self.lines, table):
+            shift_ns[rows] = -line.inverse().shift_ns(begin_ns[rows])
         times = {name: getattr(table, name) for name in TIMES if hasattr(table, name)}
         return replace(
             table, **{name: np.where(at > 0, at + shift_ns, at) for name, at in times.items()}
@@ -227,13 +224,14 @@ def align_clocks(run: RunInfo, spans: SpanTable) -> Alignment:
         return Alignment(run=run)
     declared_ns, code_of = run.clock_error_ns, {one: code for code, one in enumerate(clocks)}
     clock = {place: code_of[one] for place, one in clock_of.items()}
-    joining = [
-        group.group_id
-        for epoch in run.epochs
-        for code_of_rank in [{info.rank: clock[epoch.epoch, info.rank] for info in epoch.ranks}]
-        for group in epoch.groups
-        if _joins_clocks(group.members, code_of_rank)
-    ]
+    joining: list[int] = []
+    for epoch in run.epochs:
+        code_of_rank = {info.rank: clock[epoch.epoch, info.rank] for info in epoch.ranks}
+        joining += (
+            group.group_id
+            for group in epoch.groups
+            if len(set(map(code_of_rank.get, group.members))) > 1
+        )
     pairs = _find_meetings(spans, clock, joining)
     if declared_ns is None:
         trusted = {code for code, one in enumerate(clocks) if one[2] is not None} or {0}
@@ -270,19 +268,10 @@ def align_clocks(run: RunInfo, spans: SpanTable) -> Alignment:
     )
 
 
-def _joins_clocks(members: Sequence[int], code_of_rank: Mapping[int, int]) -> bool:
-    """Return whether members of a group have several clocks."""
-    first = code_of_rank.get(members[0]) if members else None
-    return any(code_of_rank.get(rank) != first for rank in members)
-
-
 def _find_step_begins(spans: SpanTable, lines: Mapping[tuple[int, int], ClockLine]) -> StepBegins:
     """Return when the steps of some spans begin, given the lines of the clocks that are off."""
-    known = sorted(set(lines.values()))
-    code = _codes_of_ranks({place: known.index(line) for place, line in lines.items()}, spans)
     start_ns = spans.start_ns.copy()
-    for number, line in enumerate(known):
-        rows = np.flatnonzero(code == number)
+    for line, rows in _rows_of_lines(lines, spans):
         start_ns[rows] += line.shift_ns(start_ns[rows])
     key, step = np.unique(spans.epoch.astype(np.int64) << 32 | spans.step, return_inverse=True)
     begin_ns, end_ns = np.full(len(key), LAST), np.full(len(key), FIRST)
@@ -322,6 +311,15 @@ def _warnings(
             f" no communication joins it with {reference}: times cannot be compared between them"
         )
     return warnings
+
+
+def _rows_of_lines(
+    lines: Mapping[tuple[int, int], ClockLine], table: SpanTable | StepTable
+) -> Iterator[tuple[ClockLine, NDArray[np.int64]]]:
+    known = sorted(set(lines.values()))
+    code = _codes_of_ranks({place: known.index(line) for place, line in lines.items()}, table)
+    for number, line in enumerate(known):
+        yield line, np.flatnonzero(code == number)
 
 
 def _codes_of_ranks(

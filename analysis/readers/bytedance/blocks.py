@@ -462,8 +462,7 @@ class Rows:
 
     def nth(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions of some rows in their blocks."""
-        position: NDArray[np.int64] = rows - self.first[self.worker[rows], self.type[rows]]
-        return position
+        return rows - self.first[self.worker[rows], self.type[rows]]
 
 
 def map_steps(work: Callable[[Rows, slice], Result], rows: Rows) -> list[Result]:

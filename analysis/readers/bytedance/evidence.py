@@ -81,7 +81,7 @@ def find_gaps(trace: Trace) -> GapItems:
     both = np.concatenate((late, pauses))
     return GapItems(
         step=numbers[rows.step[both]],
-        rank=trace.rank[both],
+        rank=rows.rank[both],
         place=np.concatenate((gap_place, np.full(len(pauses), Place.GC))).astype(np.int8),
         gap_ns=np.concatenate((gap_ns, rows.end[pauses] - rows.start[pauses])),
         operation=both,
@@ -117,7 +117,7 @@ def find_transfers(trace: Trace) -> Transfers:
                 kind=SpanKind.PP_SEND.value,
                 is_pair=True,
             )
-        ranks = np.unique(trace.rank[operation[group == group[row]]])
+        ranks = np.unique(rows.rank[operation[group == group[row]]])
         return Link(members=tuple(ranks.tolist()), kind=SpanKind.DP_COMM.value, is_pair=False)
 
     is_unclear = rows.end[operation] - trace.arrival_ns[operation] <= CLOCK_ERROR_TRANSFER_NS
@@ -168,7 +168,7 @@ def _find_members(trace: Trace) -> Members:
         group = trace.operations.group[part]
         own = np.flatnonzero(is_bulky[rows.type] & (group != NO_GROUP))
         own = own[stable_argsort(group[own])]
-        group, kind, rank = group[own], rows.type[own], trace.rank[part][own]
+        group, kind, rank = group[own], rows.type[own], rows.rank[own]
         first = np.flatnonzero(np.diff(group, prepend=NO_GROUP))
         sizes = np.diff(first, append=len(own))
 
@@ -283,7 +283,7 @@ def arrival_times(
     start, end = trace.rows.start[transfers], trace.rows.end[transfers]
     if not len(transfers):
         return start
-    rank = trace.rank[transfers].astype(np.int64)
+    rank = trace.rows.rank[transfers].astype(np.int64)
     num_ranks = int(rank.max()) + 1
 
     def bound(own: slice) -> tuple[NDArray[Any], ...]:

@@ -200,11 +200,6 @@ class Trace:
     """Sends and receives that are unpaired although the worker at the other end has operations in
     the step."""
 
-    @property
-    def rank(self) -> NDArray[np.int32]:
-        """Shape (ops,): the rank that the trace names."""
-        return self.rows.rank
-
     def find_contradictions(self) -> dict[int, str]:
         """Return the steps whose replay would prove nothing, and why."""
         steps, num = np.unique(self.rows.step[self.unpaired], return_counts=True)
@@ -303,7 +298,7 @@ def build_model(trace: Trace) -> ReplayModel:
         ideal_gap_ns=ideal_gap[trace.rows.type],
         kind=kind_of_type[trace.rows.type].astype(np.int16),
         kinds=kinds,
-        rank=trace.rank,
+        rank=trace.rows.rank,
         dp=trace.rows.dp,
         stage=trace.rows.stage,
         on_device=np.ones(len(operations), dtype=np.bool_),

@@ -178,5 +178,4 @@ def _pair_transfers(
     source_key = recv_key + (rows.stage[recvs] - direction.towards) % num_stages - rows.stage[recvs]
     unpaired = np.append(np.delete(sends, paired_sends), np.delete(recvs, paired_recvs))
     other_end = np.append(np.delete(send_key, paired_sends), np.delete(source_key, paired_recvs))
-    left: NDArray[np.int64] = unpaired[np.isin(other_end, active)]
-    return left
+    return unpaired[np.isin(other_end, active)]

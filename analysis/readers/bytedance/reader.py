@@ -89,7 +89,7 @@ def _items(trace: Trace) -> ComputeItems:
         compute = trace.computes[own]
         forward = rows.type[compute] == CODE[FORWARD_COMPUTE]
         kind = np.where(forward, *(np.int8(KIND_CODES[kind]) for kind in COMPUTES))
-        step, rank, chunk = rows.step[compute], trace.rank[compute], rows.chunk[compute]
+        step, rank, chunk = rows.step[compute], rows.rank[compute], rows.chunk[compute]
         order = argsort_rows(step, rank, kind, chunk, rows.start[compute])
         key = (step[order], rank[order], kind[order], chunk[order])
         changes = np.zeros(len(order), dtype=np.bool_)
@@ -132,7 +132,7 @@ def _waits(trace: Trace) -> WaitIntervals:
     real = arrival[comm] > begin
     return remove_overlaps(
         WaitIntervals(
-            rank=trace.rank[comm[real]],
+            rank=rows.rank[comm[real]],
             operation=comm[real],
             start_ns=begin[real],
             end_ns=arrival[comm[real]],

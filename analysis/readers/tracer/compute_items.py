@@ -27,7 +27,6 @@ from .pieces import (
     Pieces,
     find_calls,
     is_deferred_part,
-    is_own_compute,
 )
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def build_compute_items(
         (pieces,).
     """
     spans, rank_steps = matched.spans, matched.rank_steps
-    compute = np.flatnonzero(is_own_compute(pieces, len(pieces.start)))
+    compute = np.flatnonzero(pieces.is_own)
     compute = compute[is_one_of(spans.kind[pieces.compute[compute]], (FORWARD, BACKWARD))]
     experts = is_expert_piece(matched, pieces, part)
     own = compute[~experts[compute]]
@@ -182,7 +181,6 @@ def _merge_parts(
     *,
     deferred_ratio: float,
 ) -> ComputeItems:
-    """Merge the parts of each micro-batch into one item."""
     if not deferred_ratio:
         return items
     deferred = is_deferred_part(part)
@@ -224,7 +222,7 @@ def is_expert_piece(
         Shape (pieces,): all False if there are no experts, if too many expert times have no end,
         or if too little compute is outside.
     """
-    own = is_own_compute(pieces, len(pieces.start))
+    own = pieces.is_own
     nothing = np.zeros(len(own), dtype=np.bool_)
     is_ep = matched.wait_comm != NOT_FOUND
     is_ep[is_ep] = matched.spans.kind[matched.comm[matched.wait_comm[is_ep]]] == EP_COMM

@@ -16,7 +16,7 @@ from ...replay.model import GapItems, Link, Place, Transfers
 from ...trace.tables import traced_groups
 from ..transfers import MAX_DELAY_RATIO, InstanceMembers, collect_transfers
 from ..waits import is_p2p
-from .pieces import EVALUATION, GAP, Pieces, compiles_at, is_own_compute
+from .pieces import EVALUATION, GAP, Pieces, compiles_at
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,7 +58,7 @@ def find_gaps(  # noqa: PLR0913  # tables of one run
         part: Shape (spans,): the part of its micro-batch that a compute span is.
         records_loader: See `RunInfo.records_loader`.
     """
-    rows = np.flatnonzero(~is_own_compute(pieces, len(pieces.start)) & (pieces.end > pieces.start))
+    rows = np.flatnonzero(~pieces.is_own & (pieces.end > pieces.start))
     rank_step = pieces.rank_step[rows]
     waited = _waited_between_steps(matched)
     place, first_place = _gap_places(
@@ -95,7 +95,7 @@ def _gap_places(
 ) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
     """Return the place of each piece as a gap, and of the time before the first compute."""
     num = len(pieces.start)
-    own = is_own_compute(pieces, num)
+    own = pieces.is_own
     index = np.arange(num)
     next_own = np.minimum.accumulate(np.where(own, index, num)[::-1])[::-1]
     known = next_own < num
@@ -191,8 +191,7 @@ def _pauses_between_steps(
     start = matched.line.place(steps.rank[order], steps.start_ns[order])
     by_rank_step = np.zeros(len(matched.rank_steps.start), dtype=np.int64)
     by_rank_step[np.searchsorted(matched.rank_steps.start, start)] = pause
-    first = np.diff(pieces.rank_step, prepend=NOT_FOUND) != 0
-    return np.where(first, by_rank_step[pieces.rank_step], 0)
+    return np.where(pieces.is_first, by_rank_step[pieces.rank_step], 0)
 
 
 def find_transfers(

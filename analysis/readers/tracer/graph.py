@@ -39,7 +39,6 @@ from .pieces import (
     RankSteps,
     compiles_at,
     find_calls,
-    is_own_compute,
 )
 
 if TYPE_CHECKING:
@@ -119,13 +118,13 @@ def build_model(  # noqa: PLR0913  # a run and what its reader found
         order = _order_operations(matched, pieces, position[0])
         number = np.empty_like(order)
         number[order] = np.arange(len(order))
-        begins = np.append(_is_first_piece(pieces), is_comm[num_pieces:])
+        begins = np.append(pieces.is_first, is_comm[num_pieces:])
         begins[dst] = False
         delay, ideal_delay = _delays(pieces, rank_steps, overlap_ns)
         gap = np.where(begins, delay[rank_step], 0.0)
         ideal_gap = np.where(begins, ideal_delay[rank_step], 0.0)
         labels, work, ideal = labelled.result()
-        on_device = is_comm | is_own_compute(pieces, len(rank_step))
+        on_device = np.append(pieces.is_own, is_comm[num_pieces:])
         planned = _share_equally(matched, pieces, part, run=run, ideal_ns=ideal)
         kind[planned], on_device[planned] = len(KINDS), False
         own = rank_step[order]
@@ -191,8 +190,7 @@ def _order_operations(
     )
     order = stable_argsort(key)
     num = len(pieces.start)
-    operations: NDArray[np.int64] = np.append(np.arange(num), num + by_launch)[order]
-    return operations
+    return np.append(np.arange(num), num + by_launch)[order]
 
 
 def _transfer_durations(matched: MatchedWaits) -> NDArray[np.int64]:
@@ -256,12 +254,6 @@ def _rank_edges(
     return np.concatenate(src), np.concatenate(dst)
 
 
-def _is_first_piece(pieces: Pieces) -> NDArray[np.bool_]:
-    """Return which pieces are the first of their (step, rank)."""
-    first: NDArray[np.bool_] = np.diff(pieces.rank_step, prepend=NOT_FOUND) != 0
-    return first
-
-
 def _delays(
     pieces: Pieces, rank_steps: RankSteps, overlap_ns: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -275,7 +267,7 @@ def _delays(
     np.minimum.at(earliest, step, rank_steps.start_ns)
     delay = (rank_steps.start_ns - earliest[step]).astype(np.float64)
     beyond = np.maximum(delay - overlap_ns[step], 0.0)
-    known = pieces.rank_step[_is_first_piece(pieces)]
+    known = pieces.rank_step[pieces.is_first]
     usual = float(np.median(beyond[known])) if len(known) else 0.0
     return delay, delay - beyond + usual
 
@@ -382,7 +374,7 @@ def ideal_durations(
     ideal = medians_by_key(duration_ns, label, is_lower=True)
     ideal[is_one_of(kind, PAUSE_KINDS)] = 0.0
     ideal[: len(pieces.start)][compiles_at(matched.spans, pieces.named_row)] = 0.0
-    own = np.flatnonzero(is_own_compute(pieces, len(pieces.start)))
+    own = np.flatnonzero(pieces.is_own)
     if not len(own):
         return ideal
     _share_idle(matched, pieces, part, ideal_ns=ideal, duration_ns=duration_ns)
@@ -434,7 +426,7 @@ def find_idle(matched: MatchedWaits, pieces: Pieces) -> NDArray[np.bool_]:
     on_device = (spans.flags[matched.compute.row] & SpanFlag.DEVICE_END_KNOWN) != 0
     ranks = sorted_unique(spans.rank[matched.compute.row[on_device]])
     is_idle: NDArray[np.bool_] = np.isin(matched.rank_steps.rank[pieces.rank_step], ranks)
-    return is_idle & ~is_own_compute(pieces, len(pieces.start))
+    return is_idle & ~pieces.is_own
 
 
 def _share_equally(
@@ -467,7 +459,7 @@ def _share_equally(
     )
     planned: NDArray[np.int64] = calls[part[pieces.compute[calls]] == EVALUATION]
     ideal_ns[planned] = 0.0
-    own = is_own_compute(pieces, len(pieces.start)) & ~is_call
+    own = pieces.is_own & ~is_call
     own[own] = is_one_of(spans.kind[pieces.compute[own]], (FORWARD, BACKWARD))
     rows = np.flatnonzero(own)
     forward = rows[spans.kind[pieces.compute[rows]] == FORWARD]

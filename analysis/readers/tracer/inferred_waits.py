@@ -192,9 +192,7 @@ def _find_established(
 def _count_distinct(
     key: NDArray[np.int64], value: NDArray[np.integer], num_keys: int
 ) -> NDArray[np.int64]:
-    """Count the distinct values of each key."""
     pair, num_pairs = factorize(key, value)
     key_of_pair = np.zeros(num_pairs, dtype=np.int64)
     key_of_pair[pair] = key
-    counts: NDArray[np.int64] = np.bincount(key_of_pair, minlength=num_keys)
-    return counts
+    return np.bincount(key_of_pair, minlength=num_keys)

@@ -130,8 +130,7 @@ def _are_long(value: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which values are longer than usual. Shape as given, (steps,)."""
     usual = float(np.median(value))
     least = max(THRESHOLDS.min_excess_ratio * usual, MIN_DEVIATIONS * robust_deviation(value))
-    is_long: NDArray[np.bool_] = value - usual > least
-    return is_long
+    return value - usual > least
 
 
 def _is_longest(value: NDArray[Any]) -> bool:

@@ -254,8 +254,7 @@ def _is_in_several_steps(instance: NDArray[np.int64], step: NDArray[np.int32]) -
     of_instance[instance] = step
     differs = np.zeros(len(of_instance), dtype=np.bool_)
     differs[instance[of_instance[instance] != step]] = True
-    in_several: NDArray[np.bool_] = differs[instance]
-    return in_several
+    return differs[instance]
 
 
 def _launch_times(spans: SpanTable, comm: NDArray[np.int64]) -> NDArray[np.int64]:

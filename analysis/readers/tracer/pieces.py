@@ -104,6 +104,18 @@ class Pieces:
     num_ordinals: NDArray[np.int64]
     """Number of pieces of the compute span."""
 
+    @property
+    def is_own(self) -> NDArray[np.bool_]:
+        """Which pieces are the rank's own compute."""
+        own: NDArray[np.bool_] = (self.compute != GAP) & (self.host_kind == GAP)
+        return own
+
+    @property
+    def is_first(self) -> NDArray[np.bool_]:
+        """Which pieces are the first of their (step, rank)."""
+        first: NDArray[np.bool_] = np.diff(self.rank_step, prepend=NOT_FOUND) != 0
+        return first
+
 
 def place_rank_steps(steps: StepTable, line: Line, step_index: NDArray[np.int32]) -> RankSteps:
     """Place the steps of each rank on the line.
@@ -304,17 +316,6 @@ def _add_anchors(
     return first, last, find_covering(rank_steps.start, rank_steps.end, first - empty)
 
 
-def is_own_compute(pieces: Pieces, num_operations: int) -> NDArray[np.bool_]:
-    """Return which operations are a rank's own compute; the pieces are the first of them.
-
-    Returns:
-        Shape (num_operations,).
-    """
-    own = np.zeros(num_operations, dtype=np.bool_)
-    own[: len(pieces.start)] = (pieces.compute != GAP) & (pieces.host_kind == GAP)
-    return own
-
-
 def find_calls(pieces: Pieces, part: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which pieces are of forwards without gradients.
 
@@ -325,7 +326,7 @@ def find_calls(pieces: Pieces, part: NDArray[np.int64]) -> NDArray[np.bool_]:
         Shape (pieces,).
     """
     is_call: NDArray[np.bool_] = np.isin(part[pieces.compute], NO_GRADIENTS)
-    return is_call & is_own_compute(pieces, len(pieces.start))
+    return is_call & pieces.is_own
 
 
 def _number_pieces(
@@ -387,8 +388,7 @@ def _number_microbatches(
 def is_deferred_part(part: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which parts are not the first of their micro-batch. Shape as given."""
     first = [size * (size - 1) // 2 for size in range(1, MAX_PARTS + 1)]
-    deferred: NDArray[np.bool_] = ~np.isin(part, (*first, *NO_GRADIENTS))
-    return deferred
+    return ~np.isin(part, (*first, *NO_GRADIENTS))
 
 
 def number_parts_by_span(spans: SpanTable, compute: NDArray[np.int64]) -> NDArray[np.int64]:

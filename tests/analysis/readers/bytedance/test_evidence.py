@@ -85,7 +85,7 @@ def since_last_transfer_ms(trace: Trace) -> float:
     """Return the time before the first stage's second forward-compute."""
     found = time_since_last_transfer(trace, np.arange(len(trace.rows)))
     row = np.flatnonzero(
-        (trace.rank == 0)
+        (trace.rows.rank == 0)
         & (trace.rows.type == CODE["forward-compute"])
         & (trace.rows.start > trace.rows.start.min())
     )
@@ -131,7 +131,7 @@ def test_all_transfers_of_a_call_end_with_the_last_one() -> None:
     delayed = is_delayed_in_call(trace, members, group[members])
 
     # THEN the send ended later than its own transfer, the others did not
-    names = [(int(trace.rank[row]), int(trace.rows.type[row])) for row in members[delayed]]
+    names = [(int(trace.rows.rank[row]), int(trace.rows.type[row])) for row in members[delayed]]
     assert names == [(0, CODE["forward-send"])]
 
 
@@ -153,7 +153,7 @@ def arrivals_ms(trace: Trace) -> tuple[list[float], list[float]]:
     group = trace.operations.group
     members = np.flatnonzero(group != NO_GROUP)
     found = (arrival_times(trace, members, group[members]) - trace.rows.start[0]) / MS + 95
-    first, second = (found[trace.rank[members] == rank].tolist() for rank in (0, 1))
+    first, second = (found[trace.rows.rank[members] == rank].tolist() for rank in (0, 1))
     return first, second
 
 
