@@ -52,35 +52,41 @@ PFLOP/s: 256 compute units at 2.2 GHz, 4096 operations each in 16 bits."""
 MI355X = {"float16": 2516.6, "bfloat16": 2516.6, "float8": 5033.2}
 """AMD Instinct MI355X data sheet (2025): the same at 2.4 GHz, rounded to 2.5 and 5.0 PFLOP/s."""
 
-PEAK_TFLOPS_PER_S: dict[str, dict[str, float]] = {
-    "A100-PCIE-40GB": A100,
-    "A100-SXM4-40GB": A100,
-    "A100 80GB PCIe": A100,
-    "A100-SXM4-80GB": A100,
-    "A800-SXM4-80GB": A100,
-    "A800 80GB PCIe": A100,
-    "H100 80GB HBM3": H100_SXM,
-    "H100 PCIe": H100_PCIE,
-    "H100 NVL": H100_NVL,
-    "H800": H100_SXM,
-    "GH200 480GB": H100_SXM,
+DEVICES: dict[str, tuple[dict[str, float], float | None]] = {
+    "A100-PCIE-40GB": (A100, 1555.0),
+    "A100-SXM4-40GB": (A100, 1555.0),
+    "A100 80GB PCIe": (A100, 1935.0),
+    "A100-SXM4-80GB": (A100, 2039.0),
+    "A800-SXM4-80GB": (A100, 2039.0),
+    "A800 80GB PCIe": (A100, 1935.0),
+    "H100 80GB HBM3": (H100_SXM, 3350.0),
+    "H100 PCIe": (H100_PCIE, 2000.0),
+    "H100 NVL": (H100_NVL, 3900.0),
+    "H800": (H100_SXM, 3350.0),
+    "GH200 480GB": (H100_SXM, None),
     # The H200 datasheet (2024) gives the H100's rates; only the memory is larger.
-    "H200": H100_SXM,
-    "H200 NVL": H100_NVL,
-    "H20": H20,
-    "H20-3e": H20,
-    "L40S": L40S,
-    "B200": B200,
-    "GB200": GB200,
-    "B300": B300,
-    "B300 SXM6 AC": B300,
-    "GB300": GB300,
-    "MI300X": MI300X,
-    "MI325X": MI300X,
-    "MI350X": MI350X,
-    "MI355X": MI355X,
+    "H200": (H100_SXM, 4800.0),
+    "H200 NVL": (H100_NVL, 4800.0),
+    "H20": (H20, 4000.0),
+    "H20-3e": (H20, None),
+    "L40S": (L40S, 864.0),
+    "B200": (B200, 8000.0),
+    "GB200": (GB200, 8000.0),
+    "B300": (B300, 8000.0),
+    "B300 SXM6 AC": (B300, 8000.0),
+    "GB300": (GB300, 8000.0),
+    "MI300X": (MI300X, 5300.0),
+    "MI325X": (MI300X, 6000.0),
+    "MI350X": (MI350X, 8000.0),
+    "MI355X": (MI355X, 8000.0),
 }
-"""By device name without the maker's prefix, then by number type: 10^12 FLOP/s, dense."""
+"""By device name without the maker's prefix: 10^12 FLOP/s by number type, dense, and memory
+bandwidth in 10^9 bytes/s.
+
+Source of the bandwidths: the same documents, NVIDIA's A100 (2021), A800 (2022), H100 (2023) and
+H200 (2024) datasheets, and those of HGX B200, GB200 NVL72 and their successors (8 TB/s a GPU)."""
+
+UNLISTED: tuple[dict[str, float], None] = {}, None
 
 NUMBER_TYPES = {
     "float16": "float16",
@@ -97,35 +103,6 @@ NUMBER_TYPES = {
 """Spellings of a number type. ``float32`` is missing on purpose: whether it runs as TF32 is a
 setting that the name does not show."""
 
-MEMORY_GB_PER_S: dict[str, float] = {
-    "A100-PCIE-40GB": 1555.0,
-    "A100-SXM4-40GB": 1555.0,
-    "A100 80GB PCIe": 1935.0,
-    "A100-SXM4-80GB": 2039.0,
-    "A800-SXM4-80GB": 2039.0,
-    "A800 80GB PCIe": 1935.0,
-    "H100 80GB HBM3": 3350.0,
-    "H100 PCIe": 2000.0,
-    "H100 NVL": 3900.0,
-    "H800": 3350.0,
-    "H200": 4800.0,
-    "H200 NVL": 4800.0,
-    "H20": 4000.0,
-    "L40S": 864.0,
-    "B200": 8000.0,
-    "GB200": 8000.0,
-    "B300": 8000.0,
-    "B300 SXM6 AC": 8000.0,
-    "GB300": 8000.0,
-    "MI300X": 5300.0,
-    "MI325X": 6000.0,
-    "MI350X": 8000.0,
-    "MI355X": 8000.0,
-}
-"""By the same names: memory bandwidth in 10^9 bytes/s.
-Source: the same documents, NVIDIA's A100 (2021), A800 (2022), H100 (2023) and H200 (2024)
-datasheets, and those of HGX B200, GB200 NVL72 and their successors (8 TB/s a GPU)."""
-
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "tf32": 4, "float8": 1}
 
 
@@ -135,7 +112,7 @@ def memory_bytes_per_s(device_name: str) -> float | None:
     Returns:
         Bytes/s, as the vendor states it.
     """
-    found = MEMORY_GB_PER_S.get(_model(device_name))
+    _, found = DEVICES.get(_model(device_name), UNLISTED)
     return None if found is None else found * GIGA
 
 
@@ -157,15 +134,12 @@ def peak_flops_per_s(device_name: str, dtype: str) -> float | None:
     Source:
         The vendor's documents named at each row of the table.
     """
-    peaks = PEAK_TFLOPS_PER_S.get(_model(device_name))
-    number_type = NUMBER_TYPES.get(dtype.strip().removeprefix("torch."))
-    if peaks is None or number_type is None:
-        return None
-    return peaks[number_type] * TERA if number_type in peaks else None
+    peaks, _ = DEVICES.get(_model(device_name), UNLISTED)
+    peak = peaks.get(NUMBER_TYPES.get(dtype.strip().removeprefix("torch."), ""))
+    return None if peak is None else peak * TERA
 
 
 def _model(device_name: str) -> str:
-    """Return the name without that of the maker."""
     model = device_name.strip()
     for maker in MAKERS:
         model = model.removeprefix(maker)
