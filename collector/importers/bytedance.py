@@ -85,9 +85,6 @@ def import_bytedance(
     interrupted import are removed first.
 
     Args:
-        store: The store.
-        file: The parquet file.
-        run_id: Name of the run.
         meta: YAML file with the job's sizes, which a trace does not have.
         show: Gets a line that says how far the import is.
 
@@ -150,7 +147,9 @@ def _store(
     process = _process_of(sha256)
     segment = segment_id(process, 0)
     num_spans = len(trace.start_ns)
-    steps = trace.step_table(run_id, epoch=EPOCH, segment=segment)
+    steps = fill_columns(
+        trace.step_table(run_id, epoch=EPOCH, segment=segment), WIRE_TABLES["steps"]
+    )
     # The row numbers of a cut are unique over its tables: those of the steps follow the spans.
     at = steps.schema.get_field_index("row")
     last_rows = np.arange(num_spans, num_spans + steps.num_rows, dtype=np.uint32)
@@ -221,7 +220,6 @@ def _run_row(run_id: str, *, meta: TraceMeta, now_ns: int) -> dict[str, Any]:
 
 
 def _content_hash(file: Path, meta: TraceMeta) -> str:
-    """Return the hash of the trace's bytes and of the sizes."""
     digest = hashlib.sha256(json.dumps(meta.layout.to_dict()).encode())
     try:
         with os.fdopen(open_regular_file(file), "rb") as opened:

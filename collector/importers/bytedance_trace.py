@@ -123,7 +123,10 @@ class TraceRows:
         return pa.Table.from_arrays(list(named.values()), names=list(named))
 
     def step_table(self, run_id: str, *, epoch: int, segment: int) -> pa.Table:
-        """Return table ``steps``: from the first start to the last end of each (step, rank)."""
+        """Return table ``steps``: from the first start to the last end of each (step, rank).
+
+        Columns that the format does not record are missing.
+        """
         # A trace has few runs of rows of one rank in one step: only these are sorted.
         runs = _run_begins(self.columns["step"], self.columns["rank"])
         first_ns = np.minimum.reduceat(self.start_ns, runs)
@@ -135,7 +138,6 @@ class TraceRows:
         end_ns = np.maximum.reduceat(last_ns[order], firsts)
         at = runs[order[firsts]]
         num_rows = len(firsts)
-        unknown = np.full(num_rows, NONE, dtype=np.int64)
         named = {
             "run_id": repeated_string(run_id, num_rows),
             "epoch": numbers(np.full(num_rows, epoch, dtype=np.int32)),
@@ -143,9 +145,6 @@ class TraceRows:
             "rank": numbers(self.columns["rank"][at], np.int32),
             "start_ns": numbers(start_ns),
             "end_ns": numbers(end_ns),
-            "num_tokens": numbers(unknown),
-            "loss": numbers(np.full(num_rows, np.nan)),
-            "peak_memory_bytes": numbers(unknown),
             "segment": numbers(np.full(num_rows, segment, dtype=np.uint64)),
             "row": numbers(np.arange(num_rows, dtype=np.uint32)),
         }
@@ -158,8 +157,6 @@ def read_trace(
     """Read and check a trace.
 
     Args:
-        path: The parquet file.
-        meta: Its sizes.
         show: Gets a line that says how far it is.
 
     Raises:

@@ -55,8 +55,6 @@ def split_steps(
     The last one is of the whole file, from its first work to the end of its last. It has no step.
 
     Args:
-        trace: The trace.
-        table: Its work.
         comm: Begin, end and kind of each communication.
     """
     steps = _device_steps(trace, table)

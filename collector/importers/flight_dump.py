@@ -285,7 +285,6 @@ class _Record(NamedTuple):
         """Read an entry.
 
         Args:
-            entry: As the file has it.
             is_closed_at_end: Whether a record is closed (``retired``) when its call has ended. Gloo
                 and torchcomms do so, and observe no end on a device. A watchdog of NCCL closes the
                 record of a call that timed out, too.

@@ -5,7 +5,7 @@ processor, instead of forwards and waits. `kineto_trace` reads a file, `kineto_c
 communication in it, `kineto_compute` phases, idle time and waits, and this module makes the
 process of a rank of them:
 
-* **Steps** are the annotations that `kineto_steps` finds; work belongs to the step in which it was
+* **Steps** are the annotations that `kineto_trace` finds; work belongs to the step in which it was
   launched.
 * **Input** is what the loader of PyTorch annotates.
 * **Host spans** are the other annotations in which nothing was launched: what a host did instead.
@@ -56,10 +56,8 @@ def read_traces(
     A profiler with a schedule writes a file for each window of steps; those of one rank are joined.
 
     Args:
-        files: The traces of one job.
-        run_id: Name of the run.
         kernels: Which kernels communicate; None: those of `LIBRARIES`.
-        step_name: As for `kineto_steps.find_steps`.
+        step_name: As for `kineto_trace.find_steps`.
         show: Called with the progress in words.
 
     Raises:

@@ -249,8 +249,6 @@ def _find_wait(trace: RankTrace, work: Work, call: Call, busy_ns: int) -> _Wait 
     of its record, so one that ends a little later counts too, if the idle time was most of it.
 
     Args:
-        trace: The rank's trace.
-        work: A kernel or operator.
         call: The communication: it and the idle time before ``work`` overlap.
         busy_ns: End of the compute before.
     """

@@ -227,7 +227,6 @@ class Events:
             self._annotations.append((begin, duration, thread, name, is_own))
 
     def _classify(self, name: str) -> int:
-        """Return what a name says of an operator or an annotation."""
         if name == CALL or BACKEND.fullmatch(name) or HOST_COMM.match(name):
             kind = CALL_OF_COMM
         elif name.startswith(BACKWARD_PREFIX):
@@ -347,7 +346,6 @@ def _unite_by_thread(
 
 
 def _times(base_ns: int, begin: float, duration: float) -> Interval:
-    """Return begin and end in Unix ns."""
     start_ns = base_ns + round(begin * 1000)
     return start_ns, start_ns + round(duration * 1000)
 

@@ -68,7 +68,6 @@ def find_job(paths: Sequence[Path], *, rank: int | None = None) -> JobFiles:
     folder), else 0 if no other worker is among the files.
 
     Args:
-        paths: Files and folders.
         rank: Rank of the only file, if it names none.
 
     Raises:

@@ -1,4 +1,4 @@
-"""One file of `torch.profiler` (Kineto's JSON): the work of a rank, and what launched it.
+"""One file of `torch.profiler` (Kineto's JSON): the work of a rank, its launches, and its steps.
 
 Source: names and arguments of events as ``torch/csrc/profiler`` and Kineto's ``output_json`` write
 them.
@@ -6,8 +6,11 @@ them.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,14 +26,14 @@ from .kineto_events import (
     LOADER_PREFIX,
     MAX_NS,
     OPTIMIZER_PREFIX,
+    OWN_PREFIXES,
     Events,
     text_of,
 )
-from .kineto_steps import find_steps
 from .spool_folder import make_group_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
     from .intervals import Times
     from .kineto_events import Annotation, Event, Interval, Work
     from .operator_costs import Cost
+
+    Step = tuple[int, int, int]
 
 MAX_RANKS = 1 << 20
 MAX_MEMBERS = 1 << 22
@@ -56,6 +61,14 @@ AXIS_OF_DESCRIPTION = {
 the axis."""
 
 WHOLE_JOB = "default_pg"
+
+STEP = re.compile(r"ProfilerStep#(\d{1,9})")
+LAST_NUMBER = re.compile(r"(\d{1,9})\D*$")
+WHOLE_TRACE = "all"
+"""Value of ``--step-name`` by which the whole trace is one step."""
+
+MAX_SHOWN = 8
+"""Annotations that an error lists."""
 
 
 class Group(NamedTuple):
@@ -84,7 +97,7 @@ class RankTrace:
     host: str
     device: str
     base_ns: int
-    steps: list[tuple[int, int, int]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     """(begin, end, number), Unix ns, ascending and disjoint."""
 
     are_steps_numbered: bool = True
@@ -169,10 +182,9 @@ def read_trace(
     """Read the file of one rank.
 
     Args:
-        path: The file.
         rank: Its rank if its ``distributedInfo`` has none.
         world_size: The same of the number of ranks.
-        step_name: As for `kineto_steps.find_steps`.
+        step_name: As for `find_steps`.
         show: Called with the share of the file that was read, from time to time.
 
     Raises:
@@ -299,6 +311,90 @@ def _fill(trace: RankTrace, events: Events) -> list[Annotation]:
     for thread, own in trace.optimizer.items():
         trace.optimizer[thread] = unite(Intervals.of(own)).to_rows()
     return annotations
+
+
+def find_steps(
+    path: Path, annotations: Sequence[Annotation], works: Sequence[Work], *, step_name: str | None
+) -> tuple[list[Step], bool]:
+    """Find the steps of a file.
+
+    Args:
+        works: What the trace computes and communicates.
+        step_name: Name of the annotation of a step, or the begin of names that go on with a number;
+            `WHOLE_TRACE`; None for ``ProfilerStep#N``, or the whole trace if no annotation repeats.
+
+    Returns:
+        Begin, end and number of each step, ascending and disjoint; whether the trace numbers them.
+
+    Raises:
+        TraceError: No annotation is known to be a step.
+    """
+    if step_name == WHOLE_TRACE:
+        return _whole_trace(works), False
+    if step_name is not None:
+        chosen = [each for each in annotations if each.name == step_name] or [
+            each for each in annotations if each.name.startswith(step_name)
+        ]
+    else:
+        chosen = [each for each in annotations if STEP.fullmatch(each.name)]
+    if chosen:
+        return _number_steps(chosen)
+    names = _repeated_names(annotations)
+    if step_name is None and not names:
+        return _whole_trace(works), False
+    missing = "ProfilerStep" if step_name is None else f"annotation that begins with {step_name!r}"
+    reason = (
+        f"has no {missing}: give --step-name with the annotation of a step, or"
+        f" --step-name {WHOLE_TRACE} for one step over the whole trace"
+    )
+    if names:
+        reason += f". Annotations that repeat: {', '.join(names)}"
+    raise TraceError(path, reason)
+
+
+def _number_steps(annotations: Iterable[Annotation]) -> tuple[list[Step], bool]:
+    """Return the outermost annotations as steps, numbered as their names are if those ascend."""
+    outermost: list[Annotation] = []
+    for each in sorted(annotations, key=lambda each: (each.start_ns, -each.end_ns)):
+        if not outermost or each.start_ns >= outermost[-1].end_ns:
+            outermost.append(each)
+    matches = [LAST_NUMBER.search(each.name) for each in outermost]
+    numbers = [int(match[1]) for match in matches if match]
+    is_numbered = len(numbers) == len(outermost) and all(
+        before < after for before, after in pairwise(numbers)
+    )
+    if not is_numbered or (len(numbers) == 1 and not STEP.fullmatch(outermost[0].name)):
+        is_numbered, numbers = False, list(range(len(outermost)))
+    return [
+        (each.start_ns, each.end_ns, number)
+        for each, number in zip(outermost, numbers, strict=True)
+    ], is_numbered
+
+
+def _repeated_names(annotations: Iterable[Annotation]) -> list[str]:
+    """Return the names that repeat, or their begins up to a number, with their counts.
+
+    Those that take the most time are first, as a step contains all else.
+    """
+    own = [each for each in annotations if each.is_own and not each.name.startswith(OWN_PREFIXES)]
+    counts = Counter(each.name for each in own)
+    names = {name: name if num > 1 else re.split(r"\d", name)[0] for name, num in counts.items()}
+    lengths: Counter[str] = Counter()
+    repeats: Counter[str] = Counter()
+    for each in own:
+        lengths[names[each.name]] += each.end_ns - each.start_ns
+        repeats[names[each.name]] += 1
+    longest = [name for name, _ in lengths.most_common() if name and repeats[name] > 1]
+    texts = [f"{name} ({repeats[name]:,} times)" for name in longest[:MAX_SHOWN]]
+    more = len(longest) - len(texts)
+    return [*texts, f"{more} more"] if more else texts
+
+
+def _whole_trace(works: Sequence[Work]) -> list[Step]:
+    if not works:
+        return []
+    begin = min(min(each.launch_ns, each.start_ns) for each in works)
+    return [(begin, max(each.end_ns for each in works) + 1, 0)]
 
 
 def index_around(intervals: Sequence[tuple[Any, ...]], at_ns: int) -> int:

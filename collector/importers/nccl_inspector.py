@@ -71,7 +71,6 @@ def read_logs(
 
     Args:
         files: The logs of all its processes.
-        run_id: Name of the run.
         show: Takes a line about the progress.
 
     Raises:

@@ -68,8 +68,6 @@ class _Communicator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Snapshot:
-    """Content of one file."""
-
     path: Path
     at: datetime
     """To a second, in the zone of the host that answered."""

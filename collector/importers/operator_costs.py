@@ -113,7 +113,6 @@ def _attend(
     between libraries unless there are as many keys as queries.
 
     Args:
-        args: Arguments of the operator.
         query_place: That of the query; key and value follow.
         length_axis: Axis of the sequence, 1 or 2; the other one is that of the heads.
         num_qk: Products with query or key for each pair.

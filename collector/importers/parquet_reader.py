@@ -80,8 +80,6 @@ def open_parquet(
 
     Args:
         descriptor: The file, open for reading at its beginning.
-        path: Its path, for messages.
-        columns: Names of the wanted columns.
         text_column: The one to read as a dictionary, so that a long text is in memory once.
         batch_rows: Largest number of rows of a batch.
 
