@@ -44,39 +44,27 @@ def step_table(table: pa.Table) -> StepTable:
     """Return step rows, in the order of the table."""
     columns = _columns(table, "epoch", "step", "rank", "start_ns", "end_ns", "num_tokens", "loss")
     columns |= {name: _numbers(table, name) for name in MEMORY_COLUMNS}
-    return StepTable(**columns, left_out=_left_out(table))
+    left_out = _numbers(table, "left_out", missing=0, dtype=np.uint32)
+    return StepTable(**columns, left_out=left_out)
 
 
 def _columns(table: pa.Table, *names: str) -> dict[str, NDArray[Any]]:
     return {name: to_numpy(table[name]) for name in names}
 
 
-def _numbers(table: pa.Table, name: str) -> NDArray[np.int64]:
-    """Return a column of numbers, unknown if it is missing."""
+def _numbers(
+    table: pa.Table, name: str, *, missing: int = NONE, dtype: type[np.integer] = np.int64
+) -> NDArray[Any]:
     if name in table.column_names:
         return to_numpy(table[name])
-    return np.full(table.num_rows, NONE, dtype=np.int64)
-
-
-def _left_out(table: pa.Table) -> NDArray[np.uint32]:
-    """Return the kinds that each step left out: none if the column is missing."""
-    if "left_out" in table.column_names:
-        return to_numpy(table["left_out"])
-    return np.zeros(table.num_rows, dtype=np.uint32)
+    return np.full(table.num_rows, missing, dtype=dtype)
 
 
 def arrivals_table(table: pa.Table) -> Arrivals:
     """Return what `collector.read.spans.read_arrivals` read."""
-    return Arrivals(
-        group_id=to_numpy(table["group_id"]),
-        src_rank=to_numpy(table["source_rank"]),
-        dst_rank=to_numpy(table["target_rank"]),
-        seq=to_numpy(table["seq"]),
-        num_spans=to_numpy(table["num_spans"]),
-        num_ranks=to_numpy(table["num_ranks"]),
-        latest_ns=to_numpy(table["latest_ns"]),
-        last_rank=to_numpy(table["last_rank"]),
-    )
+    columns = _columns(table, "group_id", "seq", "num_spans", "num_ranks", "latest_ns", "last_rank")
+    ends = {"src_rank": table["source_rank"], "dst_rank": table["target_rank"]}
+    return Arrivals(**columns, **{name: to_numpy(column) for name, column in ends.items()})
 
 
 def microbatch_table(table: pa.Table) -> MicrobatchTable:

@@ -98,7 +98,9 @@ class ChromeTrace:
             event = _span_event(row, origin_ns=self._origin_ns or 0)
             self._put(event)
             if row.get("wait_ns", NONE) > 0:
-                self._put(_wait_event(event, row))
+                name, dur = f"waiting for rank {row['last_rank']}", _us(row["wait_ns"])
+                wait = {"name": name, "cat": WAIT_CATEGORY, "dur": dur}
+                self._put(event | wait | {"args": {"step": row["step"]}})
                 thread.takes(row["start_ns"], row["wait_ns"])
             if row.get("instance", NONE) >= 0:
                 members[row["instance"], row["rank"]] = row
@@ -139,7 +141,7 @@ class ChromeTrace:
             # Perfetto orders processes by name.
             is_rank = isinstance(owner, int)
             name = f"rank {owner:0{self._rank_digits}}" if is_rank else str(owner)
-            self._put(_metadata("process_name", pid, 0, name=name))
+            self._put(_metadata("process_name", pid, 0, name))
         return pid
 
     def _thread(self, row: dict[str, Any]) -> _Thread:
@@ -154,7 +156,7 @@ class ChromeTrace:
         self._next_tid += 1
         self._processes[rank].append(thread)
         name = f"{track} ({len(alike) + 1})" if alike else track
-        self._put(_metadata("thread_name", rank, thread.tid, name=name))
+        self._put(_metadata("thread_name", rank, thread.tid, name))
         return thread
 
     def _put(self, event: dict[str, Any]) -> None:
@@ -185,8 +187,8 @@ class _Thread:
         return True
 
 
-def _metadata(what: str, pid: int, tid: int, **args: object) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
+def _metadata(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
 def _span_event(row: dict[str, Any], *, origin_ns: int) -> dict[str, Any]:
@@ -203,13 +205,6 @@ def _span_event(row: dict[str, Any], *, origin_ns: int) -> dict[str, Any]:
         "ph": "X", "name": row["name"], "cat": row["kind"], "pid": row["rank"], "tid": row["tid"],
         "ts": _us(row["start_ns"] - origin_ns), "dur": _us(row["duration_ns"]), "args": args,
     }  # fmt: skip
-
-
-def _wait_event(event: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    """Return the waiting part of a communication."""
-    name = f"waiting for rank {row['last_rank']}"
-    dur = _us(row["wait_ns"])
-    return {**event, "name": name, "cat": WAIT_CATEGORY, "dur": dur, "args": {"step": row["step"]}}
 
 
 def _us(time_ns: int) -> float:

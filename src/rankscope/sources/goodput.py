@@ -17,7 +17,7 @@ from rankscope.collector.spool.descriptions import RUNNING
 from .stored_findings import to_tracked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from rankscope.analysis.goodput import Goodput
     from rankscope.analysis.report.report import Finding, RunReport
@@ -39,8 +39,6 @@ def read_goodput(
     """Return what the time of a run was spent on; None if nothing is known of it.
 
     Args:
-        store: The store.
-        run_id: The run.
         report: Its diagnosis; None: no time is attributed to findings.
         state: Its state; the time of a running job goes on until now.
         unix_ns: Clock of a running job.
@@ -63,15 +61,7 @@ def _find_total(times: RunTimes, name: str) -> int | None:
 
 def list_epochs(times: RunTimes) -> tuple[EpochRecord, ...]:
     """Return the epochs of a run from its stored times."""
-    steps: dict[int, list[Row]] = defaultdict(list)
-    for row in times.steps:
-        steps[row["epoch"]].append(row)
-    ends: dict[int, list[Row]] = defaultdict(list)
-    for row in times.ends:
-        ends[row["epoch"]].append(row)
-    saves: dict[int, list[Row]] = defaultdict(list)
-    for row in times.saves:
-        saves[row["epoch"]].append(row)
+    steps, ends, saves = map(_by_epoch, (times.steps, times.ends, times.saves))
     tokens = {
         (row["epoch"], row["step"]): row["num_tokens"] for row in times.tokens if row["fewest"] >= 0
     }
@@ -84,6 +74,13 @@ def list_epochs(times: RunTimes) -> tuple[EpochRecord, ...]:
         )
         records.append(replace(record, steps=tuple(counted), is_counted=number in times.counted))
     return tuple(records)
+
+
+def _by_epoch(rows: Iterable[Row]) -> dict[int, list[Row]]:
+    found: dict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[row["epoch"]].append(row)
+    return found
 
 
 def _epoch_record(epoch: Row, steps: list[Row], ends: list[Row], saves: list[Row]) -> EpochRecord:

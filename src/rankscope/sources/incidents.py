@@ -310,7 +310,6 @@ def _check_fix(
     Args:
         times: Times of the steps around it.
         finding: The finding, which is closed.
-        onset: Its onset.
         report: The diagnosis of the run, which knows the planned pauses.
         until: The finding as which it came back, if it did.
     """

@@ -31,8 +31,6 @@ def read_rank_states(
     """Return the states of the ranks in the newest epoch, by rank, without those of unknown state.
 
     Args:
-        store: The store.
-        run: The run.
         report: Its diagnosis: of more than `MAX_STATES` ranks, the named ones are first.
         rank: The only rank. None: all.
     """

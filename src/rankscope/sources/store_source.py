@@ -74,6 +74,16 @@ DIED = frozenset({"failed", "lost"})
 AROUND_NS = 10_000_000_000
 """Samples and lines of logs come up to some seconds after the end of a process."""
 
+SUMMARY = (
+    "run_id", "source_format", "state", "world_size", "num_spans", "num_steps", "started_ns",
+    "num_rows",
+)  # fmt: skip
+RANK = (
+    "rank", "host", "local_rank", "switch", "rack", "rail", "device_name", "dtype",
+    "peak_flops_per_s", "exit_state",
+)  # fmt: skip
+"""Fields of `RunSummary` and `RankInfo` that are columns of the store."""
+
 MAX_EPOCHS = 16
 """Newest crashed epochs whose last steps are read: each takes a query."""
 
@@ -88,7 +98,11 @@ class StoreSource:
         """Return every run, the newest first."""
         notes = read_notes(self._store)
         return tuple(
-            _summary(row, warnings=(notes[row["run_id"]],) if row["run_id"] in notes else ())
+            RunSummary(
+                **{name: row[name] for name in SUMMARY},
+                layout=Layout(**row["layout"]),
+                warnings=(notes[row["run_id"]],) if row["run_id"] in notes else (),
+            )
             for row in list_runs(self._store)
         )
 
@@ -148,26 +162,12 @@ class StoreSource:
         return kind(run_id, read_run_names(self._store))
 
 
-def _summary(row: Row, *, warnings: tuple[str, ...] = ()) -> RunSummary:
-    return RunSummary(
-        run_id=row["run_id"],
-        source_format=row["source_format"],
-        state=row["state"],
-        world_size=row["world_size"],
-        layout=Layout(**row["layout"]),
-        num_spans=row["num_spans"],
-        num_steps=row["num_steps"],
-        started_ns=row["started_ns"],
-        warnings=warnings,
-        num_rows=row["num_rows"],
-    )
-
-
 def build_run_info(run_id: str, rows: RunRows) -> RunInfo:
     """Return the description of a run from its rows of the small tables."""
     newest = rows.epochs[-1]
     coords = _find_coords(rows)
     flops_per_token, model = newest["flops_per_token"], _document(newest["model"])
+    config = _document(newest["manifest"]).get("config")
     return RunInfo(
         run_id=run_id,
         source_format=newest["source_format"],
@@ -188,15 +188,9 @@ def build_run_info(run_id: str, rows: RunRows) -> RunInfo:
         pace_overrun_ratio=_overrun_ratio(rows.pace),
         accounts=_accounts(rows),
         clock_error_ns=_clock_error_ns(newest["source_format"], rows),
-        imported=_imported(newest),
+        imported=str(config.get("imported") or "") if isinstance(config, dict) else "",
         warnings=_warnings(rows, has_coords=coords is not None),
     )
-
-
-def _imported(epoch: Row) -> str:
-    """Return the program that recorded an imported run, as its importer notes in the manifest."""
-    config = _document(epoch["manifest"]).get("config")
-    return str(config.get("imported") or "") if isinstance(config, dict) else ""
 
 
 def _accounts(rows: RunRows) -> dict[tuple[int, int], RecordAccount]:
@@ -321,28 +315,17 @@ def _coords(row: Row) -> Coords | None:
 
 
 def _rank_info(row: Row, coords: Coords, *, clock_error_ns: int) -> RankInfo:
+    memory = _document(row["memory"])
     return RankInfo(
-        rank=row["rank"],
+        **{name: row[name] for name in RANK},
         coords=coords,
-        host=row["host"],
-        local_rank=row["local_rank"],
         # Ranks of an unknown host share its clock unless their communications contradict that.
         clock=f"{row['host']} {row['boot_id']}" if row["host"] else f"rank {row['rank']}",
         clock_error_ns=clock_error_ns if clock_error_ns >= 0 else None if row["host"] else 0,
-        switch=row["switch"],
-        rack=row["rack"],
-        rail=row["rail"],
-        device_name=row["device_name"],
-        dtype=row["dtype"],
-        peak_flops_per_s=row["peak_flops_per_s"],
-        memory=_rank_memory(_document(row["memory"])),
-        exit_state=row["exit_state"],
+        memory=RankMemory(
+            **{field.name: _bytes(memory.get(field.name)) for field in fields(RankMemory)}
+        ),
     )
-
-
-def _rank_memory(document: Row) -> RankMemory:
-    names = (field.name for field in fields(RankMemory))
-    return RankMemory(**{name: _bytes(document.get(name)) for name in names})
 
 
 def _overrun_ratio(pace: list[Row]) -> float | None:
@@ -439,7 +422,6 @@ def to_exit(row: Row, last_step: int | None) -> RankExit:
     """Return the end of a process from its row of table ``ranks`` and the data of its exit event.
 
     Args:
-        row: The row.
         last_step: The last step of the rank; used if the event has no step.
     """
     data = _document(row["data"])

@@ -33,8 +33,6 @@ class TraceCounters:
     """Counters of a run, for one block of whole steps after another.
 
     Args:
-        source: Of the run.
-        run: The run.
         ranks: Only the devices of these; empty: all.
     """
 
