@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,86 +13,71 @@ from rankscope.collector.importers.bytedance import import_bytedance
 from rankscope.collector.importers.bytedance_meta import read_meta
 from rankscope.collector.importers.bytedance_trace import ROWS_AT_ONCE, read_trace
 from rankscope.collector.read.runs import read_run_names
-from rankscope.collector.read.spans import read_spans
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import KIND_CODES, SpanKind
 from tests.support.collector.trace_builder import Row, operation, write_meta, write_trace
 from tests.support.traces import TRACES, needs_traces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
+    from rankscope.analysis.trace.tables import SpanTable, StepTable
     from rankscope.collector.store.store import Store
 
 
-@pytest.fixture
-def put(store: Store, run_id: str, tmp_path: Path) -> Callable[..., None]:
-    """Import these rows as ``run_id``."""
+Put = Callable[..., "tuple[SpanTable, StepTable]"]
 
-    def put(rows: list[Row], **sizes: object) -> None:
-        trace = write_trace(tmp_path / "trace.parquet", rows)
+
+@pytest.fixture
+def put(store: Store, run_id: str, tmp_path: Path) -> Put:
+    """Import these rows as ``run_id``, and read its spans and steps."""
+
+    def put(*rows: Row, **sizes: object) -> tuple[SpanTable, StepTable]:
+        trace = write_trace(tmp_path / "trace.parquet", [*rows])
         meta = write_meta(tmp_path / "meta.yaml", **sizes)
         import_bytedance(store, trace, run_id=run_id, meta=meta)
+        source = StoreSource(store)
+        return source.spans(run_id), source.steps(run_id)
 
     return put
 
 
 @pytest.mark.slow
-def test_seconds_become_whole_nanoseconds_once(
-    store: Store, run_id: str, put: Callable[..., None]
-) -> None:
+def test_seconds_become_whole_nanoseconds_once(put: Put) -> None:
     # 0.1 as float32 is 0.100000001490116..., so 100000001 ns and not 100000000.
-    put([operation(), operation(start_ts=0.1, duration=0.25, seq_id=1)])
+    spans, _ = put(operation(), operation(start_ts=0.1, duration=0.25, seq_id=1))
 
-    spans = StoreSource(store).spans(run_id)
     assert spans.start_ns.tolist() == [0, 100_000_001]
     assert spans.duration_ns.tolist() == [1_000_000_000, 250_000_000]
 
 
-def test_steps_are_laid_end_to_end_in_step_order(
-    store: Store, run_id: str, put: Callable[..., None]
-) -> None:
+def test_steps_are_laid_end_to_end_in_step_order(put: Put) -> None:
     # Step 9 comes first in the file; step 4 lasts from 0.5 to 3.5 s.
-    put(
-        [
-            operation(step=9, start_ts=0.0, duration=2.0),
-            operation(step=4, start_ts=0.5, duration=1.0),
-            operation(step=4, start_ts=2.5, duration=1.0, seq_id=1),
-        ]
+    spans, steps = put(
+        operation(step=9, start_ts=0.0, duration=2.0),
+        operation(step=4, start_ts=0.5, duration=1.0),
+        operation(step=4, start_ts=2.5, duration=1.0, seq_id=1),
     )
 
-    spans = StoreSource(store).spans(run_id)
     assert spans.step.tolist() == [4, 4, 9]
     assert spans.start_ns.tolist() == [0, 2 * 10**9, 3 * 10**9]
-    steps = StoreSource(store).steps(run_id)
     assert steps.step.tolist() == [4, 9]
     assert steps.start_ns.tolist() == [0, 3 * 10**9]
     assert steps.end_ns.tolist() == [3 * 10**9, 5 * 10**9]
-    assert steps.num_tokens.tolist() == [-1, -1]
+    assert steps.num_tokens.tolist() == steps.peak_memory_bytes.tolist() == [-1, -1]
+    assert np.isnan(steps.loss).all()
 
 
-def test_a_step_row_covers_its_ranks_operations(
-    store: Store, run_id: str, put: Callable[..., None]
-) -> None:
-    put(
-        [
-            operation(rank=8, dp_rank=1, start_ts=1.0, duration=1.0),
-            operation(rank=3, dp_rank=0, start_ts=0.0, duration=5.0),
-        ],
-        dp_size=2,
-        world_size=2,
-    )
+def test_a_step_row_covers_its_ranks_operations(put: Put) -> None:
+    late = operation(rank=8, dp_rank=1, start_ts=1.0, duration=1.0)
+    _, steps = put(late, operation(rank=3, start_ts=0.0, duration=5.0), dp_size=2, world_size=2)
 
-    steps = StoreSource(store).steps(run_id)
     assert steps.rank.tolist() == [3, 8]
     assert (steps.start_ns // 10**9).tolist() == [0, 1]
     assert (steps.end_ns // 10**9).tolist() == [5, 2]
 
 
-def test_the_operation_type_gives_the_kind_and_the_name(
-    store: Store, run_id: str, put: Callable[..., None]
-) -> None:
+def test_the_operation_type_gives_the_kind_and_the_name(put: Put) -> None:
     expected = {
         "forward-compute": SpanKind.FORWARD,
         "backward-compute": SpanKind.BACKWARD,
@@ -109,55 +95,39 @@ def test_the_operation_type_gives_the_kind_and_the_name(
         "optimizer": SpanKind.OPTIMIZER,
         "something new": SpanKind.OTHER,
     }
-    put([operation(optype, start_ts=float(at)) for at, optype in enumerate(expected)])
+    spans, _ = put(*(operation(optype, start_ts=float(at)) for at, optype in enumerate(expected)))
 
-    spans = StoreSource(store).spans(run_id)
     assert [spans.names[code] for code in spans.name] == list(expected)
     assert spans.kind.tolist() == [KIND_CODES[kind] for kind in expected.values()]
     assert set(spans.flags.tolist()) == {0}
     assert set(spans.group_id.tolist()) == {0}
 
 
-def test_every_field_of_an_operation_has_its_column(
-    store: Store, run_id: str, put: Callable[..., None]
-) -> None:
-    put([operation(seq_id=31, mb_id=7, mc=1, step=1238, gmc=5)], vpp_size=2)
+def test_every_field_of_an_operation_has_its_column(put: Put) -> None:
+    spans, _ = put(operation(seq_id=31, mb_id=7, mc=1, step=1238, gmc=5), vpp_size=2)
 
-    (row,) = read_spans(store, run_id).to_pylist()
-    assert (row["seq"], row["microbatch"], row["chunk"], row["step"]) == (31, 7, 1, 1238)
-    spans = StoreSource(store).spans(run_id)
+    found = (spans.seq, spans.microbatch, spans.chunk, spans.step)
+    assert [column.tolist() for column in found] == [[31], [7], [1], [1238]]
     for unrecorded in (spans.launch_ns, spans.num_bytes, spans.src_rank, spans.dst_rank):
         assert unrecorded.tolist() == [-1]
     assert (spans.flags.tolist(), spans.tracks[spans.track[0]]) == ([0], "")
 
 
-def test_identical_operations_are_both_kept(
-    store: Store, run_id: str, put: Callable[..., None]
-) -> None:
-    put([operation(), operation()])
+def test_identical_operations_are_both_kept(store: Store, run_id: str, put: Put) -> None:
+    spans, _ = put(operation(), operation())
 
-    assert len(StoreSource(store).spans(run_id)) == 2
+    assert len(spans) == 2
     assert store.rows(
         "SELECT count() AS n FROM spans FINAL WHERE run_id = {r:String}", {"r": run_id}
     ) == [{"n": 2}]
 
 
-def test_ranks_keep_their_numbers_and_positions(
-    store: Store, run_id: str, put: Callable[..., None]
-) -> None:
+def test_ranks_keep_their_numbers_and_positions(store: Store, run_id: str, put: Put) -> None:
+    sizes = {"dp_size": 2, "pp_size": 2, "tp_size": 4, "dsp_size": 2, "world_size": 32}
     put(
-        [
-            operation(rank=4, dp_rank=1, stage=0),
-            operation(rank=24, dp_rank=0, stage=1),
-            operation(rank=20, dp_rank=1, stage=1),
-            operation(rank=0, dp_rank=0, stage=0),
-        ],
-        dp_size=2,
-        pp_size=2,
-        tp_size=4,
-        dsp_size=2,
-        world_size=32,
-    )
+        operation(rank=4, dp_rank=1, stage=0), operation(rank=24, dp_rank=0, stage=1),
+        operation(rank=20, dp_rank=1, stage=1), operation(rank=0, dp_rank=0, stage=0), **sizes,
+    )  # fmt: skip
 
     info = StoreSource(store).run_info(run_id)
     assert (info.source_format, info.world_size) == ("bytedance", 32)

@@ -12,7 +12,7 @@ import pytest
 
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.causes.hang import find_hangs
-from rankscope.analysis.trace.context import EventRecord, RunContext
+from rankscope.analysis.trace.context import RunContext
 from rankscope.analysis.trace.tables import GroupInfo
 from rankscope.collector.errors import TraceError
 from rankscope.collector.importers.flight_dump import find_rank, read_dump
@@ -27,7 +27,7 @@ from rankscope.commands.import_trace import import_files
 from rankscope.errors import BadInputError
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import FLIGHT_RECORDER
-from tests.support.analysis.exit_builders import NO_STEPS, run_of
+from tests.support.analysis.exit_builders import NO_STEPS, event, run_of
 from tests.support.collector.flight_builder import BASE_NS, SECOND, WHOLE_JOB, DumpBuilder
 from tests.support.dashboard.builders import span_table
 from tests.support.paths import ROOT
@@ -60,29 +60,20 @@ def recorded(folder: Path, builders: Iterable[DumpBuilder]) -> Recorded:
 
 def hang(read: Recorded) -> Finding:
     """Return what the analysis says of dumps alone."""
-    groups = tuple(
+    groups = (
         GroupInfo(
-            group_id=group.group_id,
-            kind=str(group.kind),
-            name=group.name,
+            group_id=group.group_id, kind=str(group.kind), name=group.name,
             members=tuple(sorted(group.members)),
         )
         for group in read.groups.values()
-    )
+    )  # fmt: skip
     events = to_events(read)
     run = run_of(read.world_size, groups=groups)
     epoch = run.epochs[0]
     ranks = tuple(info for info in epoch.ranks if info.rank in events)
     records = tuple(
-        EventRecord(
-            epoch=0,
-            rank=rank,
-            at_ns=event["at_ns"],
-            kind=FLIGHT_RECORDER,
-            text="",
-            data=event["data"],
-        )
-        for rank, event in events.items()
+        replace(event(rank, FLIGHT_RECORDER, **one["data"]), at_ns=one["at_ns"])
+        for rank, one in events.items()
     )
     run = replace(run, epochs=(replace(epoch, ranks=ranks),))
     (finding,) = find_hangs(run, span_table([]), NO_STEPS, RunContext(events=records))

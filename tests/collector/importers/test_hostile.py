@@ -155,17 +155,16 @@ def with_ending(path: Path, ending: str) -> str:
     return str(link)
 
 
+def importing(source: str, *arguments: str) -> list[str]:
+    return ["import", "--format", source, "--run", "r", *arguments]
+
+
 def commands(folder: Path, files: dict[str, Path]) -> dict[str, tuple[list[str], dict[str, str]]]:
     """Return the command lines by argument and file, with their environment."""
     store = f"chdb://{folder / 'store'}"
     meta = folder / "sound.yaml"
     meta.write_text(META)
-    importing = ["import", "--format", "bytedance", "--run", "r", "--store", store]
-    profiled = ["import", "--format", "kineto", "--run", "r", "--store", store]
-    recorded = ["import", "--format", "flight-recorder", "--run", "r", "--store", store]
-    counted = ["import", "--format", "nccl-ras", "--run", "r", "--store", store]
-    inspected = ["import", "--format", "nccl-inspector", "--run", "r", "--store", store]
-    begun = ["import", "--format", "chrome", "--run", "r", "--store", store]
+    stored = ["--store", store]
     serving = ["serve", "--store", store]
     certified = [*serving, "--tls-key", str(folder / "key.pem"), "--tls-cert"]
     (folder / "key.pem").write_text("no key")
@@ -176,19 +175,25 @@ def commands(folder: Path, files: dict[str, Path]) -> dict[str, tuple[list[str],
             f"trace {name}": (["what-if", str(path), str(meta)], {}),
             f"meta {name}": (["what-if", str(files["arrow"]), str(path)], {}),
             f"topology {name}": (["topology", str(path)], {}),
-            f"kineto {name}": ([*profiled, with_ending(path, "json")], {}),
-            f"chrome {name}": ([*begun, with_ending(path, "json")], {}),
-            f"kineto packed {name}": ([*profiled, with_ending(path, "json.gz")], {}),
-            f"dump {name}": ([*recorded, with_ending(path, "0.json")], {}),
-            f"nccl-ras {name}": ([*counted, str(path)], {}),
-            f"nccl-inspector {name}": ([*inspected, str(path)], {}),
+            f"kineto {name}": (importing("kineto", with_ending(path, "json"), *stored), {}),
+            f"chrome {name}": (importing("chrome", with_ending(path, "json"), *stored), {}),
+            f"kineto packed {name}": (
+                importing("kineto", with_ending(path, "json.gz"), *stored),
+                {},
+            ),
+            f"dump {name}": (
+                importing("flight-recorder", with_ending(path, "0.json"), *stored),
+                {},
+            ),
+            f"nccl-ras {name}": (importing("nccl-ras", str(path), *stored), {}),
+            f"nccl-inspector {name}": (importing("nccl-inspector", str(path), *stored), {}),
             f"scenario {name}": (["simulate", with_ending(path, "toml"), "--run", "r"], {}),
             f"tokens {name}": (["token", "list"], {"RANKSCOPE_TOKENS": str(path)}),
             f"certificate {name}": ([*certified, str(path)], {}),
         }
     for name in BY_COMMAND:
-        path = files[name]
-        found[f"import {name}"] = ([*importing, str(path), "--meta", str(meta)], {})
+        line = importing("bytedance", str(files[name]), "--meta", str(meta), *stored)
+        found[f"import {name}"] = (line, {})
     found["serve fifo"] = ([*serving, "--topology", str(files["fifo"])], {})
     found.pop("tokens none")  # no file: no tokens
     return found
@@ -205,15 +210,10 @@ def texts(folder: Path, marker: Path) -> dict[str, tuple[list[str], dict[str, st
                 found[f"meta text {name}"] = (["what-if", "trace", str(path)], {})
             else:
                 found[f"topology {ending} {name}"] = (["topology", str(path)], {})
-                profiled = ["import", "--format", "kineto", "--run", "r", str(path)]
-                found[f"kineto {ending} {name}"] = (profiled, {})
-                recorded = ["import", "--format", "flight-recorder", "--run", "r"]
-                found[f"dump {ending} {name}"] = ([*recorded, with_ending(path, "0")], {})
-                begun = ["import", "--format", "chrome", "--run", "r", str(path)]
-                found[f"chrome {ending} {name}"] = (begun, {})
-                for source in ("nccl-ras", "nccl-inspector"):
-                    read = ["import", "--format", source, "--run", "r", str(path)]
-                    found[f"{source} {ending} {name}"] = (read, {})
+                for source in ("kineto", "chrome", "nccl-ras", "nccl-inspector"):
+                    found[f"{source} {ending} {name}"] = (importing(source, str(path)), {})
+                dump = importing("flight-recorder", with_ending(path, "0"))
+                found[f"dump {ending} {name}"] = (dump, {})
                 found[f"scenario {ending} {name}"] = (["simulate", str(path), "--run", "r"], {})
     return found
 

@@ -53,6 +53,13 @@ def of_kind(process: Process, kind: SpanKind) -> list[Record]:
     return [each for each in process.records if each.kind is kind]
 
 
+def stepped(num_ranks: int = 2, **options: Any) -> TraceBuilder:  # noqa: ANN401
+    """Return the trace of rank 0, with one step of 100 ms."""
+    trace = TraceBuilder(0, num_ranks, **options)
+    trace.step(0, 0, 100)
+    return trace
+
+
 def one_step() -> TraceBuilder:
     trace = TraceBuilder(0, 2)
     trace.step(5, 0, 100)
@@ -110,8 +117,7 @@ def test_a_kernel_that_begins_as_a_communication_ends_waited_for_it(tmp_path: Pa
 def test_a_kernel_that_begins_later_or_was_launched_later_did_not_wait(
     tmp_path: Path, begin: float, launch: float
 ) -> None:
-    trace = TraceBuilder(0, 2)
-    trace.step(0, 0, 100)
+    trace = stepped()
     trace.kernel("gemm", 10, 50)
     trace.comm("allreduce", 50, 60, launch=49)
     trace.kernel("adam", begin, 70, launch=launch)
@@ -120,8 +126,7 @@ def test_a_kernel_that_begins_later_or_was_launched_later_did_not_wait(
 
 
 def test_a_wait_inside_of_a_run_of_kernels_is_nested_in_its_span(tmp_path: Path) -> None:
-    trace = TraceBuilder(0, 2)
-    trace.step(0, 0, 100)
+    trace = stepped()
     trace.kernel("gemm", 10, 20)
     trace.comm("allreduce", 20, 30, launch=12)
     trace.kernel("gelu", 30.004, 40, launch=13)
@@ -133,8 +138,7 @@ def test_a_wait_inside_of_a_run_of_kernels_is_nested_in_its_span(tmp_path: Path)
 
 
 def test_the_time_in_which_a_host_was_late_is_no_compute(tmp_path: Path) -> None:
-    trace = TraceBuilder(0, 2)
-    trace.step(0, 0, 100)
+    trace = stepped()
     trace.kernel("gemm", 10, 20)
     trace.kernel("gelu", 50, 60, launch=49.9)
     process = read_one(trace, tmp_path)
@@ -155,8 +159,7 @@ def test_what_was_launched_after_the_last_backward_belongs_to_the_optimizer(tmp_
 
 
 def test_each_forward_after_a_backward_is_another_micro_batch(tmp_path: Path) -> None:
-    trace = TraceBuilder(0, 2)
-    trace.step(0, 0, 100)
+    trace = stepped()
     for begin in (10, 30):
         trace.kernel("gemm", begin, begin + 10)
         trace.backward(begin + 8, begin + 18)
@@ -181,8 +184,7 @@ def test_communication_without_a_number_is_counted_in_each_step(tmp_path: Path) 
 
 
 def test_the_recorded_number_of_a_collective_is_kept(tmp_path: Path) -> None:
-    trace = TraceBuilder(0, 2)
-    trace.step(0, 0, 100)
+    trace = stepped()
     trace.comm("allreduce", 10, 20, Seq=41)
     process = read_one(trace, tmp_path)
 
@@ -260,8 +262,7 @@ def test_the_descriptions_of_the_groups_give_the_layout(
 
 
 def test_gaps_of_any_length_are_no_compute_and_their_sum_is_kept(tmp_path: Path) -> None:
-    trace = TraceBuilder(0, 2)
-    trace.step(0, 0, 100)
+    trace = stepped()
     for number in range(900):  # gaps of 0.03 ms, of which a thousandth of the step holds two
         begin = 1 + 0.1 * number
         trace.kernel("gemm", begin, begin + 0.07, launch=begin - 0.01)
@@ -280,8 +281,7 @@ def test_gaps_of_any_length_are_no_compute_and_their_sum_is_kept(tmp_path: Path)
 
 
 def test_what_other_streams_compute_begins_no_phase(tmp_path: Path) -> None:
-    trace = TraceBuilder(0, 2)
-    trace.step(0, 0, 100)
+    trace = stepped()
     trace.kernel("gemm", 10, 20)
     trace.backward(18, 60)
     trace.kernel("gemm_backward", 20, 30, launch=19, tid=AUTOGRAD)
@@ -295,8 +295,7 @@ def test_what_other_streams_compute_begins_no_phase(tmp_path: Path) -> None:
 
 
 def test_a_host_that_synchronizes_with_a_communication_waits_for_it(tmp_path: Path) -> None:
-    trace = TraceBuilder(0, 2)
-    trace.step(0, 0, 100)
+    trace = stepped()
     trace.kernel("gemm", 10, 20)
     trace.comm("barrier", 20, 50, launch=12)
     trace.add("cudaStreamSynchronize", "cuda_runtime", 25, 50.05, tid=100)
@@ -315,8 +314,7 @@ def test_a_host_that_synchronizes_with_a_communication_waits_for_it(tmp_path: Pa
 
 
 def test_an_annotation_in_which_nothing_is_launched_is_time_of_the_host(tmp_path: Path) -> None:
-    trace = TraceBuilder(0, 2)
-    trace.step(0, 0, 100)
+    trace = stepped()
     trace.add("enumerate(DataLoader)#Loader.__next__", "user_annotation", 1, 30, tid=100)
     trace.add("tokenize", "user_annotation", 31, 40, tid=100)
     trace.add("forward", "user_annotation", 41, 60, tid=100)
@@ -334,8 +332,7 @@ TWO_GROUPS = {"0": ("mesh_dp", (0, 1, 2, 3)), "1": ("mesh_tp", (0, 1))}
 
 
 def test_the_group_of_a_kernel_comes_from_the_first_of_its_sources(tmp_path: Path) -> None:
-    trace = TraceBuilder(0, 4, groups=TWO_GROUPS)
-    trace.step(0, 0, 100)
+    trace = stepped(4, groups=TWO_GROUPS)
 
     def generic(begin: float, stream: int, **args: Any) -> None:  # noqa: ANN401
         trace.kernel("ncclDevKernel_Generic_1(args)", begin, begin + 1, stream=stream, **args)
@@ -362,8 +359,7 @@ def test_the_group_of_a_kernel_comes_from_the_first_of_its_sources(tmp_path: Pat
 
 
 def test_a_file_without_groups_has_one_of_all_ranks(tmp_path: Path) -> None:
-    trace = TraceBuilder(0, 4, groups={})
-    trace.step(0, 0, 100)
+    trace = stepped(4, groups={})
     trace.kernel("ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*)", 10, 20)
     process = read_one(trace, tmp_path)
 
@@ -376,8 +372,7 @@ def test_a_file_without_groups_has_one_of_all_ranks(tmp_path: Path) -> None:
 def test_members_in_arguments_that_are_no_whole_list_make_no_group(
     tmp_path: Path, ranks: str
 ) -> None:
-    trace = TraceBuilder(0, 4, groups=TWO_GROUPS)
-    trace.step(0, 0, 100)
+    trace = stepped(4, groups=TWO_GROUPS)
     about: dict[str, Any] = {"Process Group Ranks": ranks, "Group size": 2}
     trace.comm("allreduce", 10, 20, group="7", **about)
     process = read_one(trace, tmp_path)
@@ -389,8 +384,7 @@ def test_members_in_arguments_that_are_no_whole_list_make_no_group(
 def test_a_rank_without_communication_says_so_with_names_that_sound_like_it(
     tmp_path: Path,
 ) -> None:
-    trace = TraceBuilder(0, 2)
-    trace.step(0, 0, 100)
+    trace = stepped()
     trace.kernel("void acme::all_gather_v2<float>(float*)", 10, 20)
     trace.kernel("gemm", 20, 30)
 
@@ -472,44 +466,32 @@ def test_the_slow_rank_of_a_job_is_named(tmp_path: Path) -> None:
 
 
 OPERATORS = [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 1}]
+REPEATED = {"ph": "X", "cat": "user_annotation", "name": "x", "ts": 1, "dur": 1}
+
+
+def of_rank(rank: Any, events: list[Any] = OPERATORS, **about: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return the document of a rank of two."""
+    info = {"rank": rank, "world_size": 2, **about}
+    return {"traceEvents": events, "distributedInfo": info}
+
+
 BAD: dict[str, tuple[Any, str]] = {
     "a list": ([], "a list of Chrome events"),
     "no object": ("text", "is no JSON object"),
     "no events": ({"distributedInfo": {}}, "no list of traceEvents"),
     "events of another program": ({"traceEvents": [{"ph": "X", "ts": 1, "dur": 1}]}, "no operator"),
-    "a rank of another type": (
-        {"traceEvents": OPERATORS, "distributedInfo": {"rank": [], "world_size": 2}},
-        "another distributedInfo",
-    ),
-    "a rank out of range": (
-        {"traceEvents": OPERATORS, "distributedInfo": {"rank": 2, "world_size": 2}},
-        "rank 2 of 2",
-    ),
-    "groups of another type": (
-        {
-            "traceEvents": OPERATORS,
-            "distributedInfo": {"rank": 0, "world_size": 2, "pg_config": [1]},
-        },
-        "another distributedInfo",
-    ),
+    "a rank of another type": (of_rank([]), "another distributedInfo"),
+    "a rank out of range": (of_rank(2), "rank 2 of 2"),
+    "groups of another type": (of_rank(0, pg_config=[1]), "another distributedInfo"),
     "no step": (
-        {
-            "traceEvents": [
-                7,
-                {},
-                {"ph": "X", "name": 3, "ts": 1, "dur": 1},
-                {"ph": "X", "ts": "x"},
-                *OPERATORS,
-                *(
-                    {"ph": "X", "cat": "user_annotation", "name": "x", "ts": 1, "dur": 1}
-                    for _ in "ab"
-                ),
-            ],
-            "distributedInfo": {"rank": 0, "world_size": 2},
-        },
+        of_rank(
+            0,
+            [7, {}, {"ph": "X", "name": 3, "ts": 1, "dur": 1}, {"ph": "X", "ts": "x"}, *OPERATORS,
+             REPEATED, REPEATED],
+        ),
         r"no ProfilerStep.*Annotations that repeat: x \(2 times\)",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("document", "reason"), BAD.values(), ids=BAD)

@@ -29,53 +29,35 @@ def line(communicator: str, place: tuple[int, int], process: int, perf: Line) ->
     rank, size = place
     return {
         "header": {
-            "id": communicator,
-            "comm_name": "unknown",
-            "rank": rank,
-            "n_ranks": size,
-            "nnodes": 1,
+            "id": communicator, "comm_name": "unknown", "rank": rank, "n_ranks": size, "nnodes": 1,
         },
         "metadata": {
-            "inspector_output_format_version": "v4.2",
-            "git_rev": "",
-            "rec_mechanism": "nccl_profiler_interface",
-            "dump_timestamp_us": BEGIN_US,
-            "hostname": "node0",
-            "pid": 100 + process,
+            "inspector_output_format_version": "v4.2", "git_rev": "",
+            "rec_mechanism": "nccl_profiler_interface", "dump_timestamp_us": BEGIN_US,
+            "hostname": "node0", "pid": 100 + process,
         },
         **perf,
-    }
+    }  # fmt: skip
 
 
 def collective(name: str, seq: int, num_bytes: int, times_us: tuple[int, int]) -> Line:
     begin_us, end_us = times_us
     channels = [
-        {
-            "channel_id": channel,
-            "kernel_start_ts": begin_us + channel,
-            "kernel_stop_ts": end_us - channel,
-            "kernel_record_ts": end_us,
-        }
+        {"channel_id": channel, "kernel_start_ts": begin_us + channel,
+         "kernel_stop_ts": end_us - channel, "kernel_record_ts": end_us}
         for channel in range(2)
-    ]
+    ]  # fmt: skip
     return {
         "coll_perf": {
-            "coll": name,
-            "coll_algo": "RING",
-            "coll_proto": "SIMPLE",
-            "coll_sn": seq,
-            "coll_msg_size_bytes": num_bytes,
-            "coll_exec_time_us": end_us - begin_us,
-            "coll_timing_source": "kernel_gpu",
-            "coll_algobw_gbs": 1.0,
-            "coll_busbw_gbs": 1.5,
+            "coll": name, "coll_algo": "RING", "coll_proto": "SIMPLE", "coll_sn": seq,
+            "coll_msg_size_bytes": num_bytes, "coll_exec_time_us": end_us - begin_us,
+            "coll_timing_source": "kernel_gpu", "coll_algobw_gbs": 1.0, "coll_busbw_gbs": 1.5,
             "event_trace_ts": {
-                "coll_start_ts": begin_us - 40,
-                "coll_stop_ts": begin_us - 35,
+                "coll_start_ts": begin_us - 40, "coll_stop_ts": begin_us - 35,
                 "kernel_events": channels,
             },
         }
-    }
+    }  # fmt: skip
 
 
 def job() -> list[list[Line]]:

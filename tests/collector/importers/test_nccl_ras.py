@@ -28,13 +28,9 @@ BEHIND = {"AllReduce": 40}
 
 
 def place(rank: int, of: int) -> dict[str, Any]:
-    return {
-        "rank": rank,
-        "host": f"10.0.0.{of // 2}",
-        "pid": 4000 + of,
-        "cuda_dev": of % 2,
-        "nvml_dev": of % 2,
-    }
+    host = f"10.0.0.{of // 2}"
+    devices = {"cuda_dev": of % 2, "nvml_dev": of % 2}
+    return {"rank": rank, "host": host, "pid": 4000 + of, **devices}
 
 
 def communicator(name: str, counts: Mapping[int, Mapping[str, int] | None]) -> dict[str, Any]:
@@ -54,26 +50,19 @@ def communicator(name: str, counts: Mapping[int, Mapping[str, int] | None]) -> d
             place(rank, of) | {"status": state, "collective_counts": {**zero, **launched}}
         )
     return {
-        "hash": name,
-        "secondary_hash": "0x1:0x2",
-        "size": len(counts),
-        "ranks_count": len(answered),
-        "missing_ranks_count": len(missing),
-        "ranks": answered,
-        "missing_ranks": missing,
-    }
+        "hash": name, "secondary_hash": "0x1:0x2", "size": len(counts),
+        "ranks_count": len(answered), "missing_ranks_count": len(missing),
+        "ranks": answered, "missing_ranks": missing,
+    }  # fmt: skip
 
 
 def write(path: Path, second: int, *communicators: dict[str, Any]) -> Path:
     document = {
-        "nccl_version": "2.30.7",
-        "cuda_runtime_version": 13000,
-        "cuda_driver_version": 13000,
+        "nccl_version": "2.30.7", "cuda_runtime_version": 13000, "cuda_driver_version": 13000,
         "timestamp": f"2026-06-04 15:28:{second:02d}",
-        "communicators_count": len(communicators),
-        "communicators": [*communicators],
+        "communicators_count": len(communicators), "communicators": [*communicators],
         "ras": {"collection_time_sec": 0.012, "timeouts_count": 0},
-    }
+    }  # fmt: skip
     path.write_text(json.dumps(document), encoding="utf-8")
     return path
 
