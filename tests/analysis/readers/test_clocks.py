@@ -61,6 +61,17 @@ def collective(
     )
 
 
+def repeated(*members: tuple[int, int, int], name: str = "all_reduce") -> SpanTable:
+    """Return four collectives, given rank, begin and end of their members."""
+    return span_table(
+        [
+            collective(rank, begin_ns, end_ns, seq=seq, name=name)
+            for seq in range(4)
+            for rank, begin_ns, end_ns in members
+        ]
+    )
+
+
 def p2p(rank: int, begin_ns: int, end_ns: int, *, pair: tuple[int, int], seq: int) -> Span:
     src, dst = pair
     return replace(
@@ -206,26 +217,14 @@ def test_a_host_without_any_common_group_stays_unknown() -> None:
 
 @pytest.mark.parametrize("name", ["broadcast", "reduce", "scatter", "gather"])
 def test_the_ends_of_a_collective_with_a_root_prove_nothing(name: str) -> None:
-    spans = span_table(
-        [
-            collective(rank, 0, 5 * MS + 30 * MS * rank, seq=seq, name=name)
-            for seq in range(4)
-            for rank in range(2)
-        ]
-    )
+    spans = repeated((0, 0, 5 * MS), (1, 0, 35 * MS), name=name)
 
     assert not align_clocks(run("a", "b"), spans).lines
 
 
 def test_measured_clocks_are_not_touched() -> None:
     # Ends that differ by 3 ms are no contradiction: a host may be late.
-    spans = span_table(
-        [
-            collective(rank, 0, 5 * MS + 3 * MS * rank, seq=seq)
-            for seq in range(4)
-            for rank in (0, 1)
-        ]
-    )
+    spans = repeated((0, 0, 5 * MS), (1, 0, 8 * MS))
     info = run("a", "b", errors=(50_000, 50_000), error_ns=100_000)
 
     found = align_clocks(info, spans)
@@ -236,13 +235,7 @@ def test_measured_clocks_are_not_touched() -> None:
 
 def test_a_declared_error_that_collectives_contradict_is_not_believed() -> None:
     # Host b is 30 ms ahead and declares 50 us: it would enter after the others have left.
-    spans = span_table(
-        [
-            collective(rank, ahead, ahead + 5 * MS, seq=seq)
-            for seq in range(4)
-            for rank, ahead in ((0, 0), (1, 30 * MS), (2, 20_000))
-        ]
-    )
+    spans = repeated((0, 0, 5 * MS), (1, 30 * MS, 35 * MS), (2, 20_000, 5 * MS + 20_000))
     info = run("a", "b", "c", errors=(50_000,) * 3, error_ns=100_000)
 
     found = align_clocks(info, spans)
@@ -259,13 +252,7 @@ def test_a_declared_error_that_collectives_contradict_is_not_believed() -> None:
 
 def test_exits_events_and_samples_are_aligned_with_their_host() -> None:
     # GIVEN b 1 s ahead: by its clock it ended last, in fact it ended first
-    spans = span_table(
-        [
-            collective(rank, S * rank, S * rank + 5 * MS, seq=seq)
-            for seq in range(4)
-            for rank in (0, 1)
-        ]
-    )
+    spans = repeated((0, 0, 5 * MS), (1, S, S + 5 * MS))
     context = RunContext(
         exits=(
             RankExit(epoch=0, rank=0, state="failed", at_ns=T0 + 300 * MS),
@@ -299,13 +286,8 @@ def test_ranks_of_an_unknown_host_share_its_clock_unless_they_contradict_that() 
     (epoch,) = info.epochs
     ranks = tuple(replace(each, clock=f"rank {each.rank}") for each in epoch.ranks)
     info = replace(info, epochs=(replace(epoch, ranks=ranks),))
-    spans = span_table(
-        [
-            collective(rank, ahead, ahead + 5 * MS, seq=seq)
-            for seq in range(4)
-            for rank, ahead in ((0, 0), (1, 0), (2, 30 * MS), (3, 30 * MS))
-        ]
-    )
+    early, late = (0, 5 * MS), (30 * MS, 35 * MS)
+    spans = repeated((0, *early), (1, *early), (2, *late), (3, *late))
 
     found = align_clocks(info, spans)
 

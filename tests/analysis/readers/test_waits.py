@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.readers.waits import Arrivals, split_traced_waits, split_waits
 from rankscope.analysis.trace.rows import concatenate, select_rows
-from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, RunInfo, SpanTable
+from rankscope.analysis.trace.tables import GroupInfo, SpanTable
 from rankscope.tracer.span import NONE, Span, SpanFlag, SpanKind, UnixNs
-from rankscope.tracer.topology import Layout
+from tests.support.analysis.exit_builders import run_of
 from tests.support.dashboard.builders import span_table
 
 if TYPE_CHECKING:
@@ -298,14 +298,7 @@ def arrivals_of(spans: SpanTable) -> Arrivals:
 def test_some_ranks_with_all_arrivals_split_like_the_whole_step(
     some: list[Span], ranks: set[int]
 ) -> None:
-    run = RunInfo(
-        run_id="run",
-        source_format="rankscope",
-        layout=Layout(),
-        world_size=5,
-        epochs=(EpochInfo(epoch=0, ranks=(), groups=(TP, PP)),),
-        clock_error_ns=0,
-    )
+    run = run_of(5, groups=(TP, PP), clock_error_ns=0)
     spans = span_table(some)
     chosen = np.isin(spans.rank, list(ranks))
 

@@ -11,9 +11,9 @@ from rankscope.analysis.readers.tracer.evidence import is_delayed_in_call
 from rankscope.analysis.readers.tracer.reader import read_traced
 from rankscope.analysis.readers.waits import split_waits
 from rankscope.analysis.replay.model import Place
-from rankscope.analysis.trace.tables import EpochInfo, GroupInfo, RankInfo, RunInfo
+from rankscope.analysis.trace.tables import GroupInfo
 from rankscope.tracer.span import NONE, Span, SpanKind, UnixNs
-from rankscope.tracer.topology import Coords, Layout
+from tests.support.analysis.exit_builders import run_of
 from tests.support.analysis.one_rank import DP, MS, tables
 from tests.support.dashboard.builders import span_table
 
@@ -95,16 +95,8 @@ def test_gap_before_a_launch_has_the_place_of_the_compute_that_it_feeds(
         (SpanKind.DP_COMM, 50, 60, 50, 0),
         (after, 50, 100, 50, NONE),
     )
-    run = RunInfo(
-        run_id="run",
-        source_format="rankscope",
-        layout=Layout(),
-        world_size=1,
-        clock_error_ns=0,
-        epochs=(EpochInfo(epoch=0, ranks=(RankInfo(rank=0, coords=Coords()),), groups=(DP,)),),
-    )
 
-    gaps = read_traced(run, spans, steps).gaps
+    gaps = read_traced(run_of(1, groups=(DP,), clock_error_ns=0), spans, steps).gaps
 
     assert [
         (Place(where), gap // MS) for where, gap in zip(gaps.place, gaps.gap_ns, strict=True)

@@ -9,14 +9,9 @@ import numpy as np
 from rankscope.analysis.readers.tracer.matched_waits import MatchedWaits, match_waits
 from rankscope.analysis.readers.tracer.reader import read_traced
 from rankscope.analysis.readers.waits import split_waits
-from rankscope.analysis.trace.tables import (
-    EpochInfo,
-    RankInfo,
-    RunInfo,
-    StepTable,
-)
+from rankscope.analysis.trace.tables import StepTable
 from rankscope.tracer.span import NONE, SpanKind
-from rankscope.tracer.topology import Coords, Layout
+from tests.support.analysis.exit_builders import run_of
 from tests.support.analysis.one_rank import DP, MS, Row, tables
 from tests.support.analysis.tables import table_of
 
@@ -84,17 +79,8 @@ def test_transfer_with_an_unknown_end_is_that_of_alike_ones_or_its_bound() -> No
         (SpanKind.DP_COMM, 60, 68, 0, 3),
         bounds=(1, 2),
     )
-    ranks = (RankInfo(rank=0, coords=Coords()),)
-    run = RunInfo(
-        run_id="run",
-        source_format="rankscope",
-        layout=Layout(),
-        world_size=1,
-        clock_error_ns=0,
-        epochs=(EpochInfo(epoch=0, ranks=ranks, groups=(DP,)),),
-    )
 
-    model = read_traced(run, spans, steps).model
+    model = read_traced(run_of(1, groups=(DP,), clock_error_ns=0), spans, steps).model
 
     # THEN the first hidden one took the median of the known ones, 7, the second its bound
     comm = np.array([model.kinds[kind] == "dp-comm" for kind in model.kind])

@@ -8,21 +8,29 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import read_operations
-from rankscope.analysis.breakdown.bubble import measure_bubble
 from rankscope.analysis.readers.tracer.pieces import WHOLE, is_deferred_part, number_parts
 from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
 from rankscope.tracer.topology import Layout
 from tests.support.analysis.cluster import MS, Action, Begin, Cluster, Compute, End
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from rankscope.analysis.replay.model import Reading
+
+    Script = Callable[[int, int], Iterator[Action]]
 
 FORWARD, BACKWARD = KIND_CODES[SpanKind.FORWARD], KIND_CODES[SpanKind.BACKWARD]
 
 
-def read(cluster: Cluster) -> Reading:
+def run(script: Script, layout: Layout | None = None) -> Cluster:
+    cluster = Cluster(layout or Layout(), {})
+    cluster.run(1, script)
+    return cluster
+
+
+def read(script: Script, layout: Layout | None = None) -> Reading:
+    cluster = run(script, layout)
     return read_operations(cluster.run_info(), cluster.span_table(), cluster.step_table())
 
 
@@ -45,10 +53,7 @@ def split(rank: int, _: int) -> Iterator[Action]:
 
 
 def test_each_part_of_a_split_backward_has_its_own_ideal() -> None:
-    cluster = Cluster(Layout(dp=2), {})
-    cluster.run(1, split)
-
-    model = read(cluster).model
+    model = read(split, Layout(dp=2)).model
 
     backward = (model.kind == BACKWARD) & (model.rank == 0)
     assert model.operations.duration_ns[backward].tolist() == [10 * MS, 10 * MS, 4 * MS, 4 * MS]
@@ -57,10 +62,7 @@ def test_each_part_of_a_split_backward_has_its_own_ideal() -> None:
 
 
 def test_parts_of_a_micro_batch_are_one_item() -> None:
-    cluster = Cluster(Layout(dp=2), {})
-    cluster.run(1, split)
-
-    items = read(cluster).items
+    items = read(split, Layout(dp=2)).items
 
     rows = list(
         zip(*(column.tolist() for column in (items.rank, items.kind, items.microbatch)),
@@ -82,11 +84,8 @@ def test_the_share_of_deferred_weights_is_that_of_the_split_backwards() -> None:
         yield from spans(SpanKind.BACKWARD, 3, 8)
         yield from spans(SpanKind.BACKWARD, 3, 4)
 
-    cluster = Cluster(Layout(), {})
-    cluster.run(1, script)
-
     # W is 4 of the 12 of a backward, and a backward 12 of 18, also where it is not split.
-    assert read(cluster).items.deferred_ratio == pytest.approx(4 / 18)
+    assert read(script).items.deferred_ratio == pytest.approx(4 / 18)
 
 
 def test_whole_backward_next_to_split_ones_is_an_item() -> None:
@@ -95,10 +94,7 @@ def test_whole_backward_next_to_split_ones_is_an_item() -> None:
         yield from spans(SpanKind.BACKWARD, 1, 15)
         yield from spans(SpanKind.BACKWARD, 0, 4)
 
-    cluster = Cluster(Layout(), {})
-    cluster.run(1, script)
-
-    reading = read(cluster)
+    reading = read(script)
 
     assert (reading.items.self_ns // MS).tolist() == [14, 15]
     assert reading.items.microbatch.tolist() == [0, 1]
@@ -112,9 +108,7 @@ def test_backwards_that_are_not_parts_stay_whole() -> None:
         yield from spans(SpanKind.BACKWARD, 0, 1, 1, 1, 1, 1)
         yield from spans(SpanKind.BACKWARD, NONE, 1, 1)
 
-    cluster = Cluster(Layout(), {})
-    cluster.run(1, script)
-    table = cluster.span_table()
+    table = run(script).span_table()
 
     # Five spans with one number are five micro-batches; two without a number are two.
     assert number_parts(table, np.arange(len(table))).tolist() == [WHOLE] * 8
@@ -129,19 +123,4 @@ def test_numbers_that_forwards_share_too_identify_no_parts() -> None:
             yield from spans(SpanKind.FORWARD, 0, 5)
             yield from spans(SpanKind.BACKWARD, 0, 10)
 
-    cluster = Cluster(Layout(), {})
-    cluster.run(1, script)
-
-    assert read(cluster).items.microbatch.tolist() == [0, 1, 0, 1]
-
-
-def test_bubble_formula_of_a_split_backward() -> None:
-    cluster = Cluster(Layout(pp=2), {})
-    cluster.run(1, split)
-    reading = read(cluster)
-
-    shape = measure_bubble(reading, Layout(pp=2), bubble_ns=0, compute_ns=1)
-
-    # (p - 1) / m = 1/2, times (F + B - W) / (F + B + W) = (84 - 2 * 16) / 84.
-    assert shape is not None
-    assert shape.formula_ratio == pytest.approx(0.5 * (84 - 32) / 84)
+    assert read(script).items.microbatch.tolist() == [0, 1, 0, 1]
