@@ -22,7 +22,6 @@ def what_if_file(path: Path, meta: Path) -> TraceWhatIf:
     """Return S, S_X, exact S_w, M_W and M_S of a trace file; see `what_if_trace`.
 
     Args:
-        path: The parquet file.
         meta: YAML file with the sizes of the job.
 
     Raises:
@@ -33,16 +32,7 @@ def what_if_file(path: Path, meta: Path) -> TraceWhatIf:
 
 
 def read_trace_file(path: Path, meta: Path) -> tuple[RunInfo, TraceColumns]:
-    """Read a trace for `analysis.readers.bytedance.what_if.what_if_trace`.
-
-    Args:
-        path: The parquet file.
-        meta: YAML file with the sizes of the job.
-
-    Raises:
-        MetaError: ``meta`` cannot be read, is incomplete, or contradicts the trace.
-        TraceError: The file is not a trace in this format.
-    """
+    """Read a trace file for `what_if_trace`; arguments and errors are those of `what_if_file`."""
     sizes = read_meta(meta, trace=path)
     rows = read_trace(path, meta=sizes)
     ranks = tuple(RankInfo(rank=rank, coords=Coords(dp=dp, pp=pp)) for rank, dp, pp in rows.workers)

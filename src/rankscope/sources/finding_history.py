@@ -17,12 +17,11 @@ from rankscope.collector.read.findings import (
 from rankscope.tracer.topology import Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from rankscope.analysis.report.report import Finding, RunReport
-    from rankscope.analysis.trace.tables import RunInfo
+    from rankscope.analysis.trace.tables import RankInfo, RunInfo
     from rankscope.collector.read.findings import StoredFinding, StoredPlace
     from rankscope.collector.store.store import Store
+    from rankscope.tracer.topology import Coords
 
 
 class FindingHistory:
@@ -35,7 +34,7 @@ class FindingHistory:
         self._places: dict[tuple[str, int], dict[int, Placement]] = {}
         for stored_place in read_finding_places(store):
             ranks = self._places.setdefault((stored_place.run_id, stored_place.epoch), {})
-            ranks.setdefault(stored_place.rank, _place(stored_place))
+            ranks.setdefault(stored_place.rank, _place(stored_place, stored_place))
         found = {(one.run_id, one.number): self._sighting(one) for one in stored}
         self._sightings = {one: sighting for one, sighting in found.items() if sighting is not None}
 
@@ -47,7 +46,12 @@ class FindingHistory:
         all_ = self._sightings.values()
         also = [one for one in all_ if one.incarnation == now.incarnation]
         return find_recurrence(
-            now, all_, others=also, placements=lambda: self._placement(*now.incarnation)
+            now,
+            all_,
+            others=also,
+            placements=lambda: [
+                _place(each, each) for each in read_places(self._store, *now.incarnation)
+            ],
         )
 
     def follow_report(self, report: RunReport, run: RunInfo) -> tuple[Recurrence | None, ...]:
@@ -57,23 +61,23 @@ class FindingHistory:
         epochs of the run, too.
 
         Args:
-            report: The diagnosis.
             run: Description of the run, with the places of its ranks.
         """
         places = {
-            known.epoch: {
-                info.rank: Placement(
-                    host=info.host,
-                    dp=info.coords.dp,
-                    pp=info.coords.pp,
-                    tp=info.coords.tp,
-                    local_rank=info.local_rank,
-                )
-                for info in known.ranks
-            }
+            known.epoch: {info.rank: _place(info, info.coords) for info in known.ranks}
             for known in run.epochs
         }
-        now = [_reported(finding, report, places) for finding in report.findings]
+        newest, now = max(report.epochs, default=-1), []
+        for finding in report.findings:
+            epoch = epoch_of(finding, report.placements, newest=newest)
+            of_rank = places.get(epoch, {})
+            hosts = {place.host for place in of_rank.values()}
+            now.append(
+                _placed(
+                    finding, (report.run, epoch), of_rank, layout=report.layout,
+                    num_hosts=len(hosts),
+                )
+            )  # fmt: skip
         known = [one for one in now if one is not None]
         return tuple(
             None
@@ -88,21 +92,12 @@ class FindingHistory:
         )
 
     def _sighting(self, finding: StoredFinding) -> PlacedFinding | None:
-        job = self._jobs.get((finding.run_id, finding.epoch))
-        ranks = self._places.get((finding.run_id, finding.epoch), {})
-        if job is None or not finding.ranks or len(finding.ranks) > MAX_FINDING_RANKS:
+        key = finding.run_id, finding.epoch
+        job = self._jobs.get(key)
+        if job is None:
             return None
-        return PlacedFinding(
-            run_id=finding.run_id,
-            epoch=finding.epoch,
-            cause=finding.cause,
-            placements=tuple(ranks[rank] for rank in finding.ranks if rank in ranks),
-            sizes=_sizes(Layout(**job.layout)),
-            num_hosts=job.num_hosts,
-        )
-
-    def _placement(self, run_id: str, epoch: int) -> Iterable[Placement]:
-        return map(_place, read_places(self._store, run_id, epoch))
+        layout, of_rank = Layout(**job.layout), self._places.get(key, {})
+        return _placed(finding, key, of_rank, layout=layout, num_hosts=job.num_hosts)
 
 
 def recurrence_document(recurrence: Recurrence | None) -> dict[str, Any] | None:
@@ -119,32 +114,27 @@ def format_recurrence(recurrence: Recurrence | None) -> str:
     return f"it follows the {recurrence.what}: {recurrence.evidence}"
 
 
-def _reported(
-    finding: Finding, report: RunReport, places: dict[int, dict[int, Placement]]
+def _placed(
+    finding: Finding | StoredFinding,
+    incarnation: tuple[str, int],
+    of_rank: dict[int, Placement],
+    *,
+    layout: Layout,
+    num_hosts: int,
 ) -> PlacedFinding | None:
+    """Return a finding with the places of its ranks; None if it names no rank, or too many."""
     if not finding.ranks or len(finding.ranks) > MAX_FINDING_RANKS:
         return None
-    epoch = epoch_of(finding, report.placements, newest=max(report.epochs, default=-1))
-    of_rank = places.get(epoch, {})
+    run_id, epoch = incarnation
     return PlacedFinding(
-        run_id=report.run,
+        run_id=run_id,
         epoch=epoch,
         cause=finding.cause,
         placements=tuple(of_rank[rank] for rank in finding.ranks if rank in of_rank),
-        sizes=_sizes(report.layout),
-        num_hosts=len({place.host for place in of_rank.values()}),
+        sizes=(layout.dp, layout.pp, layout.tp),
+        num_hosts=num_hosts,
     )
 
 
-def _place(stored: StoredPlace) -> Placement:
-    return Placement(
-        host=stored.host,
-        dp=stored.dp,
-        pp=stored.pp,
-        tp=stored.tp,
-        local_rank=stored.local_rank,
-    )
-
-
-def _sizes(layout: Layout) -> tuple[int, int, int]:
-    return layout.dp, layout.pp, layout.tp
+def _place(rank: RankInfo | StoredPlace, at: Coords | StoredPlace) -> Placement:
+    return Placement(host=rank.host, dp=at.dp, pp=at.pp, tp=at.tp, local_rank=rank.local_rank)

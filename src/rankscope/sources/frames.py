@@ -23,12 +23,8 @@ def read_frames(kind: str, data: Mapping[str, Any]) -> tuple[str, ...]:
     the process (``exit``), or of the last communication that was called (``flight-recorder``).
     Other events have none, nor have malformed ones.
     """
-    if kind == FLIGHT_RECORDER:
-        last = data.get("last")
-        frames = last.get("frames") if isinstance(last, dict) else None
-        return tuple(map(str, frames)) if isinstance(frames, list) else ()
-    if kind == "stack":
-        threads = data.get("threads")
+    if kind in {FLIGHT_RECORDER, "stack"}:
+        threads = data.get("threads") if kind == "stack" else [data.get("last")]
         main = threads[0] if isinstance(threads, list) and threads else None
         frames = main.get("frames") if isinstance(main, dict) else None
         return tuple(map(str, frames)) if isinstance(frames, list) else ()

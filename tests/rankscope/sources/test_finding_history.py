@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,12 +22,11 @@ from rankscope.trainer.simulator.scenario import Scenario
 from rankscope.trainer.simulator.simulation import simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from rankscope.collector.store.store import Store
 
-SELECT_RANKS = "SELECT * FROM ranks FINAL WHERE run_id = {run_id:String}"
 RANKS_PER_HOST = 2
 SCENARIO = Scenario(dp=8, pp=1, tp=1, num_steps=8, ranks_per_host=RANKS_PER_HOST)
 """Four hosts, sim-00000 to sim-00003, of two data-parallel positions each."""
@@ -35,17 +34,17 @@ SCENARIO = Scenario(dp=8, pp=1, tp=1, num_steps=8, ranks_per_host=RANKS_PER_HOST
 
 def forget_layout(store: Store, run_id: str) -> None:
     """Turn a run into one whose job declared no layout."""
-    for table, unknown in (
-        ("runs", {"layout": {}}),
-        ("ranks", dict.fromkeys(("dp", "tp", "pp", "cp", "ep"), NONE)),
-    ):
-        rows = store.rows(
-            f"SELECT * FROM {table} FINAL WHERE run_id = {{run_id:String}}",
-            {"run_id": run_id},
-        )
-        store.insert_rows(
-            table, [{**row, **unknown, "revision": row["revision"] + 1} for row in rows]
-        )
+    unknown = dict.fromkeys(("dp", "tp", "pp", "cp", "ep"), NONE)
+    replace_rows(store, "runs", run_id, lambda row: row | {"layout": {}})
+    replace_rows(store, "ranks", run_id, lambda row: row | unknown)
+
+
+def replace_rows(
+    store: Store, table: str, run_id: str, change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    sql = f"SELECT * FROM {table} FINAL WHERE run_id = {{run_id:String}}"
+    rows = store.rows(sql, {"run_id": run_id})
+    store.insert_rows(table, [change(row) | {"revision": row["revision"] + 1} for row in rows])
 
 
 def store_run_with_findings(
@@ -59,14 +58,9 @@ def store_run_with_findings(
     faults = parse_simulated_faults([f"slow-compute:rank={slow},factor=1.5"])
     simulation = simulate(replace(SCENARIO, faults=faults), run_id=run_id)
     store_simulation(store, simulation, simulation.tables())
-    rows = store.rows(
-        "SELECT * FROM ranks FINAL WHERE run_id = {run_id:String}", {"run_id": run_id}
+    replace_rows(
+        store, "ranks", run_id, lambda row: row | {"host": moved.get(row["host"], row["host"])}
     )
-    exchanged = [
-        {**row, "host": moved.get(row["host"], row["host"]), "revision": row["revision"] + 1}
-        for row in rows
-    ]
-    store.insert_rows("ranks", exchanged)
     if not has_layout:
         forget_layout(store, run_id)
     report = analyze_run(StoreSource(store), run_id)
@@ -147,36 +141,6 @@ def test_slowness_that_stayed_while_the_host_moved_follows_the_position(url: str
     assert found["what"] == "position"
     documents = json.loads(list_findings(None, as_json=True, store_url=url))["findings"]
     assert {document["follows"]["what"] for document in documents} == {"position"}
-
-
-@pytest.mark.slow
-def test_recurrence_is_unknown_if_nothing_moved(url: str) -> None:
-    with open_store(url) as store:
-        store_run_with_findings(store, "second", slow=2, moved={})
-
-    found = follows(url, "second")
-
-    assert found is not None
-    assert found["what"] is None
-    assert "nothing has moved" in str(found["evidence"])
-
-
-@pytest.mark.slow
-def test_three_runs_name_the_host_that_is_slow_at_each_position(url: str) -> None:
-    with open_store(url) as store:
-        store_run_with_findings(store, "second", slow=6, moved=EXCHANGED)
-        store_run_with_findings(
-            store,
-            "third",
-            slow=0,
-            moved={"sim-00000": "sim-00001", "sim-00001": "sim-00000"},
-        )
-
-    found = follows(url, "third")
-
-    assert found is not None
-    assert found["what"] == "host"
-    assert "in runs first (epoch 0) and second (epoch 0)" in str(found["evidence"])
 
 
 @pytest.mark.slow

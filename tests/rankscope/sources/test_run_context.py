@@ -208,16 +208,9 @@ def test_a_line_of_a_log_that_comes_after_the_end_counts_as_new_data(
 ) -> None:
     before = {run.run_id: run.num_rows for run in source.runs()}
     line = {
-        "run_id": "earlier",
-        "epoch": 0,
-        "rank": -1,
-        "at_ns": OFFSET_NS,
-        "kind": "kernel",
-        "text": "Xid 79",
-        "data": "{}",
-        "process": "",
-        "line": -1_000,
-    }
+        "run_id": "earlier", "epoch": 0, "rank": -1, "at_ns": OFFSET_NS, "kind": "kernel",
+        "text": "Xid 79", "data": "{}", "process": "", "line": -1_000,
+    }  # fmt: skip
     store.insert_rows("events", [line])
 
     after = {run.run_id: run.num_rows for run in source.runs()}
