@@ -309,7 +309,8 @@ class _Record(NamedTuple):
         if not (0 <= seq < MAX_SEQ and all(0 <= time < MAX_NS for time in times)):
             raise ValueError(f"seq {seq} or times {times}")
         has_ended = entry["state"] == "completed"
-        state = State.BEGUN if entry["state"] == "started" or times[1] else State.LAUNCHED
+        is_begun = entry["state"] == "started" or times[1] > 0
+        state = State.BEGUN if is_begun else State.LAUNCHED
         sides = None if first is None else (int(first), int(second))
         call = Call(
             group=sys.intern(str(group)[:MAX_TEXT]),
@@ -332,7 +333,7 @@ class _Record(NamedTuple):
             record_id=int(entry.get("record_id", NONE)),
             pg_id=str(entry.get("pg_id", "")),
             newest_ns=max(times),
-            is_begun=times[1] > 0 or entry["state"] == "started",
+            is_begun=is_begun,
         )
 
 

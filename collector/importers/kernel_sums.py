@@ -69,8 +69,8 @@ class KernelSum(NamedTuple):
             num=self.num + other.num,
             total_ns=self.total_ns + other.total_ns,
             max_ns=max(self.max_ns, other.max_ns),
-            flops=_sum(self.flops, other.flops),
-            num_bytes=_sum(self.num_bytes, other.num_bytes),
+            flops=_total((self.flops, other.flops)),
+            num_bytes=_total((self.num_bytes, other.num_bytes)),
             dtype=self.dtype if self.dtype == other.dtype else "",
             num_names=num_names,
         )
@@ -147,12 +147,10 @@ def _add_costs(costs: Sequence[Cost], num: int) -> tuple[int | None, int | None,
     """Return the work of some launches; what is unknown of any of them is unknown of all."""
     if len(costs) < num:
         return None, None, ""
-    flops = [cost.flops for cost in costs]
-    num_bytes = [cost.num_bytes for cost in costs]
     dtypes = {cost.dtype for cost in costs}
     return (
-        None if None in flops else sum(filter(None, flops)),
-        None if None in num_bytes else sum(filter(None, num_bytes)),
+        _total([cost.flops for cost in costs]),
+        _total([cost.num_bytes for cost in costs]),
         dtypes.pop() if len(dtypes) == 1 else "",
     )
 
@@ -208,5 +206,5 @@ def _limit_names(sums: dict[KernelKey, KernelSum]) -> dict[KernelKey, KernelSum]
     return limited
 
 
-def _sum(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
+def _total(numbers: Sequence[int | None]) -> int | None:
+    return None if None in numbers else sum(filter(None, numbers))

@@ -25,7 +25,6 @@ from .pieces import (
     NO_GRADIENTS,
     WHOLE,
     Pieces,
-    find_calls,
     is_deferred_part,
 )
 
@@ -51,8 +50,6 @@ def build_compute_items(
     pieces: Pieces,
     numbers: NDArray[np.int32],
     run: RunInfo,
-    *,
-    part: NDArray[np.int64],
 ) -> tuple[ComputeItems, ComputeItems, NDArray[np.bool_]]:
     """Sum the own pieces of each forward and backward; the parts of a split backward are one item.
 
@@ -65,13 +62,12 @@ def build_compute_items(
 
     Args:
         numbers: Numbers of its steps, ascending.
-        part: Shape (spans,): the part of its micro-batch that a compute span is.
 
     Returns:
         The items, those of forwards without gradients, and which pieces are those of experts, shape
         (pieces,).
     """
-    spans, rank_steps = matched.spans, matched.rank_steps
+    spans, rank_steps, part = matched.spans, matched.rank_steps, pieces.part
     compute = np.flatnonzero(pieces.is_own)
     compute = compute[is_one_of(spans.kind[pieces.compute[compute]], (FORWARD, BACKWARD))]
     experts = is_expert_piece(matched, pieces, part)
@@ -91,7 +87,7 @@ def build_compute_items(
     series, _ = factorize(step, rank, kind, chunk, span_part)
     microbatch = cumcount(series).astype(np.int32)
     ranks = run.ranks
-    is_generation = find_calls(pieces, part) & (part[pieces.compute] == GENERATION)
+    is_generation = pieces.is_call & (part[pieces.compute] == GENERATION)
     for excluded, by_chunk in ((experts, True), (is_generation, False)):
         if excluded.any():
             scale = _scale_to_whole(matched, pieces, ranks, compute, excluded, by_chunk=by_chunk)
@@ -120,17 +116,12 @@ def build_compute_items(
         spans,
         span[order][~is_call],
         span_part[~is_call],
-        deferred_ratio=_deferred_ratio(matched, pieces, part, compute),
+        deferred_ratio=_deferred_ratio(matched, pieces, compute),
     )
     return items, select_items(all_items, is_call), experts
 
 
-def _deferred_ratio(
-    matched: MatchedWaits,
-    pieces: Pieces,
-    part: NDArray[np.int64],
-    compute: NDArray[np.int64],
-) -> float:
+def _deferred_ratio(matched: MatchedWaits, pieces: Pieces, compute: NDArray[np.int64]) -> float:
     """Return W / (F + B + W), W being what the split backwards deferred.
 
     Not all are split: that of a pipeline's first stage has no gradient of its input, and DualPipe
@@ -138,12 +129,13 @@ def _deferred_ratio(
     proportion.
     """
     span = pieces.compute[compute]
+    part = pieces.part[span]
     length = (pieces.end - pieces.start)[compute].astype(np.float64)
-    is_split = (part[span] != WHOLE) & ~np.isin(part[span], NO_GRADIENTS)
+    is_split = (part != WHOLE) & ~np.isin(part, NO_GRADIENTS)
     split_ns = float(length[is_split].sum())
     if not split_ns:
         return 0.0
-    deferred_ns = float(length[is_deferred_part(part[span])].sum())
+    deferred_ns = float(length[is_deferred_part(part)].sum())
     backward_ns = float(length[matched.spans.kind[span] == BACKWARD].sum())
     return deferred_ns / split_ns * backward_ns / float(length.sum())
 

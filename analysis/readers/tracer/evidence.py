@@ -36,14 +36,13 @@ _PLACE_BY_NEXT_KIND = {
 }
 
 
-def find_gaps(  # noqa: PLR0913  # tables of one run
+def find_gaps(
     matched: MatchedWaits,
     pieces: Pieces,
     steps: StepTable,
     *,
     numbers: NDArray[np.int32],
     piece_number: NDArray[np.int64],
-    part: NDArray[np.int64],
     records_loader: bool = False,
 ) -> GapItems:
     """Return the host gaps of a traced run, with their places in the step.
@@ -55,14 +54,13 @@ def find_gaps(  # noqa: PLR0913  # tables of one run
 
     Args:
         piece_number: Shape (pieces,): the operation that each piece became.
-        part: Shape (spans,): the part of its micro-batch that a compute span is.
         records_loader: See `RunInfo.records_loader`.
     """
     rows = np.flatnonzero(~pieces.is_own & (pieces.end > pieces.start))
     rank_step = pieces.rank_step[rows]
     waited = _waited_between_steps(matched)
     place, first_place = _gap_places(
-        matched, pieces, part, waited, numbers, records_loader=records_loader
+        matched, pieces, waited, numbers, records_loader=records_loader
     )
     pause = _pauses_between_steps(matched, pieces, steps)
     first = np.flatnonzero(pause)
@@ -87,7 +85,6 @@ def find_gaps(  # noqa: PLR0913  # tables of one run
 def _gap_places(
     matched: MatchedWaits,
     pieces: Pieces,
-    part: NDArray[np.int64],
     waited_ns: NDArray[np.float64],
     numbers: NDArray[np.int32],
     *,
@@ -114,7 +111,7 @@ def _gap_places(
     is_first = last_own < 0
     is_first[~is_first] = pieces.rank_step[last_own[~is_first]] != pieces.rank_step[~is_first]
     evaluates = own.copy()
-    evaluates[own] = part[pieces.compute[own]] == EVALUATION
+    evaluates[own] = pieces.part[pieces.compute[own]] == EVALUATION
     beside = known & evaluates[np.minimum(next_own, num - 1)]
     beside |= ~is_first & evaluates[np.maximum(last_own, 0)]
     num_data, data_ns = _recorded_input(matched, numbers)

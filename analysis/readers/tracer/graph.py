@@ -38,7 +38,6 @@ from .pieces import (
     Pieces,
     RankSteps,
     compiles_at,
-    find_calls,
 )
 
 if TYPE_CHECKING:
@@ -52,14 +51,13 @@ PAUSE_KINDS = (KIND_CODES[SpanKind.GC], KIND_CODES[SpanKind.CHECKPOINT])
 median."""
 
 
-def build_model(  # noqa: PLR0913  # a run and what its reader found
+def build_model(
     run: RunInfo,
     matched: MatchedWaits,
     pieces: Pieces,
     *,
     numbers: tuple[int, ...],
     overlap_ns: NDArray[np.int64],
-    part: NDArray[np.int64],
     truncated: NDArray[np.bool_],
 ) -> tuple[ReplayModel, NDArray[np.int64]]:
     """Build the operations of a traced run, with their dependencies and ideals.
@@ -67,7 +65,6 @@ def build_model(  # noqa: PLR0913  # a run and what its reader found
     Args:
         numbers: Steps that are replayed, ascending.
         overlap_ns: Shape (steps,): time that each of them shares with the step before.
-        part: Shape (spans,): the part of its micro-batch that a compute span is.
         truncated: Shape (communications,): `find_truncated`.
 
     Returns:
@@ -95,10 +92,8 @@ def build_model(  # noqa: PLR0913  # a run and what its reader found
     kind = np.concatenate((piece_kind, spans.kind[comm])).astype(np.int16)
 
     def labels_and_ideals() -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        labels, work = _label_operations(matched, pieces, stage, part)
-        ideal = ideal_durations(
-            matched, pieces, kind=kind, label=labels, part=part, duration_ns=duration
-        )
+        labels, work = _label_operations(matched, pieces, stage)
+        ideal = ideal_durations(matched, pieces, kind=kind, label=labels, duration_ns=duration)
         step = rank_steps.step_index[matched.comm_rank_step]
         ideal[num_pieces:] = ideal_transfers(
             duration[num_pieces:], labels[num_pieces:], step, truncated=truncated
@@ -125,7 +120,7 @@ def build_model(  # noqa: PLR0913  # a run and what its reader found
         ideal_gap = np.where(begins, ideal_delay[rank_step], 0.0)
         labels, work, ideal = labelled.result()
         on_device = np.append(pieces.is_own, is_comm[num_pieces:])
-        planned = _share_equally(matched, pieces, part, run=run, ideal_ns=ideal)
+        planned = _share_equally(matched, pieces, run=run, ideal_ns=ideal)
         kind[planned], on_device[planned] = len(KINDS), False
         own = rank_step[order]
         columns = {
@@ -310,7 +305,7 @@ def _stream_edges(
 
 
 def _label_operations(
-    matched: MatchedWaits, pieces: Pieces, stage: NDArray[np.int32], part: NDArray[np.int64]
+    matched: MatchedWaits, pieces: Pieces, stage: NDArray[np.int32]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Label the operations; operations of equal label have one ideal.
 
@@ -329,7 +324,7 @@ def _label_operations(
     after = np.append(kind[1:], GAP)
     piece_columns = (
         np.where(is_gap, 1, 0),
-        np.where(is_gap, pieces.host_kind, kind * MAX_PARTS**2 + part[span]),
+        np.where(is_gap, pieces.host_kind, kind * MAX_PARTS**2 + pieces.part[span]),
         np.where(is_gap, before, np.where(pieces.compute == GAP, 0, spans.chunk[span])),
         np.where(is_gap, after, pieces.num_ordinals),
         np.where(is_gap, np.append(spans.name, GAP)[pieces.named_row], pieces.ordinal),
@@ -348,7 +343,6 @@ def ideal_durations(
     *,
     kind: NDArray[np.int16],
     label: NDArray[np.int64],
-    part: NDArray[np.int64],
     duration_ns: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """Return the duration of each operation in a straggler-free step.
@@ -365,7 +359,6 @@ def ideal_durations(
     Args:
         kind: Shape (ops,): codes into `tracer.span.KINDS`.
         label: Shape (ops,): operations of equal label have one ideal.
-        part: Shape (spans,): the part of its micro-batch that a compute span is.
         duration_ns: Shape (ops,): as recorded.
 
     Source:
@@ -377,10 +370,10 @@ def ideal_durations(
     own = np.flatnonzero(pieces.is_own)
     if not len(own):
         return ideal
-    _share_idle(matched, pieces, part, ideal_ns=ideal, duration_ns=duration_ns)
+    _share_idle(matched, pieces, ideal_ns=ideal, duration_ns=duration_ns)
     span = pieces.compute[own]
     chunk = matched.spans.chunk[span].astype(np.int64)
-    work = kind[own].astype(np.int64) * MAX_PARTS**2 + part[span]
+    work = kind[own].astype(np.int64) * MAX_PARTS**2 + pieces.part[span]
     work = work * (int(chunk.max()) + 2) + chunk + 1
     mean = means_by_key(duration_ns[own], label[own])
     span_mean = np.bincount(span, weights=mean)
@@ -399,7 +392,6 @@ def ideal_durations(
 def _share_idle(
     matched: MatchedWaits,
     pieces: Pieces,
-    part: NDArray[np.int64],
     *,
     ideal_ns: NDArray[np.float64],
     duration_ns: NDArray[np.float64],
@@ -415,7 +407,7 @@ def _share_idle(
     row = sorted_unique(pieces.compute[pieces.compute != GAP])
     at = np.searchsorted(row, pieces.compute[idle])
     whole_ns = np.bincount(at, weights=duration_ns[idle], minlength=len(row))
-    work, _ = factorize(spans.kind[row], spans.chunk[row], part[row])
+    work, _ = factorize(spans.kind[row], spans.chunk[row], pieces.part[row])
     usual_ns = medians_by_key(whole_ns, work, is_lower=True)
     ideal_ns[idle] = duration_ns[idle] * (usual_ns / np.maximum(whole_ns, 1.0))[at]
 
@@ -432,7 +424,6 @@ def find_idle(matched: MatchedWaits, pieces: Pieces) -> NDArray[np.bool_]:
 def _share_equally(
     matched: MatchedWaits,
     pieces: Pieces,
-    part: NDArray[np.int64],
     *,
     run: RunInfo,
     ideal_ns: NDArray[np.float64],
@@ -445,7 +436,7 @@ def _share_equally(
         The planned pieces.
     """
     spans, steps, coords = matched.spans, matched.rank_steps, run.coords
-    is_call = find_calls(pieces, part)
+    is_call = pieces.is_call
     calls = np.flatnonzero(is_call)
     stage_of_rank = {rank: coords[rank].pp for rank in matched.line.ranks.tolist()}
 
@@ -457,7 +448,7 @@ def _share_equally(
     ideal_ns[calls] *= equal_share_ratio(
         ideal_ns[calls], rank=rank, step=step, stage_of_rank=stage_of_rank
     )
-    planned: NDArray[np.int64] = calls[part[pieces.compute[calls]] == EVALUATION]
+    planned: NDArray[np.int64] = calls[pieces.part[pieces.compute[calls]] == EVALUATION]
     ideal_ns[planned] = 0.0
     own = pieces.is_own & ~is_call
     own[own] = is_one_of(spans.kind[pieces.compute[own]], (FORWARD, BACKWARD))

@@ -104,6 +104,9 @@ class Pieces:
     num_ordinals: NDArray[np.int64]
     """Number of pieces of the compute span."""
 
+    part: NDArray[np.int64]
+    """Shape (spans,): the part of its micro-batch that a compute span is; `WHOLE` for others."""
+
     @property
     def is_own(self) -> NDArray[np.bool_]:
         """Which pieces are the rank's own compute."""
@@ -115,6 +118,11 @@ class Pieces:
         """Which pieces are the first of their (step, rank)."""
         first: NDArray[np.bool_] = np.diff(self.rank_step, prepend=NOT_FOUND) != 0
         return first
+
+    @property
+    def is_call(self) -> NDArray[np.bool_]:
+        """Which pieces are of forwards without gradients."""
+        return self.is_own & np.isin(self.part[self.compute], NO_GRADIENTS)
 
 
 def place_rank_steps(steps: StepTable, line: Line, step_index: NDArray[np.int32]) -> RankSteps:
@@ -233,6 +241,7 @@ def cut_pieces(
         named_row=np.where(is_named, named_row, GAP),
         ordinal=ordinal,
         num_ordinals=num_ordinals,
+        part=_number_parts_by_span(spans, span),
     )
 
 
@@ -316,19 +325,6 @@ def _add_anchors(
     return first, last, find_covering(rank_steps.start, rank_steps.end, first - empty)
 
 
-def find_calls(pieces: Pieces, part: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which pieces are of forwards without gradients.
-
-    Args:
-        part: Shape (spans,): from `number_parts_by_span`.
-
-    Returns:
-        Shape (pieces,).
-    """
-    is_call: NDArray[np.bool_] = np.isin(part[pieces.compute], NO_GRADIENTS)
-    return is_call & pieces.is_own
-
-
 def _number_pieces(
     span: NDArray[np.int64], host_kind: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -391,7 +387,7 @@ def is_deferred_part(part: NDArray[np.int64]) -> NDArray[np.bool_]:
     return ~np.isin(part, (*first, *NO_GRADIENTS))
 
 
-def number_parts_by_span(spans: SpanTable, compute: NDArray[np.int64]) -> NDArray[np.int64]:
+def _number_parts_by_span(spans: SpanTable, compute: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return `number_parts` of the spans in ``compute``, `WHOLE` for all others. Shape (spans,)."""
     part = np.full(len(spans), WHOLE, dtype=np.int64)
     is_compute = np.zeros(len(spans), dtype=np.bool_)

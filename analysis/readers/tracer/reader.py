@@ -26,7 +26,7 @@ from .graph import build_model, find_idle
 from .incomplete_steps import RANK_COMPUTE_BITS, drop_incomplete
 from .job_ends import find_job_ends
 from .matched_waits import MatchedWaits, match_waits
-from .pieces import EVALUATION, GENERATION, cut_pieces, find_calls, number_parts_by_span
+from .pieces import EVALUATION, GENERATION, cut_pieces
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -83,12 +83,11 @@ def read_traced(
         warnings.append(
             f"{format_count(num_repeated, 'step')} repeated in a later epoch; the last epoch counts"
         )
-    part = number_parts_by_span(spans, pieces.compute)
     job_steps = measure_steps(all_steps)
     at = np.flatnonzero(np.isin(job_steps.step, numbers))
     at = at[np.argsort(job_steps.step[at])]
     with ThreadPoolExecutor(2) as pool:
-        built_items = pool.submit(build_compute_items, matched, pieces, numbers, run, part=part)
+        built_items = pool.submit(build_compute_items, matched, pieces, numbers, run)
         step_numbers = tuple(numbers.tolist())
         truncated = find_truncated(spans, split, matched.comm)
         model, number = build_model(
@@ -97,7 +96,6 @@ def read_traced(
             pieces,
             numbers=step_numbers,
             overlap_ns=job_steps.overlap_ns[at],
-            part=part,
             truncated=truncated,
         )
         piece_number, comm_number = number[: len(pieces.start)], number[len(pieces.start) :]
@@ -110,7 +108,6 @@ def read_traced(
             steps,
             numbers=numbers,
             piece_number=piece_number,
-            part=part,
             records_loader=run.records_loader,
         )
         waits = _find_wait_intervals(matched, pieces, comm_number)
@@ -138,9 +135,9 @@ def read_traced(
         warnings=(*warnings, *complete.warnings),
         experts=of_pieces(expert_pieces),
         calls=calls if len(calls) else None,
-        is_call=of_pieces(find_calls(pieces, part) & (part[pieces.compute] == GENERATION)),
+        is_call=of_pieces(pieces.is_call & (pieces.part[pieces.compute] == GENERATION)),
         not_compared=complete.not_compared,
-        evaluated_steps=tuple(sorted_unique(spans.step[part == EVALUATION]).tolist()),
+        evaluated_steps=tuple(sorted_unique(spans.step[pieces.part == EVALUATION]).tolist()),
     )
 
 
