@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 
 from rankscope.analysis.readers.tracer.matched_waits import match_waits
 from rankscope.analysis.readers.waits import split_waits
-from rankscope.analysis.trace.rows import make_span_table
 from rankscope.analysis.trace.tables import GroupInfo, SpanTable, StepTable
-from rankscope.tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
+from rankscope.tracer.span import NONE, Span, SpanFlag, SpanKind, UnixNs
 from tests.support.analysis.tables import table_of
+from tests.support.dashboard.builders import span_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MS = 1_000_000
 GROUP, STEP_MS = 7, 100
@@ -47,24 +52,22 @@ def waits_ms(
 def tables(
     rows: tuple[Row, ...], num_ranks: int, num_steps: int, flags: int
 ) -> tuple[SpanTable, StepTable]:
-    rank, step, kind, start, end, seq = (np.array(column) for column in zip(*rows, strict=True))
-    num, is_comm = len(rows), seq != NONE
-    begin = np.rint((start + STEP_MS * step) * MS).astype(np.int64)
-    spans = make_span_table(
-        epoch=np.zeros(num, dtype=np.int32),
-        step=step.astype(np.int32),
-        rank=rank.astype(np.int32),
-        kind=np.array([KIND_CODES[each] for each in kind], dtype=np.int8),
-        name=np.zeros(num, dtype=np.int32),
-        track=is_comm.astype(np.int32),
-        start_ns=begin,
-        duration_ns=np.rint((end - start) * MS).astype(np.int64),
-        launch_ns=np.zeros(num, dtype=np.int64),
-        group_id=np.where(is_comm, GROUP, 0).astype(np.uint64),
-        seq=seq.astype(np.int64),
-        flags=np.where(is_comm, flags | int(SpanFlag.ASYNC), flags).astype(np.uint16),
-        names=("",),
-        tracks=("compute", "comm"),
+    spans = span_table(
+        [
+            Span(
+                rank=rank,
+                step=step,
+                kind=kind,
+                name="",
+                track="compute" if seq == NONE else "comm",
+                start_ns=UnixNs(round((start + STEP_MS * step) * MS)),
+                duration_ns=round((end - start) * MS),
+                group_id=0 if seq == NONE else GROUP,
+                seq=seq,
+                flags=SpanFlag(flags if seq == NONE else flags | SpanFlag.ASYNC),
+            )
+            for rank, step, kind, start, end, seq in rows
+        ]
     )
     step_of_row, rank_of_row = (each.ravel() for each in np.mgrid[:num_steps, :num_ranks])
     steps = table_of(
@@ -85,6 +88,16 @@ def step_of(
         (rank, step, SpanKind.BACKWARD, 0, computed, NONE),
         (rank, step, SpanKind.DP_COMM, 30, ends, step),
         (rank, step, SpanKind.OPTIMIZER, resumes, resumes + 5, NONE),
+    ]
+
+
+def rows_of(num_steps: int, resumes: Callable[[int, int], float]) -> list[Row]:
+    """Return steps of two ranks whose reduction ends at 50 ms, given rank and step."""
+    return [
+        row
+        for rank in (0, 1)
+        for step in range(num_steps)
+        for row in step_of(rank, step, ends=50, resumes=resumes(rank, step))
     ]
 
 
@@ -112,12 +125,7 @@ def test_rank_that_resumes_with_the_end_of_a_communication_waited_for_it(flags: 
 
 def test_delay_of_the_host_after_the_end_is_not_part_of_the_wait() -> None:
     # GIVEN two ranks that resume with the end; in the last of four steps rank 1 is 8 ms late
-    rows = [
-        row
-        for rank in (0, 1)
-        for step in range(4)
-        for row in step_of(rank, step, ends=50, resumes=58 if (rank, step) == (1, 3) else 50)
-    ]
+    rows = rows_of(4, lambda rank, step: 58 if (rank, step) == (1, 3) else 50)
 
     # THEN it waited until the end in that step too, and no longer
     assert waits_ms(*rows, num_steps=4)[-1] == (1, 3, 40.0, 50.0, 3)
@@ -126,11 +134,7 @@ def test_delay_of_the_host_after_the_end_is_not_part_of_the_wait() -> None:
 def test_host_that_stalls_past_the_end_does_not_wait() -> None:
     # GIVEN two ranks that resume at any time after the end, once by chance with it
     late = {(0, 0): 0.0, (0, 1): 7.0, (0, 2): 3.0, (1, 0): 4.0, (1, 1): 9.0, (1, 2): 1.0}
-    rows = [
-        row
-        for (rank, step), ms in late.items()
-        for row in step_of(rank, step, ends=50, resumes=50 + ms)
-    ]
+    rows = rows_of(3, lambda rank, step: 50 + late[rank, step])
 
     assert waits_ms(*rows) == []
 
@@ -138,52 +142,26 @@ def test_host_that_stalls_past_the_end_does_not_wait() -> None:
 def test_rank_that_once_resumed_before_the_end_does_not_wait_there() -> None:
     # GIVEN four steps in three of which the optimizer begins with the end, and one in which the
     # reduction ends only while it computes
-    rows = [
-        row
-        for rank in (0, 1)
-        for step in range(4)
-        for row in step_of(rank, step, ends=50, resumes=48 if step == 3 else 50)
-    ]
+    rows = rows_of(4, lambda _, step: 48 if step == 3 else 50)
 
     assert waits_ms(*rows, num_steps=4) == []
 
 
 def test_two_steps_are_too_few() -> None:
-    rows = [
-        row
-        for rank in (0, 1)
-        for step in range(2)
-        for row in step_of(rank, step, ends=50, resumes=50)
-    ]
-
-    assert waits_ms(*rows, num_steps=2) == []
+    assert waits_ms(*rows_of(2, lambda *_: 50), num_steps=2) == []
 
 
 def test_one_rank_of_a_group_is_not_enough() -> None:
     # GIVEN a rank that resumes with the end in each step, and another that resumes 5 ms after it
-    rows = [
-        row
-        for step in range(3)
-        for rank, resumes in ((0, 50), (1, 55))
-        for row in step_of(rank, step, ends=50, resumes=resumes)
-    ]
-
-    assert waits_ms(*rows) == []
+    assert waits_ms(*rows_of(3, lambda rank, _: 55 if rank else 50)) == []
 
 
 def test_time_of_the_host_is_not_a_wait() -> None:
     # GIVEN garbage collection until 46 ms, and then a wait until 50
-    rows = [
-        row
-        for rank in (0, 1)
-        for step in range(3)
-        for row in (
-            *step_of(rank, step, ends=50, resumes=50),
-            (rank, step, SpanKind.GC, 41, 46, NONE),
-        )
-    ]
+    pauses = [(rank, step, SpanKind.GC, 41, 46, NONE) for rank in (0, 1) for step in range(3)]
+    found = waits_ms(*rows_of(3, lambda *_: 50), *pauses)
 
-    assert {(start, end) for _, _, start, end, _ in waits_ms(*rows)} == {(46.0, 50.0)}
+    assert {(start, end) for _, _, start, end, _ in found} == {(46.0, 50.0)}
 
 
 def test_reduction_that_leaves_its_queue_is_not_a_launch_by_its_host() -> None:

@@ -11,7 +11,7 @@ from rankscope.analysis.arrays.grouping import NO_GROUP
 from rankscope.analysis.readers.tracer.reader import read_traced
 from rankscope.analysis.replay.model import Place
 from rankscope.analysis.replay.what_if import Replayer
-from rankscope.analysis.trace.rows import concatenate, make_span_table
+from rankscope.analysis.trace.rows import concatenate
 from rankscope.analysis.trace.tables import (
     EpochInfo,
     GroupInfo,
@@ -20,42 +20,39 @@ from rankscope.analysis.trace.tables import (
     SpanTable,
     StepTable,
 )
-from rankscope.tracer.span import KIND_CODES, KINDS, NONE, SpanFlag, SpanKind
+from rankscope.tracer.span import KIND_CODES, NONE, Span, SpanFlag, SpanKind, UnixNs
 from rankscope.tracer.topology import Coords, Layout
 from tests.support.analysis.cluster import Source
 from tests.support.analysis.tables import table_of
+from tests.support.dashboard.builders import span_table
 
 PAIR = 9
+P2P = {SpanKind.PP_SEND, SpanKind.PP_RECV}
 
 Row = tuple[int, SpanKind, int, int, bool, int]
 """(rank, kind, start, end, whether it is communication of the pair, flags)."""
 
 
 def spans_of(rows: list[Row], *, epoch: int = 0, step: int = 0) -> SpanTable:
-    rank, kind, start, end, pair, flags = (np.array(c) for c in zip(*rows, strict=True))
-    num = len(rows)
-    pair = pair.astype(bool)
-    p2p = np.isin(kind, [SpanKind.PP_SEND, SpanKind.PP_RECV])
-    codes = np.array([KIND_CODES[SpanKind(k)] for k in kind], np.int8)
-    return make_span_table(
-        epoch=np.full(num, epoch, np.int32),
-        step=np.full(num, step, np.int32),
-        rank=rank.astype(np.int32),
-        kind=codes,
-        name=codes.astype(np.int32),
-        track=np.zeros(num, np.int32),
-        start_ns=start.astype(np.int64),
-        duration_ns=(end - start).astype(np.int64),
-        group_id=np.where(pair, PAIR, 0).astype(np.uint64),
-        seq=np.where(pair, 0, NONE).astype(np.int64),
-        src_rank=np.where(p2p, 0, NONE).astype(np.int32),
-        dst_rank=np.where(p2p, 1, NONE).astype(np.int32),
-        microbatch=np.zeros(num, np.int32),
-        chunk=np.zeros(num, np.int32),
-        flags=flags.astype(np.uint16),
-        names=tuple(kind.value for kind in KINDS),
-        tracks=("main",),
-    )
+    spans = [
+        Span(
+            rank=rank,
+            step=step,
+            kind=kind,
+            name=kind.value,
+            start_ns=UnixNs(start),
+            duration_ns=end - start,
+            group_id=PAIR if is_pair else 0,
+            seq=0 if is_pair else NONE,
+            src_rank=0 if kind in P2P else NONE,
+            dst_rank=1 if kind in P2P else NONE,
+            microbatch=0,
+            chunk=0,
+            flags=SpanFlag(flags),
+        )
+        for rank, kind, start, end, is_pair, flags in rows
+    ]
+    return span_table(spans, epoch=epoch)
 
 
 def steps_of(*rows: tuple[int, int, int, int, int]) -> StepTable:
@@ -208,8 +205,8 @@ def test_only_a_compilation_interrupts_what_a_device_computes(name: str, compute
         (0, SpanKind.HOST, 10, 18, False, 0),
         (1, SpanKind.FORWARD, 0, 22, False, device),
     ]
-    names = tuple(name if kind is SpanKind.HOST else kind.value for kind in KINDS)
-    spans = replace(spans_of(rows), names=names)
+    spans = spans_of(rows)
+    spans = replace(spans, names=tuple(name if each == "host" else each for each in spans.names))
 
     reading = read_traced(TWO_STAGES, spans, steps_of((0, 0, 0, 0, 30), (0, 0, 1, 0, 22)))
 
