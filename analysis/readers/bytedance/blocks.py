@@ -21,17 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from ...arrays.sorting import argsort_rows, find_positions, first_rows
-from .format import (
-    BACKWARD_COMPUTE,
-    CODE,
-    DP_ONLY,
-    EMBEDDING_GRADS,
-    FORWARD_COMPUTE,
-    GRAD_CLIP,
-    OPTIMIZER,
-    TYPES,
-    take_rows,
-)
+from .format import CODE, COMPUTE_CODES, DP_ONLY, TYPES, OpType, take_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -318,10 +308,10 @@ def _find_contradictions(count: NDArray[np.int64], steps: NDArray[np.int64]) -> 
     """
     traced: NDArray[np.bool_] = np.any(count, axis=(0, 3))
     reasons: dict[int, str] = {}
-    missing = (traced & (count[..., CODE[OPTIMIZER]] == 0)).sum(axis=(1, 2))
+    missing = (traced & (count[..., CODE[OpType.OPTIMIZER]] == 0)).sum(axis=(1, 2))
     for index in np.flatnonzero(missing).tolist():
         reasons[int(steps[index])] = (
-            f"{missing[index]} of {int(traced.sum())} workers have no {OPTIMIZER}"
+            f"{missing[index]} of {int(traced.sum())} workers have no {OpType.OPTIMIZER}"
         )
     for name, lowest, highest in _counts_that_should_agree(count, traced):
         for index in np.flatnonzero((lowest < highest).any(axis=1)).tolist():
@@ -339,9 +329,9 @@ def _counts_that_should_agree(
 ) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np.int64]]]:
     """Yield (name, lowest count, highest count), the counts of shape (steps, groups)."""
     num_steps, num_workers = len(count), traced.size
-    for code in (CODE[FORWARD_COMPUTE], CODE[BACKWARD_COMPUTE]):
+    for code in COMPUTE_CODES:
         yield (TYPES[code], *_count_range(count[..., code], traced, axis=2))
-    both = np.stack((count[..., CODE[FORWARD_COMPUTE]], count[..., CODE[BACKWARD_COMPUTE]]))
+    both = np.stack([count[..., code] for code in COMPUTE_CODES])
     yield (
         "forward and backward computes",
         both.min(axis=0).reshape(num_steps, num_workers),
@@ -351,11 +341,11 @@ def _counts_that_should_agree(
         yield (name, *_count_range(count[..., CODE[name]], traced, axis=1))
     ends = [0, -1]
     yield (
-        EMBEDDING_GRADS,
-        *_count_range(count[:, :, ends, CODE[EMBEDDING_GRADS]], traced[:, ends], axis=2),
+        OpType.EMBEDDING_GRADS,
+        *_count_range(count[:, :, ends, CODE[OpType.EMBEDDING_GRADS]], traced[:, ends], axis=2),
     )
-    everywhere = count[..., CODE[GRAD_CLIP]].reshape(num_steps, 1, num_workers)
-    yield (GRAD_CLIP, *_count_range(everywhere, traced.reshape(1, num_workers), axis=2))
+    everywhere = count[..., CODE[OpType.GRAD_CLIP]].reshape(num_steps, 1, num_workers)
+    yield (OpType.GRAD_CLIP, *_count_range(everywhere, traced.reshape(1, num_workers), axis=2))
 
 
 def _count_range(

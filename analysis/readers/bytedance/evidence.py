@@ -19,17 +19,14 @@ from ...replay.model import GapItems, Link, Place, Transfers
 from ..transfers import InstanceMembers, collect_transfers
 from .blocks import Rows, map_steps, map_steps_of
 from .format import (
-    BACKWARD_COMPUTE,
-    BACKWARD_SEND,
     CLOCK_ERROR_TRANSFER_NS,
     CODE,
+    COMPUTE_CODES,
     DP_ONLY,
-    FORWARD_COMPUTE,
-    FORWARD_SEND,
-    GC,
     NO_OP_SLACK_NS,
     PEER_TO_PEER,
     TYPES,
+    OpType,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +46,6 @@ MAX_CLOCK_BOUND_TRANSFERS = 3
 transfers: two, and the difference between the shortest each way."""
 
 PEER_TO_PEER_CODES = tuple(CODE[name] for name in PEER_TO_PEER)
-COMPUTE_CODES = (CODE[FORWARD_COMPUTE], CODE[BACKWARD_COMPUTE])
 
 MAX_NS = np.iinfo(np.int64).max // 4
 
@@ -67,17 +63,18 @@ def find_gaps(trace: Trace) -> GapItems:
     rows, operations = trace.rows, trace.operations
     numbers = np.array(rows.steps, dtype=np.int32)
     place = np.full(len(TYPES), -1, dtype=np.int8)
-    place[CODE[FORWARD_COMPUTE]] = Place.FORWARD
-    place[CODE[BACKWARD_COMPUTE]] = Place.BACKWARD
+    place[CODE[OpType.FORWARD_COMPUTE]] = Place.FORWARD
+    place[CODE[OpType.BACKWARD_COMPUTE]] = Place.BACKWARD
     late = np.flatnonzero(operations.gap_ns > 0)
     late = late[place[rows.type[late]] >= 0]
     since_ns = time_since_last_transfer(trace, late)
     gap_ns = np.minimum(operations.gap_ns[late].astype(np.int64), since_ns)
     late, gap_ns = late[gap_ns > 0], gap_ns[gap_ns > 0]
     gap_place = place[rows.type[late]]
-    first = rows.first[rows.count[:, CODE[FORWARD_COMPUTE]] > 0, CODE[FORWARD_COMPUTE]]
+    forward = CODE[OpType.FORWARD_COMPUTE]
+    first = rows.first[rows.count[:, forward] > 0, forward]
     gap_place[np.isin(late, first)] = Place.INPUT
-    pauses = np.flatnonzero(rows.type == CODE[GC])
+    pauses = np.flatnonzero(rows.type == CODE[OpType.GC])
     both = np.concatenate((late, pauses))
     return GapItems(
         step=numbers[rows.step[both]],
@@ -178,7 +175,7 @@ def _find_members(trace: Trace) -> Members:
                 most = np.repeat(np.maximum.reduceat(value, first), sizes)
             return most
 
-        sends = is_one_of(kind, (CODE[FORWARD_SEND], CODE[BACKWARD_SEND]))
+        sends = is_one_of(kind, (CODE[OpType.FORWARD_SEND], CODE[OpType.BACKWARD_SEND]))
         return Members(
             operation=own + part.start,
             group=group,

@@ -9,6 +9,7 @@ Analysis", arXiv 2505.05713, and the layout of the traces published with it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,44 +20,38 @@ if TYPE_CHECKING:
 
     IntArray = NDArray[np.integer[Any]]
 
-FORWARD_COMPUTE = "forward-compute"
-BACKWARD_COMPUTE = "backward-compute"
-FORWARD_SEND = "forward-send"
-FORWARD_RECV = "forward-recv"
-BACKWARD_SEND = "backward-send"
-BACKWARD_RECV = "backward-recv"
-PARAMS_ALL_GATHER = "params-all-gather"
-GRADS_REDUCE_SCATTER = "grads-reduce-scatter"
-SEPARATE_GRADS = "separate-grads-all-reduce"
-LAYERNORM_GRADS = "layernorm-grads-all-reduce"
-EMBEDDING_GRADS = "embedding-grads-all-reduce"
-GRAD_CLIP = "optimizer-clip-main-grad"
-GC = "gc"
-OPTIMIZER = "optimizer"
 
-TYPES = (
-    FORWARD_COMPUTE,
-    BACKWARD_COMPUTE,
-    FORWARD_SEND,
-    FORWARD_RECV,
-    BACKWARD_SEND,
-    BACKWARD_RECV,
-    PARAMS_ALL_GATHER,
-    GRADS_REDUCE_SCATTER,
-    SEPARATE_GRADS,
-    LAYERNORM_GRADS,
-    EMBEDDING_GRADS,
-    GRAD_CLIP,
-    GC,
-    OPTIMIZER,
-)
+class OpType(StrEnum):
+    """Type of an operation, as the trace names it."""
+
+    FORWARD_COMPUTE = "forward-compute"
+    BACKWARD_COMPUTE = "backward-compute"
+    FORWARD_SEND = "forward-send"
+    FORWARD_RECV = "forward-recv"
+    BACKWARD_SEND = "backward-send"
+    BACKWARD_RECV = "backward-recv"
+    PARAMS_ALL_GATHER = "params-all-gather"
+    GRADS_REDUCE_SCATTER = "grads-reduce-scatter"
+    SEPARATE_GRADS = "separate-grads-all-reduce"
+    LAYERNORM_GRADS = "layernorm-grads-all-reduce"
+    EMBEDDING_GRADS = "embedding-grads-all-reduce"
+    GRAD_CLIP = "optimizer-clip-main-grad"
+    GC = "gc"
+    OPTIMIZER = "optimizer"
+
+
+TYPES = tuple(each.value for each in OpType)
 CODE = {name: code for code, name in enumerate(TYPES)}
 
-COMMUNICATION = frozenset(TYPES) - {FORWARD_COMPUTE, BACKWARD_COMPUTE, GC, OPTIMIZER}
-PEER_TO_PEER = frozenset({FORWARD_SEND, FORWARD_RECV, BACKWARD_SEND, BACKWARD_RECV})
-DP_ONLY = frozenset({PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER, SEPARATE_GRADS})
+COMPUTE = (OpType.FORWARD_COMPUTE, OpType.BACKWARD_COMPUTE)
+COMPUTE_CODES = tuple(CODE[name] for name in COMPUTE)
+COMMUNICATION = frozenset(TYPES) - {*COMPUTE, OpType.GC, OpType.OPTIMIZER}
+PEER_TO_PEER = frozenset(
+    {OpType.FORWARD_SEND, OpType.FORWARD_RECV, OpType.BACKWARD_SEND, OpType.BACKWARD_RECV}
+)
+DP_ONLY = frozenset({OpType.PARAMS_ALL_GATHER, OpType.GRADS_REDUCE_SCATTER, OpType.SEPARATE_GRADS})
 
-FOLDED = {name: f"{name.split('-')[0]}-pp-comm" for name in PEER_TO_PEER}
+FOLDED: dict[str, str] = {name: f"{name.split('-')[0]}-pp-comm" for name in PEER_TO_PEER}
 """Kinds of results: the published ones count send and recv of one direction as one type."""
 
 CLOCK_ERROR_TRANSFER_NS = -10_000_000

@@ -16,25 +16,14 @@ from ...replay.model import ReplayModel
 from ...replay.operations import Operations
 from .blocks import Rows, map_steps, rows_by_start, sort_rows
 from .format import (
-    BACKWARD_COMPUTE,
-    BACKWARD_RECV,
-    BACKWARD_SEND,
     CLOCK_ERROR_TRANSFER_NS,
     CODE,
     COMMUNICATION,
-    EMBEDDING_GRADS,
+    COMPUTE,
+    COMPUTE_CODES,
     FOLDED,
-    FORWARD_COMPUTE,
-    FORWARD_RECV,
-    FORWARD_SEND,
-    GC,
-    GRAD_CLIP,
-    GRADS_REDUCE_SCATTER,
-    LAYERNORM_GRADS,
-    OPTIMIZER,
-    PARAMS_ALL_GATHER,
-    SEPARATE_GRADS,
     TYPES,
+    OpType,
 )
 from .pipeline import DIRECTIONS, Edges, link_pipeline
 
@@ -51,13 +40,12 @@ COMMUNICATION_CODES = tuple(CODE[name] for name in COMMUNICATION)
 WARM_UP_COMPUTES = 2
 """The first backward transfers wait for the compute this many before the first backward one."""
 
-COMPUTE = (FORWARD_COMPUTE, BACKWARD_COMPUTE)
 STREAMS = (
-    (FORWARD_SEND,),
-    (FORWARD_RECV,),
-    (BACKWARD_SEND,),
-    (BACKWARD_RECV,),
-    (PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER),
+    (OpType.FORWARD_SEND,),
+    (OpType.FORWARD_RECV,),
+    (OpType.BACKWARD_SEND,),
+    (OpType.BACKWARD_RECV,),
+    (OpType.PARAMS_ALL_GATHER, OpType.GRADS_REDUCE_SCATTER),
 )
 """A worker's streams beside that of its compute: each runs its operations in order of start."""
 
@@ -85,8 +73,8 @@ def infer_dependencies(
         members = rows_by_start(rows, stream)
         edges.chain(members, rows.worker[members])
     _add_warm_up_edges(rows, edges, computes)
-    gathers, gather_chunk = _pick_by_chunk(rows, PARAMS_ALL_GATHER, last=True)
-    forwards, forward_chunk = _pick_by_chunk(rows, FORWARD_COMPUTE, last=False)
+    gathers, gather_chunk = _pick_by_chunk(rows, OpType.PARAMS_ALL_GATHER, last=True)
+    forwards, forward_chunk = _pick_by_chunk(rows, OpType.FORWARD_COMPUTE, last=False)
     _, of_gather, of_forward = np.intersect1d(
         gather_chunk, forward_chunk, assume_unique=True, return_indices=True
     )
@@ -102,12 +90,12 @@ def _add_warm_up_edges(rows: Rows, edges: Edges, computes: NDArray[np.int64]) ->
     They wait for the compute `WARM_UP_COMPUTES` before the first backward-compute.
     """
     worker = rows.worker[computes]
-    backward = np.flatnonzero(rows.type[computes] == CODE[BACKWARD_COMPUTE])
+    backward = np.flatnonzero(rows.type[computes] == CODE[OpType.BACKWARD_COMPUTE])
     _, at = np.unique(worker[backward], return_index=True)
     first_backward = backward[at]
     enough = cumcount(worker)[first_backward] >= WARM_UP_COMPUTES
     source = computes[first_backward[enough] - WARM_UP_COMPUTES]
-    for name in (BACKWARD_SEND, BACKWARD_RECV):
+    for name in (OpType.BACKWARD_SEND, OpType.BACKWARD_RECV):
         has_one = rows.count[rows.worker[source], CODE[name]] > 0
         edges.add(source[has_one], rows.first[rows.worker[source[has_one]], CODE[name]])
 
@@ -134,12 +122,12 @@ def _add_step_end_edges(
     rows: Rows, edges: Edges, computes: NDArray[np.int64], *, overlapped: bool
 ) -> None:
     """Chain the operations after a worker's last compute; ``overlapped`` changes their order."""
-    chain = [GC, LAYERNORM_GRADS, EMBEDDING_GRADS]
-    chain += [SEPARATE_GRADS] if overlapped else [GRADS_REDUCE_SCATTER]
-    chain += [GRAD_CLIP, OPTIMIZER]
+    chain = [OpType.GC, OpType.LAYERNORM_GRADS, OpType.EMBEDDING_GRADS]
+    chain += [OpType.SEPARATE_GRADS] if overlapped else [OpType.GRADS_REDUCE_SCATTER]
+    chain += [OpType.GRAD_CLIP, OpType.OPTIMIZER]
     place = np.full(len(TYPES), -1)
     place[[CODE[name] for name in chain]] = np.arange(1, len(chain) + 1)
-    place[[CODE[FORWARD_COMPUTE], CODE[BACKWARD_COMPUTE]]] = 0
+    place[[*COMPUTE_CODES]] = 0
 
     is_last = np.append(rows.worker[computes][1:] != rows.worker[computes][:-1], True)
     is_last = is_last[: len(computes)]  # without computes, np.append left one entry
@@ -147,16 +135,16 @@ def _add_step_end_edges(
     members = members[argsort_rows(rows.worker[members], place[rows.type[members]], members)]
     edges.chain(members, rows.worker[members])
     if overlapped:
-        last_backward, key = _pick_by_chunk(rows, BACKWARD_COMPUTE, last=True)
-        scatters = rows.of(GRADS_REDUCE_SCATTER)
+        last_backward, key = _pick_by_chunk(rows, OpType.BACKWARD_COMPUTE, last=True)
+        scatters = rows.of(OpType.GRADS_REDUCE_SCATTER)
         wanted = _worker_chunk(rows, scatters)
         at = np.searchsorted(key, wanted)
         known = (at < len(key)) & (key[np.minimum(at, len(key) - 1)] == wanted)
         edges.add(last_backward[at[known]], scatters[known])
-        layernorm = rows.of(LAYERNORM_GRADS)
-        num = rows.count[rows.worker[layernorm], CODE[GRADS_REDUCE_SCATTER]]
+        layernorm = rows.of(OpType.LAYERNORM_GRADS)
+        num = rows.count[rows.worker[layernorm], CODE[OpType.GRADS_REDUCE_SCATTER]]
         layernorm, num = layernorm[num > 0], num[num > 0]
-        last = rows.first[rows.worker[layernorm], CODE[GRADS_REDUCE_SCATTER]] + num - 1
+        last = rows.first[rows.worker[layernorm], CODE[OpType.GRADS_REDUCE_SCATTER]] + num - 1
         edges.add(last, layernorm)
 
 
@@ -166,11 +154,11 @@ def _number_collectives(rows: Rows, group: NDArray[np.int64], num_stages: int) -
     step_stage = rows.step.astype(np.int64) * num_stages + rows.stage
     by_dp = rows.worker_dp[rows.worker]
     scopes = (
-        (PARAMS_ALL_GATHER, step_stage),
-        (GRADS_REDUCE_SCATTER, step_stage),
-        (SEPARATE_GRADS, step_stage),
-        (EMBEDDING_GRADS, by_dp),
-        (GRAD_CLIP, rows.step.astype(np.int64)),
+        (OpType.PARAMS_ALL_GATHER, step_stage),
+        (OpType.GRADS_REDUCE_SCATTER, step_stage),
+        (OpType.SEPARATE_GRADS, step_stage),
+        (OpType.EMBEDDING_GRADS, by_dp),
+        (OpType.GRAD_CLIP, rows.step.astype(np.int64)),
     )
     for name, scope in scopes:
         members = rows.of(name)
@@ -225,7 +213,7 @@ def read_trace(run: RunInfo, spans: Columns) -> Trace:
 
 def infer_trace(run: RunInfo, rows: Rows) -> Trace:
     """Infer groups and dependencies of sorted operations; see `read_trace`."""
-    overlapped = bool((rows.type == CODE[SEPARATE_GRADS]).any())
+    overlapped = bool((rows.type == CODE[OpType.SEPARATE_GRADS]).any())
     num = len(rows)
     group, arrival = np.empty(num, dtype=np.int32), np.empty(num, dtype=np.int64)
     duration, gap = np.empty((2, num))
@@ -262,7 +250,7 @@ def infer_trace(run: RunInfo, rows: Rows) -> Trace:
         gap_ns=gap,
         start_ns=rows.start,
         end_ns=rows.end,
-        closes_step=rows.type == CODE[OPTIMIZER],
+        closes_step=rows.type == CODE[OpType.OPTIMIZER],
         src=src,
         dst=dst,
     )

@@ -12,16 +12,7 @@ import numpy as np
 
 from ...arrays.grouping import cumcount
 from ...arrays.sorting import stable_argsort
-from .format import (
-    BACKWARD_COMPUTE,
-    BACKWARD_RECV,
-    BACKWARD_SEND,
-    CODE,
-    FORWARD_COMPUTE,
-    FORWARD_RECV,
-    FORWARD_SEND,
-    NO_OP_SLACK_NS,
-)
+from .format import CODE, NO_OP_SLACK_NS, OpType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,8 +54,8 @@ class Direction:
 
 
 DIRECTIONS = (
-    Direction(FORWARD_COMPUTE, FORWARD_SEND, FORWARD_RECV, 1),
-    Direction(BACKWARD_COMPUTE, BACKWARD_SEND, BACKWARD_RECV, -1),
+    Direction(OpType.FORWARD_COMPUTE, OpType.FORWARD_SEND, OpType.FORWARD_RECV, 1),
+    Direction(OpType.BACKWARD_COMPUTE, OpType.BACKWARD_SEND, OpType.BACKWARD_RECV, -1),
 )
 
 

@@ -15,18 +15,7 @@ from ...replay.model import ComputeItems, Reading, WaitIntervals, remove_overlap
 from ..waits import WaitSplit, split_at_arrivals
 from .blocks import map_steps_of, sort_rows
 from .evidence import find_gaps, find_transfers
-from .format import (
-    BACKWARD_COMPUTE,
-    CLOCK_ERROR_TRANSFER_NS,
-    CODE,
-    EMBEDDING_GRADS,
-    FORWARD_COMPUTE,
-    GC,
-    GRAD_CLIP,
-    GRADS_REDUCE_SCATTER,
-    OPTIMIZER,
-    SEPARATE_GRADS,
-)
+from .format import CLOCK_ERROR_TRANSFER_NS, CODE, COMPUTE, COMPUTE_CODES, OpType
 from .graph import build_model, infer_trace, read_trace
 
 if TYPE_CHECKING:
@@ -37,10 +26,15 @@ if TYPE_CHECKING:
 
 COMPUTES = (SpanKind.FORWARD, SpanKind.BACKWARD)
 
-WITHOUT_LAUNCH = frozenset({FORWARD_COMPUTE, BACKWARD_COMPUTE, OPTIMIZER, GC})
+WITHOUT_LAUNCH = frozenset({*COMPUTE, OpType.OPTIMIZER, OpType.GC})
 """The types that a host launches; the format has no launch times."""
 
-SERIAL_COMMUNICATION = (GRADS_REDUCE_SCATTER, SEPARATE_GRADS, EMBEDDING_GRADS, GRAD_CLIP)
+SERIAL_COMMUNICATION = (
+    OpType.GRADS_REDUCE_SCATTER,
+    OpType.SEPARATE_GRADS,
+    OpType.EMBEDDING_GRADS,
+    OpType.GRAD_CLIP,
+)
 """Communication at the step's end, during which the worker computes nothing."""
 
 
@@ -87,7 +81,7 @@ def _items(trace: Trace) -> ComputeItems:
 
     def find(own: slice) -> tuple[NDArray[Any], ...]:
         compute = trace.computes[own]
-        forward = rows.type[compute] == CODE[FORWARD_COMPUTE]
+        forward = rows.type[compute] == CODE[OpType.FORWARD_COMPUTE]
         kind = np.where(forward, *(np.int8(KIND_CODES[kind]) for kind in COMPUTES))
         step, rank, chunk = rows.step[compute], rows.rank[compute], rows.chunk[compute]
         order = argsort_rows(step, rank, kind, chunk, rows.start[compute])
@@ -123,7 +117,7 @@ def _waits(trace: Trace) -> WaitIntervals:
     previous_end = np.full(len(rows), np.iinfo(np.int64).min)
     follows = rows.worker[computes[1:]] == rows.worker[computes[:-1]]
     previous_end[computes[1:][follows]] = rows.end[computes[:-1][follows]]
-    is_compute = is_one_of(rows.type, (CODE[FORWARD_COMPUTE], CODE[BACKWARD_COMPUTE]))
+    is_compute = is_one_of(rows.type, COMPUTE_CODES)
     edges = is_compute[operations.dst] & (operations.group[operations.src] != NO_GROUP)
     consumed, free_ns = operations.src[edges], previous_end[operations.dst[edges]]
     serial = np.flatnonzero(np.isin(rows.type, [CODE[name] for name in SERIAL_COMMUNICATION]))
