@@ -118,7 +118,7 @@ def split_traced_waits(
     groups = traced_groups(run)
     if arrivals is None:
         return split_waits(spans, groups, clock_error_ns=run.clock_error_ns)
-    return split_by_arrivals(spans, groups, arrivals, clock_error_ns=run.clock_error_ns)
+    return _split_by_arrivals(spans, groups, arrivals, clock_error_ns=run.clock_error_ns)
 
 
 def split_waits(
@@ -171,7 +171,7 @@ def split_waits(
     )
 
 
-def split_by_arrivals(
+def _split_by_arrivals(
     spans: SpanTable,
     groups: Sequence[GroupInfo],
     arrivals: Arrivals,
@@ -183,11 +183,6 @@ def split_by_arrivals(
     The result is that of `split_waits` over the whole step, except for a send that seems to have
     ended before its receive within the clock error: without the receive's end it counts as
     buffered.
-
-    Args:
-        spans: Spans of one step, of any of its ranks.
-        arrivals: At least the instances that these spans belong to.
-        clock_error_ns: As for `split_waits`.
     """
     joinable = is_communication(spans) & (spans.group_id != 0) & (spans.seq != NONE)
     rows, index = _match_arrivals(spans, np.flatnonzero(joinable), arrivals)

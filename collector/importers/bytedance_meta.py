@@ -48,7 +48,14 @@ def read_meta(path: Path | None, *, trace: Path) -> TraceMeta:
             " pass --meta FILE, a YAML file with dp_size, dsp_size, pp_size, tp_size,"
             " vpp_size and world_size"
         )
-    document = _load(path)
+    try:
+        document = _parsed(read_regular_file(path, max_bytes=MAX_META_BYTES).decode())
+    except OSError as error:
+        raise MetaError(f"cannot read the meta file {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise MetaError(f"{path} is not YAML: pass the trace's meta file") from error
+    if not isinstance(document, dict):
+        raise MetaError(f"{path} has no sizes: it must have {', '.join(SIZES)} and world_size")
     sizes = {name: _size(document, name, path=path) for name in (*SIZES, "world_size")}
     layout = Layout(**{name.removesuffix("_size"): sizes[name] for name in SIZES})
     if layout.world_size != sizes["world_size"]:
@@ -59,19 +66,6 @@ def read_meta(path: Path | None, *, trace: Path) -> TraceMeta:
     plain = {str(key): value for key, value in document.items() if isinstance(value, str | int)}
     trial_name = str(document.get("trial_name", ""))
     return TraceMeta(path=path, layout=layout, trial_name=trial_name, document=plain)
-
-
-def _load(path: Path) -> dict[Any, Any]:
-    try:
-        text = read_regular_file(path, max_bytes=MAX_META_BYTES).decode()
-        document = _parsed(text)
-    except OSError as error:
-        raise MetaError(f"cannot read the meta file {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise MetaError(f"{path} is not YAML: pass the trace's meta file") from error
-    if not isinstance(document, dict):
-        raise MetaError(f"{path} has no sizes: it must have {', '.join(SIZES)} and world_size")
-    return document
 
 
 def _parsed(text: str) -> object:

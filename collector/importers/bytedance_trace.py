@@ -200,11 +200,7 @@ class _TraceFile:
         """Rows that were added."""
 
     def add(self, batch: pa.Table) -> None:
-        """Check and add the next rows.
-
-        Raises:
-            TraceError: A value is null, out of range, negative or not finite.
-        """
+        """Check and add the next rows."""
         for name in COLUMNS:
             if batch[name].null_count:
                 raise TraceError(

@@ -142,11 +142,6 @@ def read_events(files: Sequence[Path], run_id: str) -> Iterator[Process]:
 
 
 def _events_of(path: Path, document: Any) -> list[Any]:  # noqa: ANN401  # of any JSON type
-    """Return the events of a document.
-
-    Raises:
-        TraceError: It is no Chrome trace, or of another program.
-    """
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list) or not events:
         reason = "has no list of events, by itself or as traceEvents: it is no Chrome trace"
@@ -187,11 +182,6 @@ def _is_time(value: Any) -> bool:  # noqa: ANN401  # of any JSON type
 
 
 def _describe(path: Path, ranks: dict[int, RankEvents], base_ns: int) -> Job:
-    """Return the ranks with their positions.
-
-    Raises:
-        TraceError: A rank is missing.
-    """
     named = [axis for axis in AXES if all(axis in each.coords for each in ranks.values())]
     coords = {rank: {axis: ranks[rank].coords[axis] for axis in named} for rank in sorted(ranks)}
     if named and "dp" not in named:  # ranks of one stage and tensor-parallel position are replicas
@@ -246,11 +236,7 @@ def _to_process(job: Job, rank: RankEvents, run_id: str, records: list[Record]) 
 
 
 def _find_passes(path: Path, rank: RankEvents) -> list[Pass]:
-    """Return the outermost forwards and backwards; those without a micro-batch are counted.
-
-    Raises:
-        TraceError: Two of one kind overlap: they are of several ranks, or of several runs.
-    """
+    """Return the outermost forwards and backwards; those without a micro-batch are counted."""
     count: Counter[tuple[int, SpanKind, int]] = Counter()
     passes: list[Pass] = []
     until: dict[SpanKind, int] = {}
@@ -451,11 +437,7 @@ def _number(rank: RankEvents, calls: dict[int, list[Comm]]) -> dict[int, list[Co
 
 
 def _comms_of(job: Job, rank: RankEvents, event: Interval) -> list[Comm]:
-    """Return the communications that an interval is, empty if it is none.
-
-    Raises:
-        TraceError: Its members are unknown.
-    """
+    """Return the communications that an interval is, empty if it is none."""
     name = plain_name(event.name)
     if name in PIPELINE:
         return _transfers(job, rank, event, PIPELINE[name])
@@ -482,11 +464,7 @@ def _comms_of(job: Job, rank: RankEvents, event: Interval) -> list[Comm]:
 
 
 def _transfers(job: Job, rank: RankEvents, event: Interval, moves: tuple[Move, ...]) -> list[Comm]:
-    """Return the transfers of a call between stages.
-
-    Raises:
-        TraceError: The other end is unknown.
-    """
+    """Return the transfers of a call between stages."""
     line = job.along.get(("pp", rank.rank), ())
     is_named = "group" in event.args
     members = _named_members(job, rank, event) if is_named or not line else line
@@ -513,11 +491,7 @@ def _transfers(job: Job, rank: RankEvents, event: Interval, moves: tuple[Move, .
 
 
 def _named_members(job: Job, rank: RankEvents, event: Interval) -> tuple[int, ...]:
-    """Return the members that ``args.group`` names, ascending, and the rank itself.
-
-    Raises:
-        TraceError: It names none, or ranks that the trace does not have.
-    """
+    """Return the members that ``args.group`` names, ascending, and the rank itself."""
     named = event.args.get("group", event.args.get("ranks", ""))
     if named is None:  # MegaScan: the call communicated nothing
         return (rank.rank,)

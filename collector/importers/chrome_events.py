@@ -211,11 +211,6 @@ def _ns(time_us: float) -> int:
 
 
 def _read_arguments(path: Path, interval: Interval) -> None:
-    """Fill the numbers of an interval from its arguments.
-
-    Raises:
-        TraceError: It has no rank.
-    """
     interval.rank = _rank_of(interval.process, interval.args)
     if not 0 <= interval.rank < MAX_RANKS:
         reason = (
@@ -256,11 +251,7 @@ def _data_positions(events: list[Event]) -> dict[int | str, int]:
 
 
 def _find_steps(path: Path, rank: RankEvents) -> None:
-    """Complete steps and numbers of steps: each from the other.
-
-    Raises:
-        TraceError: There is no step, or two have one number.
-    """
+    """Complete steps and numbers of steps: each from the other."""
     rank.steps.sort()
     marked = {number for *_, number in rank.steps}
     if NONE in marked:  # steps without numbers are counted

@@ -216,9 +216,6 @@ def _follow_exchanges(
     begins when those that its rank called before for the same peer are done. A transfer is done
     when both sides have begun.
 
-    Args:
-        before: As of `_find_before`.
-
     Returns:
         None if the transfers would block each other.
     """

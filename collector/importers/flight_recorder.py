@@ -131,9 +131,6 @@ def _find_groups(recorded: Recorded) -> None:
 
     Gloo writes no members: these are the ranks that called something in a group of this name, and
     all ranks in the default group.
-
-    Raises:
-        TraceError: They have more than `MAX_MEMBERS`.
     """
     callers: dict[str, set[int]] = defaultdict(set)
     descriptions: dict[str, str] = {}
@@ -354,11 +351,7 @@ def _collectives_of(recorded: Recorded, key: Key, group: Group) -> dict[int, dic
 
 
 def _find_unlike(calls: Mapping[int, Mapping[int, Call]]) -> list[tuple[int, Call]]:
-    """Return, by rank, what members called under the first number under which that was unlike.
-
-    Args:
-        calls: By rank and number.
-    """
+    """Return, by rank, what members called under the first number under which that was unlike."""
     for seq in sorted({seq for own in calls.values() for seq in own}):
         called = [(rank, own[seq]) for rank, own in calls.items() if seq in own]
         names = {"p2p" if call.is_p2p else call.name for _, call in called}

@@ -95,11 +95,7 @@ def read_traces(
 def _read_each(
     job: JobFiles, step_name: str | None, show: Callable[[str], object]
 ) -> Iterator[RankTrace]:
-    """Yield the traces of a job; those that need the others to find their groups come last.
-
-    Raises:
-        TraceError: A file is no such trace, or of another rank than its name says.
-    """
+    """Yield the traces of a job; those that need the others to find their groups come last."""
     held: dict[int, list[RankTrace]] = defaultdict(list)
     for number, file in enumerate(job.traces, 1):
         what = f"reading {file.path.name}, {number} of {len(job.traces)}"

@@ -244,13 +244,8 @@ def _add_named_group(trace: RankTrace, groups: dict[str, Group], args: Event) ->
     try:
         ranks = json.loads(text_of(args.get("Process Group Ranks")))
         members = tuple(sorted({int(rank) for rank in ranks}))
-    except (
-        ValueError,
-        TypeError,
-        OverflowError,
-        RecursionError,
-    ):  # a long list is cut: "[0, 1, ..., 63]"
-        return
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return  # a long list is cut: "[0, 1, ..., 63]"
     is_whole = len(members) == args.get("Group size", len(members)) > 0
     if is_whole and 0 <= members[0] <= members[-1] < trace.world_size and trace.rank in members:
         described = text_of(args.get("Process Group Description"))

@@ -200,11 +200,7 @@ def main() -> int:
 
 
 def _write_header(file: parquet.ParquetFile, columns: Sequence[str], out: IO[bytes]) -> bool:
-    """Write what the file declares; return whether it has the wanted columns.
-
-    Raises:
-        ValueError: Its numbers of rows contradict each other.
-    """
+    """Write what the file declares; return whether it has the wanted columns."""
     metadata, schema = file.metadata, file.schema_arrow
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     if metadata.num_rows != sum(group.num_rows for group in groups):
@@ -226,11 +222,6 @@ def _write_header(file: parquet.ParquetFile, columns: Sequence[str], out: IO[byt
 
 
 def _write_batches(batches: Iterator[pa.RecordBatch], text_column: str, out: Any) -> None:  # noqa: ANN401
-    """Write batches as an Arrow stream.
-
-    Raises:
-        _LongTextsError: The texts of a batch are too long.
-    """
     first = next(batches, None)
     if first is None:
         return

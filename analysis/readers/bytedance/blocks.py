@@ -77,12 +77,7 @@ def map_slices(
 def _measure_bounds(
     steps: NDArray[np.int64], columns: Columns
 ) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], list[int]]:
-    """Return the first start and the last end of each step, and the steps that are not listed.
-
-    Args:
-        steps: Shape (steps,): step numbers, ascending.
-        columns: Operations, in any order.
-    """
+    """Return the first start and the last end of each step, and the steps that are not listed."""
     first = np.full(len(steps), np.iinfo(np.int64).max)
     last = np.full(len(steps), np.iinfo(np.int64).min)
     begins = np.flatnonzero(np.append(True, columns.step[1:] != columns.step[:-1]))

@@ -228,7 +228,13 @@ def _warnings(rows: RunRows, *, has_coords: bool) -> tuple[str, ...]:
     warnings += [f"descriptions were left out: {text}" for text in rows.invalid]
     warnings += rows.notes
     warnings += [_format_expired(row) for row in rows.expired]
-    warnings += _format_gaps(rows.gaps)
+    warnings += [
+        f"rows {row['gap_first']}..{row['gap_last']} of segment {row['segment']:016x}"
+        f" of rank {row['rank']} (epoch {row['epoch']}) are missing, but later rows arrived"
+        for row in rows.gaps
+    ]
+    if rows.gaps and (num_more := rows.gaps[0]["num_gaps"] - len(rows.gaps)):
+        warnings.append(f"{num_more} more ranges of rows are missing")
     if not has_coords:
         missing = "coordinates of its ranks" if rows.epochs[-1]["layout"] else "parallel layout"
         warnings.append(
@@ -243,16 +249,6 @@ def _format_expired(row: Row) -> str:
     steps = " and ".join(f"{first}-{last}" for first, last in kept)
     text = f"the spans of epoch {row['epoch']} up to step {row['last_step']} have expired"
     return f"{text}, except those of steps {steps} around findings" if steps else text
-
-
-def _format_gaps(gaps: list[Row]) -> list[str]:
-    texts = [
-        f"rows {row['gap_first']}..{row['gap_last']} of segment {row['segment']:016x}"
-        f" of rank {row['rank']} (epoch {row['epoch']}) are missing, but later rows arrived"
-        for row in gaps
-    ]
-    num_more = gaps[0]["num_gaps"] - len(gaps) if gaps else 0
-    return [*texts, f"{num_more} more ranges of rows are missing"] if num_more else texts
 
 
 def _find_coords(rows: RunRows) -> Mapping[tuple[int, int], Coords] | None:
@@ -355,14 +351,20 @@ def _clock_error_ns(source_format: str, rows: RunRows) -> int | None:
 def read_context(store: Store, run_id: str, *, first: int | None, last: int | None) -> RunContext:
     """Return the context of steps ``first`` to ``last`` of a run."""
     previous = read_previous_run(store, run_id)
-    exits = _exits(store, run_id)
+    ended = read_exits(store, run_id)
+    epochs = sorted({row["epoch"] for row in ended if row["exit_state"] in DIED})
+    steps = {epoch: read_last_steps(store, run_id, epoch) for epoch in epochs[-MAX_EPOCHS:]}
+    exits = sorted(
+        (to_exit(row, steps.get(row["epoch"], {}).get(row["rank"])) for row in ended),
+        key=lambda found: (found.at_ns is None, found.at_ns or 0),
+    )
     return RunContext(
         microbatches=microbatch_table(read_microbatches(store, run_id, first=first, last=last)),
         samples=_samples(store, run_id, first=first, last=last, exits=exits),
         events=tuple(to_event(row) for row in read_events(store, run_id)),
         kernels=kernel_records(store, run_id, first=first, last=last),
         manifests=_manifests(store, run_id),
-        exits=exits,
+        exits=tuple(exits),
         previous_manifests=() if previous is None else _manifests(store, previous),
         previous_mfu=None if previous is None else read_comparable_mfu(store, run_id, previous),
     )
@@ -408,14 +410,6 @@ def _manifests(store: Store, run_id: str) -> tuple[RankManifest, ...]:
         RankManifest(epoch=epoch, rank=rank, settings=settings)
         for epoch, rank, settings in read_manifests(store, run_id)
     )
-
-
-def _exits(store: Store, run_id: str) -> tuple[RankExit, ...]:
-    rows = read_exits(store, run_id)
-    epochs = sorted({row["epoch"] for row in rows if row["exit_state"] in DIED})
-    steps = {epoch: read_last_steps(store, run_id, epoch) for epoch in epochs[-MAX_EPOCHS:]}
-    exits = [to_exit(row, steps.get(row["epoch"], {}).get(row["rank"])) for row in rows]
-    return tuple(sorted(exits, key=lambda found: (found.at_ns is None, found.at_ns or 0)))
 
 
 def to_exit(row: Row, last_step: int | None) -> RankExit:
