@@ -17,7 +17,7 @@ from rankscope.collector.spool.descriptions import RUNNING
 from .stored_findings import to_tracked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from rankscope.analysis.goodput import Goodput
     from rankscope.analysis.report.report import Finding, RunReport
@@ -29,25 +29,19 @@ EVALUATION, CHECKPOINT = "evaluation", "checkpoint"
 
 
 def read_goodput(
-    store: Store,
-    run_id: str,
-    report: RunReport | None,
-    *,
-    state: str,
-    unix_ns: Callable[[], int] = time.time_ns,
+    store: Store, run_id: str, report: RunReport | None, *, state: str
 ) -> Goodput | None:
     """Return what the time of a run was spent on; None if nothing is known of it.
 
     Args:
         report: Its diagnosis; None: no time is attributed to findings.
         state: Its state; the time of a running job goes on until now.
-        unix_ns: Clock of a running job.
     """
     times = read_run_times(store, run_id)
     return measure_goodput(
         list_epochs(times),
         Diagnosis() if report is None else _diagnosis(store, report),
-        until_ns=unix_ns() if state == RUNNING else None,
+        until_ns=time.time_ns() if state == RUNNING else None,
         total_steps=_find_total(times, "total_steps"),
         total_tokens=_find_total(times, "total_tokens"),
     )

@@ -30,7 +30,7 @@ from .store_source import StoreSource
 from .stored_findings import record_findings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from rankscope.analysis.report.report import RunReport
     from rankscope.analysis.trace.tables import RunSummary
@@ -120,9 +120,7 @@ class StoredReports:
         return read_report_lines(self._store)
 
 
-def read_run_lines(
-    store: Store, *, unix_ns: Callable[[], int] = time.time_ns
-) -> tuple[RunLine, ...]:
+def read_run_lines(store: Store) -> tuple[RunLine, ...]:
     """Return the list of runs, the newest first, from stored results alone."""
     reports = read_report_lines(store)
     findings: dict[str, list[StoredFinding]] = defaultdict(list)
@@ -136,7 +134,7 @@ def read_run_lines(
     lines = []
     for run in StoreSource(store).runs():
         name = run.run_id
-        line = _line(run, reports.get(name), findings[name], now_ns=unix_ns())
+        line = _line(run, reports.get(name), findings[name])
         declared = configurations.get(name, {})
         lines.append(
             replace(
@@ -161,9 +159,7 @@ def lost_device_h(finding: StoredFinding, num_ranks: int) -> float | None:
     return saved_s * (last - onset + 1) * num_ranks / S_PER_H
 
 
-def _line(
-    run: RunSummary, row: Row | None, findings: Sequence[StoredFinding], *, now_ns: int
-) -> RunLine:
+def _line(run: RunSummary, row: Row | None, findings: Sequence[StoredFinding]) -> RunLine:
     """Return the line of a run; the worst of its findings is the last."""
     costs = [
         cost
@@ -186,7 +182,7 @@ def _line(
             **{name: row[name] for name in _SHOWN},
         )
     if run.state == RUNNING and run.started_ns:
-        line = replace(line, duration_ns=now_ns - run.started_ns)
+        line = replace(line, duration_ns=time.time_ns() - run.started_ns)
     if not findings:
         return line
     worst = findings[-1]

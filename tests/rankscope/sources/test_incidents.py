@@ -21,16 +21,22 @@ from tests.support.rankscope.incident_runs import (
 
 if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
+    from rankscope.sources.incidents import IncidentSource
 
 pytestmark = pytest.mark.slow
 
 SLOW = "slow-compute:rank=5,factor=1.8"
 
 
-def test_a_fault_that_was_fixed_is_verified_by_the_steps_since_then(store: Store) -> None:
+@pytest.fixture(scope="module")
+def fixed(store: Store) -> IncidentSource:
+    """Return a run with a fault in steps 10 to 19."""
     store_run(store, "fixed", f"{SLOW},steps=10-19")
+    return incident_source(store, "fixed")
 
-    (incident,) = read_incidents(incident_source(store, "fixed"))
+
+def test_a_fault_that_was_fixed_is_verified_by_the_steps_since_then(fixed: IncidentSource) -> None:
+    (incident,) = read_incidents(fixed)
 
     assert (incident.cause, incident.ranks, incident.hosts) == (
         "slow-compute",
@@ -54,11 +60,9 @@ def test_a_fault_that_was_fixed_is_verified_by_the_steps_since_then(store: Store
     assert 0 < (fix.margin_s or 0) < before_s - after_s
 
 
-def test_the_cost_is_the_one_of_the_list_of_runs(store: Store) -> None:
-    store_run(store, "priced", f"{SLOW},steps=10-19")
-
-    (incident,) = read_incidents(incident_source(store, "priced"))
-    line = next(line for line in read_run_lines(store) if line.run.run_id == "priced")
+def test_the_cost_is_the_one_of_the_list_of_runs(fixed: IncidentSource) -> None:
+    (incident,) = read_incidents(fixed)
+    line = next(line for line in read_run_lines(fixed.store) if line.run.run_id == "fixed")
 
     assert incident.saved_s is not None
     assert incident.lost_device_h == pytest.approx(incident.saved_s * 10 * 8 / 3600)
@@ -243,16 +247,14 @@ def test_the_number_of_an_incident_is_the_same_in_each_report(store: Store) -> N
     assert {ranks: found[ranks] for ranks in stored} == stored
 
 
-def test_an_unknown_number_is_none_and_notes_are_the_newest_first(store: Store) -> None:
-    store_run(store, "noted", f"{SLOW},steps=10-19")
-    source = incident_source(store, "noted")
+def test_an_unknown_number_is_none_and_notes_are_the_newest_first(fixed: IncidentSource) -> None:
     for number in range(MAX_NOTES + 1):
         note = Note(at_ns=1_000 + number, by="ana", text=f"<b>{number}</b>\nsecond line")
-        write_note(store, "noted", 0, note)
+        write_note(fixed.store, "fixed", 0, note)
 
-    incident = read_incident(source, 0)
+    incident = read_incident(fixed, 0)
 
-    assert read_incident(source, 7) is None
+    assert read_incident(fixed, 7) is None
     assert incident is not None
     assert len(incident.notes) == MAX_NOTES
     assert incident.notes[0].text == f"<b>{MAX_NOTES}</b>\nsecond line"
