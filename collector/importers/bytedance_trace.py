@@ -27,7 +27,15 @@ from ..arrow_columns import (
 from ..errors import MetaError, TraceError
 from ..identity import MAX_INT32, MAX_INT64
 from ..names import storable_name
-from .parquet_reader import NOT_PARQUET, open_parquet
+from .parquet_reader import (
+    COLUMNS,
+    INTEGER_COLUMNS,
+    NOT_PARQUET,
+    ROWS_AT_ONCE,
+    TEXT_COLUMN,
+    TIME_COLUMNS,
+    open_parquet,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,15 +54,10 @@ MAX_UNIX_SECONDS = 9e9
 """The year 2255. Starts as 64-bit floats may be Unix times, because steps are laid end to end
 anyway. 32-bit floats are too coarse for them: their values differ by minutes."""
 
-ROWS_AT_ONCE = 1 << 18
 MAX_OPTYPES = 10_000
 """As many names as a run may have."""
 
 MAX_OPTYPE_CHARS = 4096
-INTEGER_COLUMNS = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "mb_id")
-TIME_COLUMNS = ("start_ts", "duration")
-TEXT_COLUMN = "optype"
-COLUMNS = (*INTEGER_COLUMNS, *TIME_COLUMNS, TEXT_COLUMN)
 
 KIND_OF_OPTYPE = {
     "forward-compute": "forward",
@@ -265,21 +268,15 @@ def _read_columns(path: Path, show: Callable[[str], None]) -> _TraceFile:
     try:
         with (
             os.fdopen(open_regular_file(path), "rb") as opened,
-            open_parquet(
-                opened.fileno(),
-                path=path,
-                columns=COLUMNS,
-                text_column=TEXT_COLUMN,
-                batch_rows=ROWS_AT_ONCE,
-            ) as file,
+            open_parquet(opened.fileno(), path=path) as (schema, num_rows, batches),
         ):
-            _check_schema(path, file.schema)
-            trace = _TraceFile(path, file.schema, file.num_rows)
-            for batch in file.batches:
+            _check_schema(path, schema)
+            trace = _TraceFile(path, schema, num_rows)
+            for batch in batches:
                 trace.add(pa.Table.from_batches([batch]))
-                show(f"read {trace.num_read:,} of {file.num_rows:,} rows")
-            if trace.num_read < file.num_rows:
-                reason = f"has {trace.num_read} rows, not the {file.num_rows} it declares"
+                show(f"read {trace.num_read:,} of {num_rows:,} rows")
+            if trace.num_read < num_rows:
+                reason = f"has {trace.num_read} rows, not the {num_rows} it declares"
                 raise TraceError(path, f"{reason}: copy it again")
             return trace
     except OSError as error:

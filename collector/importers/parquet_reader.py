@@ -1,4 +1,4 @@
-"""Reader of untrusted parquet files, in a child process with limited memory.
+"""Reader of untrusted parquet files of ByteDance's format, in a child with limited memory.
 
 A few kilobytes of parquet can inflate to gigabytes, and a damaged file can crash the library. The
 child reads the columns of a file and sends them in batches, as an Arrow stream on a pipe. If it
@@ -16,7 +16,6 @@ import resource
 import subprocess
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
 if __name__ == "__main__":
@@ -28,11 +27,18 @@ import pyarrow as pa
 from ..errors import TraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pyarrow import parquet
 
+INTEGER_COLUMNS = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "mb_id")
+TIME_COLUMNS = ("start_ts", "duration")
+TEXT_COLUMN = "optype"
+"""Read as a dictionary, so that a long text is in memory once."""
+
+COLUMNS = (*INTEGER_COLUMNS, *TIME_COLUMNS, TEXT_COLUMN)
+ROWS_AT_ONCE = 1 << 18
 NOT_PARQUET = "not a parquet file, or a damaged one: expected a trace of the bytedance format"
 
 MEMORY_BYTES = 1 << 30
@@ -57,37 +63,34 @@ OUT_OF_MEMORY, DAMAGED, LONG_TEXTS = 3, 4, 5
 """Exit codes of the child."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParquetColumns:
-    """An open parquet file."""
-
-    schema: pa.Schema
-    """All columns of the file."""
-
-    num_rows: int
-    batches: Iterator[pa.RecordBatch]
-    """The wanted columns; none if one of them is missing from ``schema``.
-
-    Raises `TraceError` if the file is damaged or needs too much memory.
-    """
-
-
 @contextmanager
 def open_parquet(
-    descriptor: int, *, path: Path, columns: Sequence[str], text_column: str, batch_rows: int
-) -> Iterator[ParquetColumns]:
-    """Open some columns of a parquet file for the duration of the block.
+    descriptor: int, *, path: Path
+) -> Iterator[tuple[pa.Schema, int, Iterator[pa.RecordBatch]]]:
+    """Open the columns of a parquet file for the duration of the block.
 
     Args:
         descriptor: The file, open for reading at its beginning.
-        text_column: The one to read as a dictionary, so that a long text is in memory once.
-        batch_rows: Largest number of rows of a batch.
+
+    Returns:
+        The schema of all columns, the number of rows, and batches of `COLUMNS` of at most
+        `ROWS_AT_ONCE` rows; none if the schema lacks a column. The batches raise `TraceError` if
+        the file is damaged or needs too much memory.
 
     Raises:
         TraceError: The file is not parquet, is damaged, has no rows, or more rows than its size
             allows.
     """
-    with _start(descriptor, columns, text_column=text_column, batch_rows=batch_rows) as child:
+    module = "rankscope.collector.importers.parquet_reader"
+    with subprocess.Popen(  # noqa: S603  # our own module
+        [sys.executable, "-P", "-m", module, str(descriptor)],
+        pass_fds=[descriptor],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        # The other memory pools reserve address space.
+        env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"},
+    ) as child:
         try:
             schema, num_rows = _read_header(child, path)
             if not num_rows:
@@ -97,32 +100,9 @@ def open_parquet(
             if num_rows > most:
                 reason = f"has {num_rows:,} rows in {size:,} bytes: expected at most {most:,}"
                 raise TraceError(path, reason)
-            yield ParquetColumns(
-                schema=schema, num_rows=num_rows, batches=_read_batches(child, path)
-            )
+            yield schema, num_rows, _read_batches(child, path)
         finally:
             child.kill()  # it may wait to write batches that nothing reads
-
-
-def _start(
-    descriptor: int, columns: Sequence[str], *, text_column: str, batch_rows: int
-) -> subprocess.Popen[bytes]:
-    options = {
-        "descriptor": descriptor,
-        "columns": list(columns),
-        "text_column": text_column,
-        "batch_rows": batch_rows,
-    }
-    command = ["-P", "-m", "rankscope.collector.importers.parquet_reader", json.dumps(options)]
-    return subprocess.Popen(  # noqa: S603  # our own module
-        [sys.executable, *command],
-        pass_fds=[descriptor],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        # The other memory pools reserve address space.
-        env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"},
-    )
 
 
 def _pipe(child: subprocess.Popen[bytes]) -> Any:  # noqa: ANN401  # Arrow's stubs know no IO
@@ -168,26 +148,24 @@ class _LongTextsError(Exception):
 
 
 def main() -> int:
-    """Write the columns of the file that argv[1] describes to stdout; return an exit code."""
+    """Write the columns of the file of descriptor argv[1] to stdout; return an exit code."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     from pyarrow import parquet
 
-    options = json.loads(sys.argv[1])
-    columns, text_column = options["columns"], options["text_column"]
     try:
-        with os.fdopen(options["descriptor"], "rb") as opened:
+        with os.fdopen(int(sys.argv[1]), "rb") as opened:
             declared = parquet.ParquetFile(opened)
-            if not _write_header(declared, columns, sys.stdout.buffer):
+            if not _write_header(declared, sys.stdout.buffer):
                 return 0
             file = parquet.ParquetFile(
                 opened,
                 metadata=declared.metadata,
-                read_dictionary=[text_column],
+                read_dictionary=[TEXT_COLUMN],
                 buffer_size=BUFFER_BYTES,
             )
-            batches = file.iter_batches(batch_size=options["batch_rows"], columns=columns)
-            _write_batches(batches, text_column, sys.stdout.buffer)
+            batches = file.iter_batches(batch_size=ROWS_AT_ONCE, columns=[*COLUMNS])
+            _write_batches(batches, sys.stdout.buffer)
     except MemoryError:
         return OUT_OF_MEMORY
     except _LongTextsError:
@@ -199,7 +177,7 @@ def main() -> int:
     return 0
 
 
-def _write_header(file: parquet.ParquetFile, columns: Sequence[str], out: IO[bytes]) -> bool:
+def _write_header(file: parquet.ParquetFile, out: IO[bytes]) -> bool:
     """Write what the file declares; return whether it has the wanted columns."""
     metadata, schema = file.metadata, file.schema_arrow
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
@@ -212,22 +190,22 @@ def _write_header(file: parquet.ParquetFile, columns: Sequence[str], out: IO[byt
         "has_unbounded_text": any(
             UNBOUNDED_ENCODING in chunk.encodings
             for chunk in chunks
-            if chunk.path_in_schema in columns
+            if chunk.path_in_schema in COLUMNS
         ),
     }
     data = json.dumps(header).encode()
     out.write(len(data).to_bytes(LENGTH_BYTES, "little") + data)
     out.flush()
-    return all(schema.names.count(name) == 1 for name in columns)
+    return all(schema.names.count(name) == 1 for name in COLUMNS)
 
 
-def _write_batches(batches: Iterator[pa.RecordBatch], text_column: str, out: Any) -> None:  # noqa: ANN401
+def _write_batches(batches: Iterator[pa.RecordBatch], out: Any) -> None:  # noqa: ANN401
     first = next(batches, None)
     if first is None:
         return
     with pa.ipc.new_stream(out, first.schema) as stream:
         for batch in itertools.chain([first], batches):
-            column: Any = batch.column(text_column)
+            column: Any = batch.column(TEXT_COLUMN)
             if pa.types.is_dictionary(column.type) and column.dictionary.nbytes > MAX_TEXT_BYTES:
                 raise _LongTextsError
             stream.write_batch(batch)

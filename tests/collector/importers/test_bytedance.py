@@ -11,7 +11,8 @@ import pytest
 from rankscope.collector.errors import RunExistsError
 from rankscope.collector.importers.bytedance import import_bytedance
 from rankscope.collector.importers.bytedance_meta import read_meta
-from rankscope.collector.importers.bytedance_trace import ROWS_AT_ONCE, read_trace
+from rankscope.collector.importers.bytedance_trace import read_trace
+from rankscope.collector.importers.parquet_reader import ROWS_AT_ONCE
 from rankscope.collector.read.runs import read_run_names
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.span import KIND_CODES, SpanKind

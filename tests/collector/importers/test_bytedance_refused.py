@@ -15,8 +15,12 @@ from hypothesis import strategies as st
 from rankscope.collector.errors import MetaError, RunNameError, TraceError
 from rankscope.collector.importers.bytedance import import_bytedance
 from rankscope.collector.importers.bytedance_meta import read_meta
-from rankscope.collector.importers.bytedance_trace import ROWS_AT_ONCE, read_trace
-from rankscope.collector.importers.parquet_reader import MAX_TEXT_BYTES, MEMORY_BYTES
+from rankscope.collector.importers.bytedance_trace import read_trace
+from rankscope.collector.importers.parquet_reader import (
+    MAX_TEXT_BYTES,
+    MEMORY_BYTES,
+    ROWS_AT_ONCE,
+)
 from tests.support.collector.trace_builder import operation, write_meta, write_trace
 
 if TYPE_CHECKING:
