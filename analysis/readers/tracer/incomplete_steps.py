@@ -50,18 +50,6 @@ class MissingRecords:
     """Shape (ranks, steps)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Complete:
-    """Compute and gaps of ranks in steps without missing records."""
-
-    items: ComputeItems
-    gaps: GapItems
-    warnings: tuple[str, ...]
-    not_compared: tuple[int, ...]
-    """Ranks that declared that they recorded no compute in more than half of the steps,
-    ascending."""
-
-
 def drop_incomplete(
     items: ComputeItems,
     gaps: GapItems,
@@ -70,13 +58,17 @@ def drop_incomplete(
     spans: SpanTable,
     steps: StepTable,
     numbers: NDArray[np.int32],
-) -> Complete:
+) -> tuple[ComputeItems, GapItems, list[str], tuple[int, ...]]:
     """Drop the compute and gaps of ranks in steps with missing records.
 
     Args:
         run: The numbers of dropped and torn records.
         steps: Rows of all steps, also of those that are not replayed.
         numbers: Numbers of the steps that are replayed, ascending.
+
+    Returns:
+        Compute and gaps that are left; warnings; the ranks that declared that they recorded no
+        compute in more than half of the steps, ascending.
     """
     warnings: list[str] = []
     declared, kinds = _find_not_recorded(steps, numbers)
@@ -101,12 +93,7 @@ def drop_incomplete(
             )
         items, gaps = drop_missing(items, lost), drop_missing(gaps, lost)
     is_mostly = 2 * declared.is_missing.sum(axis=1) > len(numbers)
-    return Complete(
-        items=items,
-        gaps=gaps,
-        warnings=tuple(warnings),
-        not_compared=tuple(declared.ranks[is_mostly].tolist()),
-    )
+    return items, gaps, warnings, tuple(declared.ranks[is_mostly].tolist())
 
 
 def _find_not_recorded(steps: StepTable, numbers: NDArray[np.int32]) -> tuple[MissingRecords, int]:

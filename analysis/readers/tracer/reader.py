@@ -112,7 +112,9 @@ def read_traced(
         )
         waits = _find_wait_intervals(matched, pieces, comm_number)
     items, calls, expert_pieces = built_items.result()
-    complete = drop_incomplete(items, gaps, run=run, spans=spans, steps=all_steps, numbers=numbers)
+    items, gaps, more, not_compared = drop_incomplete(
+        items, gaps, run=run, spans=spans, steps=all_steps, numbers=numbers
+    )
 
     def of_pieces(chosen: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
         if not chosen.any():
@@ -123,20 +125,20 @@ def read_traced(
 
     return Reading(
         model=model,
-        items=complete.items,
+        items=items,
         steps=step_numbers,
         actual_ns=job_steps.duration_ns[at],
         left_out={step: why for step, why in left_out.items() if step not in ends},
         startup_ns=startup_ns,
         ending_ns=ending_ns,
         waits=waits,
-        gaps=complete.gaps,
+        gaps=gaps,
         transfers=transfers.result(),
-        warnings=(*warnings, *complete.warnings),
+        warnings=(*warnings, *more),
         experts=of_pieces(expert_pieces),
         calls=calls if len(calls) else None,
         is_call=of_pieces(pieces.is_call & (pieces.part[pieces.compute] == GENERATION)),
-        not_compared=complete.not_compared,
+        not_compared=not_compared,
         evaluated_steps=tuple(sorted_unique(spans.step[pieces.part == EVALUATION]).tolist()),
     )
 
