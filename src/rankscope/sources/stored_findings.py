@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
 
 
+OF_TRACKED = (
+    "run_id", "number", "epoch", "onset_step", "last_step", "checked_step", "opened_ns",
+    "updated_ns", "closed_ns",
+)  # fmt: skip
+OF_FINDING = ("cause", "ranks", "slowdown", "recoverable_ratio", "confidence", "evidence")
+"""Fields that a stored finding has of a tracked one, and of the finding itself."""
+
+
 def record_findings(store: Store, report: RunReport) -> None:
     """Store the findings of an ended run; those that a server tracked keep their number and onset.
 
@@ -31,23 +39,10 @@ def to_stored(tracked: TrackedFinding) -> StoredFinding:
     """Return a tracked finding as the store holds it."""
     finding = tracked.finding
     return StoredFinding(
-        run_id=tracked.run_id,
-        number=tracked.number,
-        epoch=tracked.epoch,
-        cause=finding.cause,
-        ranks=finding.ranks,
-        onset_step=tracked.onset_step,
-        last_step=tracked.last_step,
-        checked_step=tracked.checked_step,
-        slowdown=finding.slowdown,
-        recoverable_ratio=finding.recoverable_ratio,
-        confidence=finding.confidence,
-        evidence=finding.evidence,
+        **{name: getattr(tracked, name) for name in OF_TRACKED},
+        **{name: getattr(finding, name) for name in OF_FINDING},
         severity=str(finding.severity or ""),
         saved_s=finding.shown_saved_s,
-        opened_ns=tracked.opened_ns,
-        updated_ns=tracked.updated_ns,
-        closed_ns=tracked.closed_ns,
         card="" if tracked.closed_ns is None or finding.card is None else write_card(finding.card),
     )
 
@@ -56,23 +51,10 @@ def to_tracked(stored: StoredFinding) -> TrackedFinding:
     """Return a stored finding as the tracker continues it."""
     first, last = stored.onset_step, stored.last_step
     return TrackedFinding(
-        run_id=stored.run_id,
-        number=stored.number,
-        epoch=stored.epoch,
-        onset_step=stored.onset_step,
-        last_step=stored.last_step,
-        opened_ns=stored.opened_ns,
-        updated_ns=stored.updated_ns,
-        closed_ns=stored.closed_ns,
-        checked_step=stored.checked_step,
+        **{name: getattr(stored, name) for name in OF_TRACKED},
         finding=Finding(
-            cause=stored.cause,
-            ranks=stored.ranks,
+            **{name: getattr(stored, name) for name in OF_FINDING},
             steps=None if first is None or last is None else (first, last),
-            slowdown=stored.slowdown,
-            recoverable_ratio=stored.recoverable_ratio,
-            confidence=stored.confidence,
-            evidence=stored.evidence,
             severity=Severity(stored.severity) if stored.severity else None,
             saved_s=stored.saved_s,
             shown_saved_s=stored.saved_s,
