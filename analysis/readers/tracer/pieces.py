@@ -109,19 +109,19 @@ class Pieces:
 
     @property
     def is_own(self) -> NDArray[np.bool_]:
-        """Which pieces are the rank's own compute."""
+        """Pieces that are the rank's own compute, as a mask."""
         own: NDArray[np.bool_] = (self.compute != GAP) & (self.host_kind == GAP)
         return own
 
     @property
     def is_first(self) -> NDArray[np.bool_]:
-        """Which pieces are the first of their (step, rank)."""
+        """Pieces that are the first of their (step, rank), as a mask."""
         first: NDArray[np.bool_] = np.diff(self.rank_step, prepend=NOT_FOUND) != 0
         return first
 
     @property
     def is_call(self) -> NDArray[np.bool_]:
-        """Which pieces are of forwards without gradients."""
+        """Pieces of forwards without gradients, as a mask."""
         return self.is_own & np.isin(self.part[self.compute], NO_GRADIENTS)
 
 
