@@ -1206,9 +1206,7 @@ def _open_spans(
         # A stalled rank that goes on finishes steps `STALL_NS` later at the earliest.
         has_gone_on = ended_ns.get(event.rank, 0) > event.at_ns + STALL_NS // 2
         if event.kind == "lost" or (event.kind == "stalled" and not has_gone_on):
-            entries: Any = event.data.get("open")
-            listed = entries if isinstance(entries, list) else []
-            opened[event.rank] = [entry for entry in listed if isinstance(entry, dict)]
+            opened[event.rank] = event.open_spans
     return opened
 
 

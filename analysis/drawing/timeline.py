@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -181,8 +181,7 @@ def find_open_spans(
     ended = set(zip(spans.rank.tolist(), spans.kind.tolist(), spans.start_ns.tolist(), strict=True))
     rows: list[tuple[int, int, int, int, str, int, int]] = []
     for event in latest.values():
-        entries: Any = event.data.get("open")
-        for entry in entries if isinstance(entries, list) else ():
+        for entry in event.open_spans:
             try:
                 kind, start_ns = KIND_CODES[SpanKind(entry["kind"])], int(entry["start_ns"])
                 group_id, seq = int(entry["group_id"], 16), int(entry["seq"])

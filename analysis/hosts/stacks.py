@@ -230,9 +230,8 @@ def classify_hang(
     events = [event for event in events if event.epoch == epoch]
     opened: dict[int, list[dict[str, Any]]] = {}
     for event in events:
-        entries = event.data.get("open")
-        if event.kind in OPEN_KINDS and isinstance(entries, list):
-            opened[event.rank] = [entry for entry in entries if isinstance(entry, dict)]
+        if event.kind in OPEN_KINDS:
+            opened[event.rank] = event.open_spans
     inside = {rank: found for rank, entries in opened.items() if (found := _collective(entries))}
     common = Counter(inside.values()).most_common(1)
     places = []

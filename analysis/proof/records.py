@@ -113,10 +113,9 @@ def _open_operations(record: Record) -> dict[int, tuple[str, int]]:
     """Return, by rank, the innermost open span of its last report of a stall or a loss."""
     innermost: dict[int, Mapping[str, Any]] = {}
     for event in record.context.events:
-        listed: Any = event.data.get("open")
         if event.kind not in ("stalled", "lost") or event.epoch != record.run.epochs[-1].epoch:
             continue
-        entries = [entry for entry in listed or () if isinstance(entry, dict)]
+        entries = event.open_spans
         inside = [entry for entry in entries if _number(entry, "seq") >= 0] or entries
         if inside:
             innermost[event.rank] = inside[-1]

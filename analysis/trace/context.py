@@ -83,6 +83,14 @@ class EventRecord:
     """Line of the job's own code at which its main thread was, "train.py:70 main"; "" if unknown.
     """
 
+    @property
+    def open_spans(self) -> list[dict[str, Any]]:
+        """Spans that were open then, the outermost first; what is no span is left out."""
+        entries = self.data.get("open")
+        if not isinstance(entries, list):
+            return []
+        return [entry for entry in entries if isinstance(entry, dict)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRecord:
