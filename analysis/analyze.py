@@ -44,8 +44,8 @@ from .readers.formats import drop_read_columns, read_run
 from .readers.tracer.device_steps import align_steps_to_device
 from .readers.tracer.job_ends import end_last_steps
 from .recurrence import find_placements, name_hosts
+from .replay.replayer import Replayer, ratio, what_if
 from .replay.step_graph import find_cycles
-from .replay.what_if import Replayer, ratio, what_if
 from .report.network import WaitedLink
 from .report.report import RankStepExcess, RunReport, StepTimes
 from .report.text import format_count, format_percent
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from .breakdown.waterfall import Waterfall
     from .causes.candidate import Candidate
     from .replay.model import Reading, Transfers
-    from .replay.what_if import WhatIf
+    from .replay.replayer import WhatIf
     from .report.report import Finding, Quality, RankPlacements, Starved, WaitsOn
     from .statistics.peers import ComputeProfile
     from .trace.tables import RunInfo, SpanSource, SpanTable, StepTable

@@ -15,7 +15,7 @@ from .causes.detector import INSUFFICIENT_EVIDENCE, insufficient
 from .causes.order import CAUSES, FROM_RECORDS, FROM_REPLAY
 from .causes.slow_compute import ranks_without_peers
 from .price.findings import price_candidates
-from .replay.what_if import ratio
+from .replay.replayer import ratio
 from .report.report import Finding, Severity
 from .report.text import (
     format_count,

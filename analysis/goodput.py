@@ -356,9 +356,7 @@ class _Timeline:
             self._split_step(step, startup_excess_s.get(step.step, 0.0))
         if record.failed_ns is not None:
             stuck_ns = self._before_following(self._find_stuck_ns(record.failed_ns))
-            self._spend(
-                stuck_ns, GoodputPart.REPEATED if record.steps else GoodputPart.STARTUP
-            )
+            self._spend(stuck_ns, GoodputPart.REPEATED if record.steps else GoodputPart.STARTUP)
             self._spend(self._before_following(record.ended_ns), GoodputPart.DETECTION)
         else:
             saved_ns = self._before_following(self._at_ns + record.final_saving_ns)

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.step_replay import StepReplay
     from rankscope.analysis.drawing.timeline import StepTimeline, ViewportSpans
     from rankscope.analysis.goodput import Goodput
-    from rankscope.analysis.play import RunPlay
     from rankscope.analysis.report.liveness import RankLiveness, StepSilence
     from rankscope.analysis.report.report import RunReport
     from rankscope.analysis.trace.tables import RunSummary
+    from rankscope.analysis.what_if import RunPlay
     from rankscope.dashboard.records.alert_list import AlertList
     from rankscope.dashboard.records.incident import Incident, IncidentView
     from rankscope.dashboard.records.page_results import (

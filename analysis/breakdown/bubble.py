@@ -13,7 +13,7 @@ from ..arrays.grouping import factorize
 from ..arrays.intervals import Line
 from ..arrays.sorting import stable_argsort
 from ..replay.model import BACKWARD_KINDS, FORWARD_KINDS, P2P_KINDS, has_kind
-from ..replay.what_if import ratio
+from ..replay.replayer import ratio
 from ..report.report import PipelineBubble
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from ..replay.model import (
     WaitIntervals,
     split_by_time,
 )
-from ..replay.what_if import Replayer
+from ..replay.replayer import Replayer
 from ..report.report import WaterfallSummary
 from .bubble import SchedulePart, ideal_wait_ns, measure_bubble, schedule_parts
 from .occupancy import Occupancy, compute_occupancy, find_rank_steps

@@ -322,9 +322,7 @@ def find_failures(epoch: EpochInfo, context: RunContext, steps: StepTable) -> tu
     died = [ended for ended in exits if ended.state in DIED]
     of_type = Counter(ended.origin.partition(":")[0] for ended in died)
     lost = (event for of in events.values() for event in of if event.kind == "lost")
-    is_saving = any(
-        span.get("kind") == CHECKPOINT for event in lost for span in event.open_spans
-    )
+    is_saving = any(span.get("kind") == CHECKPOINT for event in lost for span in event.open_spans)
     was_silent = not is_saving and (find_silence(died) or 0) >= _least_silence_ns(epoch, steps)
     dumps = [event for event in context.events if event.kind == FLIGHT_RECORDER]
     dumps = [event for event in dumps if event.epoch == epoch.epoch and event.data.get("has_dump")]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ..breakdown.waterfall import Part
     from ..replay.model import ComputeItems, Reading
-    from ..replay.what_if import Replayer
+    from ..replay.replayer import Replayer
     from ..statistics.link_profile import LinkProfile
     from ..statistics.peers import ComputeProfile
     from ..trace.context import RunContext

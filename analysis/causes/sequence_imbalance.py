@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from rankscope.tracer.topology import Coords
 
     from ..replay.model import ComputeItems, ReplayModel
-    from ..replay.what_if import Replayer
+    from ..replay.replayer import Replayer
     from ..statistics.peers import ComputeProfile
     from ..trace.context import MicrobatchTable
     from .detector import Case

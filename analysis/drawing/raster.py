@@ -562,5 +562,3 @@ class _Grid:
         upper = self.edges[np.minimum(guess + 1, self._num_bins)]
         guess += (at >= upper) & (guess < self._num_bins)
         return guess
-
-

@@ -19,7 +19,7 @@ from ..causes.detector import Subject
 from ..readers.workers import remove_partner_waits
 from ..replay.model import COMPUTE_KINDS, has_kind
 from ..replay.program import Change
-from ..replay.what_if import ratio, recoverable_ratio
+from ..replay.replayer import ratio, recoverable_ratio
 from ..report.report import Finding
 from ..report.text import format_seconds
 from ..report.tracked_findings import NO_PROBLEM
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from ..causes.candidate import Candidate
     from ..replay.model import ReplayModel
-    from ..replay.what_if import Replayer
+    from ..replay.replayer import Replayer
 
 
 class Times(NamedTuple):

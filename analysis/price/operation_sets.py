@@ -14,7 +14,7 @@ from rankscope.tracer.span import KINDS
 
 from ..arrays.grouping import factorize
 from ..readers.formats import replay_kind
-from ..replay.what_if import ratio, recoverable_ratio
+from ..replay.replayer import ratio, recoverable_ratio
 from ..report.report import CulpritComparison
 from ..trace.errors import AnalysisError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..replay.model import Reading, ReplayModel
-    from ..replay.what_if import Replayer, WhatIf
+    from ..replay.replayer import Replayer, WhatIf
     from ..trace.tables import RankInfo, RunInfo, SpanTable
 
 K = TypeVar("K", int, str)

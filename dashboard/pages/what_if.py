@@ -10,7 +10,6 @@ import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import Dash, Input, Output, State, dcc, html
 from dash.exceptions import PreventUpdate
 
-from rankscope.analysis.play import PlayError
 from rankscope.analysis.price.operation_sets import Part
 from rankscope.analysis.replay.pipeline import ScheduleError, plan
 from rankscope.analysis.report.text import (
@@ -20,6 +19,7 @@ from rankscope.analysis.report.text import (
     format_seconds,
 )
 from rankscope.analysis.trace.errors import AnalysisError
+from rankscope.analysis.what_if import PlayError
 from rankscope.tracer.span import NS_PER_S
 
 from ..address import WHAT_IF, View, read_address, read_ranks, write_address
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from dash.development.base_component import Component
 
-    from rankscope.analysis.play import RunPlay, StepPlay
     from rankscope.analysis.report.report import Finding, RunReport
+    from rankscope.analysis.what_if import RunPlay, StepPlay
 
     from ..provider import ReportProvider
 

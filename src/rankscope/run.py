@@ -60,15 +60,15 @@ if TYPE_CHECKING:
     from rankscope.analysis.breakdown.run_history import RunHistory
     from rankscope.analysis.drawing.timeline import StepTimeline
     from rankscope.analysis.goodput import Goodput
-    from rankscope.analysis.play import RunPlay, StepPlay
     from rankscope.analysis.price.operation_sets import Part, PartPrice
     from rankscope.analysis.replay.critical_path import CriticalPath, Slack
     from rankscope.analysis.replay.model import Reading
     from rankscope.analysis.replay.pipeline import Planned
+    from rankscope.analysis.replay.replayer import Replayer
     from rankscope.analysis.replay.step_graph import IdealTimeline
-    from rankscope.analysis.replay.what_if import Replayer
     from rankscope.analysis.report.report import RunReport
     from rankscope.analysis.trace.tables import RunInfo
+    from rankscope.analysis.what_if import RunPlay, StepPlay
     from rankscope.collector.store.store import Store
     from rankscope.dashboard.records.incident import Incident
 
@@ -710,7 +710,7 @@ class Run:
 
     @cached_property
     def _plays(self) -> RunPlay:
-        from rankscope.analysis.play import open_play
+        from rankscope.analysis.what_if import open_play
 
         return open_play(self._source, self.info.run_id)
 
@@ -738,7 +738,7 @@ class Run:
     @cached_property
     def replayer(self) -> Replayer:
         """The replay of all steps, as input of the functions of `analysis.price.operation_sets`."""
-        from rankscope.analysis.replay.what_if import Replayer
+        from rankscope.analysis.replay.replayer import Replayer
 
         return Replayer(self.reading.model)
 

@@ -9,7 +9,7 @@ import pytest
 
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.readers.tracer.reader import read_traced
-from rankscope.analysis.replay.what_if import Replayer
+from rankscope.analysis.replay.replayer import Replayer
 from rankscope.analysis.report.document import to_document
 from rankscope.analysis.trace.context import RankManifest, RunContext
 from rankscope.analysis.trace.errors import EmptyRunError

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...replay.replayer import Replayer, WhatIf, what_if
 from ...replay.step_graph import find_cycles
-from ...replay.what_if import Replayer, WhatIf, what_if
 from ...trace.errors import CycleError, EmptyRunError
 from .blocks import NOTHING_KNOWN, sort_rows
 from .graph import build_model, infer_trace

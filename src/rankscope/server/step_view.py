@@ -16,8 +16,8 @@ from rankscope.analysis.drawing.timeline import (
     read_timeline,
     records_groups,
 )
-from rankscope.analysis.play import open_play
 from rankscope.analysis.trace.errors import EmptyRunError
+from rankscope.analysis.what_if import open_play
 from rankscope.collector.read.pictures import StepId
 from rankscope.collector.read.ranks import read_closed_bounds
 from rankscope.collector.read.runs import read_events
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.rows import RowOrder
     from rankscope.analysis.drawing.step_replay import StepReplay
     from rankscope.analysis.drawing.timeline import StepTimeline
-    from rankscope.analysis.play import RunPlay
     from rankscope.analysis.trace.tables import RunSummary, SpanSource
+    from rankscope.analysis.what_if import RunPlay
     from rankscope.collector.store.store import Store
     from rankscope.tracer.span import SpanKind
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.analysis.replay.what_if import share_of_excess
+from rankscope.analysis.replay.replayer import share_of_excess
 
 
 def test_it_is_the_time_won_over_the_time_above_the_ideal() -> None:

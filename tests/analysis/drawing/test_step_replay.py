@@ -8,7 +8,7 @@ import pytest
 from rankscope.analysis.analyze import analyze_run, read_operations
 from rankscope.analysis.drawing.step_replay import StepReplay, replay_step
 from rankscope.analysis.drawing.timeline import read_timeline
-from rankscope.analysis.replay.what_if import Replayer
+from rankscope.analysis.replay.replayer import Replayer
 from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
 from tests.support.rankscope.simulated_source import SimulatedSource

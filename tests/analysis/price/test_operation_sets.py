@@ -19,7 +19,7 @@ from rankscope.analysis.price.operation_sets import (
     slowdown_by_rank,
     slowdown_by_tp,
 )
-from rankscope.analysis.replay.what_if import Replayer, what_if
+from rankscope.analysis.replay.replayer import Replayer, what_if
 from rankscope.tracer.topology import Coords, Layout
 from tests.support.analysis.bytedance_cluster import ByteDanceCluster
 from tests.support.analysis.cluster import MS, Cluster, dp_group, gpt_cluster, source_of

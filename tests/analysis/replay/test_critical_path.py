@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rankscope.analysis.readers.bytedance.reader import read_bytedance
 from rankscope.analysis.readers.tracer.reader import read_traced
 from rankscope.analysis.replay.critical_path import critical_path, operation_slack
-from rankscope.analysis.replay.what_if import Replayer
+from rankscope.analysis.replay.replayer import Replayer
 from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.tracer.topology import Layout
 from tests.analysis.breakdown.test_starved import CHAIN

@@ -16,7 +16,7 @@ from rankscope.analysis.replay.pipeline import (
     measure_pipeline,
     plan,
 )
-from rankscope.analysis.replay.what_if import Replayer
+from rankscope.analysis.replay.replayer import Replayer
 from rankscope.trainer.simulator.scenario import Scenario
 from tests.support.rankscope.simulated_source import SimulatedSource
 

@@ -12,8 +12,8 @@ from rankscope.analysis.readers.bytedance.graph import build_model, read_trace
 from rankscope.analysis.readers.bytedance.reader import read_bytedance
 from rankscope.analysis.readers.tracer.reader import read_traced
 from rankscope.analysis.replay.program import Program, compile_program
+from rankscope.analysis.replay.replayer import Replayer
 from rankscope.analysis.replay.step_graph import build_step_graph, replayed_times
-from rankscope.analysis.replay.what_if import Replayer
 from rankscope.analysis.trace.errors import AnalysisError
 from rankscope.tracer.topology import Layout
 from tests.support.analysis.bytedance_cluster import ByteDanceCluster

@@ -5,8 +5,8 @@ import pytest
 
 from rankscope.analysis.readers.bytedance.reader import read_bytedance
 from rankscope.analysis.readers.tracer.reader import read_traced
+from rankscope.analysis.replay.replayer import Replayer
 from rankscope.analysis.replay.step_graph import ideal_timeline
-from rankscope.analysis.replay.what_if import Replayer
 from rankscope.tracer.topology import Layout
 from tests.support.analysis.bytedance_cluster import ByteDanceCluster
 from tests.support.analysis.cluster import MS, gpt_cluster, source_of

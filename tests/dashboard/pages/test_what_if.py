@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.play import open_play
 from rankscope.analysis.report.text import format_seconds
 from rankscope.analysis.trace.errors import EmptyRunError
+from rankscope.analysis.what_if import open_play
 from rankscope.dashboard.address import WHAT_IF, View
 from rankscope.dashboard.pages.what_if import Change, read_changes, show_what_if
 from rankscope.trainer.faults.spec import parse_simulated_faults
@@ -20,8 +20,8 @@ from tests.support.dashboard.page_text import words
 from tests.support.rankscope.simulated_source import SimulatedSource
 
 if TYPE_CHECKING:
-    from rankscope.analysis.play import RunPlay
     from rankscope.analysis.report.report import RunReport
+    from rankscope.analysis.what_if import RunPlay
 
 CLUSTER = Scenario(
     dp=2,

@@ -14,7 +14,7 @@ from rankscope.trainer.simulator.scenario import Scenario
 from tests.support.rankscope.simulated_source import SimulatedSource
 
 if TYPE_CHECKING:
-    from rankscope.analysis.play import RunPlay
+    from rankscope.analysis.what_if import RunPlay
     from rankscope.collector.store.store import Store
 
 NUM_STEPS = 8

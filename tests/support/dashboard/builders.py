@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from rankscope.analysis.drawing.selection import AlikeSpan
     from rankscope.analysis.drawing.step_replay import StepReplay
     from rankscope.analysis.goodput import Goodput
-    from rankscope.analysis.play import RunPlay
     from rankscope.analysis.report.liveness import RankLiveness, StepSilence
+    from rankscope.analysis.what_if import RunPlay
     from rankscope.dashboard.records.incident import Incident, IncidentView
     from rankscope.dashboard.records.page_results import Health, RunComparison, Startup
     from rankscope.dashboard.records.progress import (

@@ -10,7 +10,7 @@ import pytest
 
 from rankscope.analysis.readers.bytedance.graph import build_model, read_trace
 from rankscope.analysis.readers.bytedance.what_if import what_if_trace
-from rankscope.analysis.replay.what_if import Replayer, what_if
+from rankscope.analysis.replay.replayer import Replayer, what_if
 from rankscope.sources.bytedance_file import read_trace_file
 from tests.support.analysis.bytedance_files import source_of, write_meta, write_trace
 from tests.support.analysis.bytedance_jobs import MS, Job, from_each_steps_start
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankscope.analysis.readers.bytedance.format import TraceColumns
-    from rankscope.analysis.replay.what_if import WhatIf
+    from rankscope.analysis.replay.replayer import WhatIf
     from rankscope.analysis.trace.tables import RunInfo
     from tests.support.analysis.bytedance_oracle import Results
 

@@ -10,7 +10,7 @@ from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.readers.bytedance.format import CODE
 from rankscope.analysis.readers.bytedance.graph import read_trace
 from rankscope.analysis.readers.bytedance.reader import read_bytedance, split_bytedance_waits
-from rankscope.analysis.replay.what_if import Replayer
+from rankscope.analysis.replay.replayer import Replayer
 from rankscope.tracer.span import NONE, Span, SpanKind, UnixNs
 from rankscope.tracer.topology import Coords
 from tests.support.analysis.bytedance_cluster import LATENCY, ByteDanceCluster

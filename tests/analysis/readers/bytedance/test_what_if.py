@@ -12,7 +12,7 @@ from rankscope.analysis.readers.bytedance.blocks import SLICE_ROWS
 from rankscope.analysis.readers.bytedance.format import TraceColumns
 from rankscope.analysis.readers.bytedance.reader import read_bytedance
 from rankscope.analysis.readers.bytedance.what_if import what_if_trace
-from rankscope.analysis.replay.what_if import Replayer, what_if
+from rankscope.analysis.replay.replayer import Replayer, what_if
 from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.analysis.trace.rows import select_rows
 from rankscope.tracer.topology import Coords
@@ -21,7 +21,7 @@ from tests.support.analysis.cluster import MS
 
 if TYPE_CHECKING:
     from rankscope.analysis.readers.bytedance.what_if import TraceWhatIf
-    from rankscope.analysis.replay.what_if import WhatIf
+    from rankscope.analysis.replay.replayer import WhatIf
     from rankscope.analysis.trace.tables import RunInfo, SpanTable
     from tests.support.analysis.cluster import Source
 

@@ -12,7 +12,7 @@ from rankscope.analysis.readers.tracer.device_steps import measure_steps
 from rankscope.analysis.readers.tracer.reader import read_traced
 from rankscope.analysis.replay.model import COMPUTE_KINDS
 from rankscope.analysis.replay.program import Change
-from rankscope.analysis.replay.what_if import Replayer
+from rankscope.analysis.replay.replayer import Replayer
 from rankscope.analysis.trace.context import empty_microbatches
 from rankscope.analysis.trace.tables import StepTable
 from rankscope.tracer.span import NONE, SpanKind

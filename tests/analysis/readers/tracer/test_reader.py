@@ -10,7 +10,7 @@ from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.arrays.grouping import NO_GROUP
 from rankscope.analysis.readers.tracer.reader import read_traced
 from rankscope.analysis.replay.model import Place
-from rankscope.analysis.replay.what_if import Replayer
+from rankscope.analysis.replay.replayer import Replayer
 from rankscope.analysis.trace.rows import concatenate
 from rankscope.analysis.trace.tables import (
     EpochInfo,

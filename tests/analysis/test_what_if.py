@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.play import PlayError, RunPlay, open_play
 from rankscope.analysis.price.operation_sets import EmptyPartError, Part, price_part
-from rankscope.analysis.replay.what_if import Replayer
+from rankscope.analysis.replay.replayer import Replayer
 from rankscope.analysis.trace.errors import EmptyRunError
+from rankscope.analysis.what_if import PlayError, RunPlay, open_play
 from rankscope.trainer.faults.spec import parse_simulated_faults
 from rankscope.trainer.simulator.scenario import Scenario
 from tests.support.rankscope.simulated_source import SimulatedSource

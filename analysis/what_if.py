@@ -21,9 +21,9 @@ from .replay.critical_path import StepPaths
 from .replay.model import COMPUTE_KINDS, has_kind, select_step
 from .replay.pipeline import measure_pipeline
 from .replay.program import compile_program
+from .replay.replayer import ratio
 from .replay.step_graph import find_step
 from .replay.step_overlap import StepOverlap
-from .replay.what_if import ratio
 from .trace.errors import AnalysisError
 
 if TYPE_CHECKING:
