@@ -61,7 +61,9 @@ class DeviceComm:
     job makes wait: see docs/decisions/0004.
     """
 
-    __slots__ = ("_alone", "_before_wait", "_chain", "_number", "has_wait", "launched", "timing")
+    __slots__ = (
+        "_alone", "_before_wait", "_chain", "_is_call", "_number", "has_wait", "launched", "timing",
+    )  # fmt: skip
 
     def __init__(
         self, timing: DeviceTimer, launched: Mark, chain: CommStream, *, chained: bool
@@ -82,6 +84,9 @@ class DeviceComm:
         self._chain = chain if chained else CommStream()
         self._before_wait: Mark | None = None
         self._alone = True
+        self._is_call = False
+        """Whether it runs on the stream that launched it, as a kernel does."""
+
         self.has_wait = True
         """Whether the wait can be recorded; if not, it is counted already."""
 
@@ -103,23 +108,23 @@ class DeviceComm:
 
     def pass_wait(self, writer: Writer) -> None:
         """Mark that the current stream is past the wait; the records follow."""
-        after_wait = self.timing.mark(self.launched.device)
-        if after_wait is None:
+        end = self.timing.mark(self.launched.device)
+        if end is None:
             self.release()
             writer.lose(int(self.has_wait))
             return
-        self._note_stream(after_wait, writer)
-        self.timing.push(PendingComm(self, after_wait, writer))
+        if not self.timing.computes_on(end.device, end.stream):
+            self.has_wait = False
+            writer.note_side_stream((end.device, end.stream))
+        self.timing.push(PendingComm(self, end, writer))
 
     def returned(self, writer: Writer) -> None:
-        """Mark that a call that ran on the current stream itself was issued."""
-        done = self.timing.mark(self.launched.device)
-        if done is None:
-            self.release()
-            writer.lose(int(self.has_wait))
-            return
-        self._note_stream(done, writer)
-        self.timing.push(PendingCall(self, done, writer))
+        """Mark that a call that ran on the current stream itself was issued.
+
+        If that stream computes, it has a wait of equal length: nothing else ran there.
+        """
+        self._is_call = True
+        self.pass_wait(writer)
 
     def release(self) -> None:
         """Release the marks."""
@@ -130,6 +135,10 @@ class DeviceComm:
     def bounds(self, clock: DeviceClock, after_wait: Mark) -> tuple[Bounds, int]:
         """Return the bounds, and the time for which the wait blocked the stream, in ns."""
         launched_ns = clock.reached_ns(self.launched)
+        if self._is_call:
+            duration_ns = max(clock.elapsed_ns(self.launched, after_wait), 0)
+            end_ns = launched_ns + duration_ns
+            return Bounds(launched_ns, end_ns, begin_known=True, end_known=True), duration_ns
         before_wait = self._before_wait
         if before_wait is None:
             after_ns = clock.reached_ns(after_wait)
@@ -140,28 +149,23 @@ class DeviceComm:
         seen_ns = (before_ns if self._alone else after_ns, after_ns)
         return self._chain.bound(self._number, launched_ns, seen_ns), stalled_ns
 
-    def _note_stream(self, end: Mark, writer: Writer) -> None:
-        if not self.timing.computes_on(end.device, end.stream):
-            self.has_wait = False
-            writer.note_side_stream((end.device, end.stream))
-
 
 class PendingComm:
-    """A communication whose wait a stream has not passed yet."""
+    """A communication whose wait, or end on its own stream, the device has not reached yet."""
 
     __slots__ = ("_comm", "_writer", "last")
 
-    def __init__(self, comm: DeviceComm, after_wait: Mark, writer: Writer) -> None:
+    def __init__(self, comm: DeviceComm, end: Mark, writer: Writer) -> None:
         self._comm = comm
-        self.last = after_wait
+        self.last = end
         self._writer = writer
 
     def is_done(self) -> bool:
-        """Return whether the wait is passed; the launch came before."""
+        """Return whether it is reached; the launch came before."""
         return self.last.event.query()
 
     def resolve(self, clock: DeviceClock) -> None:
-        """Write the communication and the wait."""
+        """Write the communication, and the wait if a computing stream waited."""
         bounds, stalled_ns = self._comm.bounds(clock, self.last)
         track_id = self._comm.timing.track_id(self.last)
         self._comm.release()
@@ -169,41 +173,6 @@ class PendingComm:
         self._writer.span(bounds)
         if self._comm.has_wait:
             self._writer.wait(track_id, bounds.end_ns - stalled_ns, stalled_ns)
-
-    def lose(self) -> None:
-        """Count the records as lost."""
-        self._writer.lose(1 + self._comm.has_wait)
-
-
-class PendingCall:
-    """A communication that runs on the stream that launched it, as a kernel does."""
-
-    __slots__ = ("_comm", "_writer", "last")
-
-    def __init__(self, comm: DeviceComm, done: Mark, writer: Writer) -> None:
-        self._comm = comm
-        self.last = done
-        self._writer = writer
-
-    def is_done(self) -> bool:
-        """Return whether it is done."""
-        return self.last.event.query()
-
-    def resolve(self, clock: DeviceClock) -> None:
-        """Write the communication; if its stream computes, also a wait of equal length: nothing
-        else ran there.
-        """
-        launched = self._comm.launched
-        begin_ns = clock.reached_ns(launched)
-        duration_ns = max(clock.elapsed_ns(launched, self.last), 0)
-        track_id = self._comm.timing.track_id(self.last)
-        self._comm.release()
-        self._comm.timing.release(self.last)
-        self._writer.span(
-            Bounds(begin_ns, begin_ns + duration_ns, begin_known=True, end_known=True)
-        )
-        if self._comm.has_wait:
-            self._writer.wait(track_id, begin_ns, duration_ns)
 
     def lose(self) -> None:
         """Count the records as lost."""
