@@ -171,6 +171,29 @@ class Calls:
         return float(values.sum())
 
 
+def plain_calls(rank: int) -> None:
+    """Make the calls that each version of torch has on gloo."""
+    world = dist.get_world_size()
+    mine = torch.full((4,), float(rank))
+    everyone = [torch.empty(4) for _ in range(world)]
+    dist.all_gather(everyone, mine)
+    dist.broadcast(mine, src=1)
+    dist.reduce(mine, dst=0)
+    dist.barrier()
+    dist.scatter(mine, everyone if rank == 2 else None, src=2)
+    dist.gather(mine, everyone if rank == 0 else None, dst=0)
+    dist.all_to_all_single(torch.empty(4), torch.ones(4))
+    wait_for(dist.all_reduce(mine, async_op=True))
+    with torch.inference_mode():
+        dist.all_reduce(torch.ones(2))
+    objects: list[Any] = [None] * world
+    dist.all_gather_object(objects, {"rank": rank})
+    if rank == 0:
+        dist.send(mine, dst=3)
+    if rank == 3:
+        dist.recv(mine, src=0)
+
+
 def wait_for(work: dist.Work | None) -> None:
     """Wait for the works in which this rank takes part."""
     assert work is not None

@@ -12,7 +12,12 @@ from torch.distributed import distributed_c10d
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+)
 from torch.distributed.pipelining.schedules import (
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
@@ -22,9 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.tracer.topology import Layout
 from tests.support.tracer.torch_here import of_this_torch
-from tests.tracer.jobs import gloo_job
-from tests.tracer.jobs.gloo_job import WIDTH, Block, mean_square
-from tests.tracer.jobs.matrix_calls import calls
+from tests.tracer.jobs.matrix_calls import calls, plain_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +37,27 @@ if TYPE_CHECKING:
     Recipe = tuple[nn.Module | None, Callable[[], float]]
 
 MICROBATCHES = 4
-TP_PLAN = {"up": ColwiseParallel, "down": RowwiseParallel}
+WIDTH = 16
+ONE_STAGE_A_RANK = (Schedule1F1B, ScheduleGPipe)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = x + self.down(torch.relu(self.up(x)))
+        return out
+
+
+def mean_square(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output - target).square().mean()
+
+
+def tensor_parallel(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return parallelize_module(module, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
 
 
 def ordinary_step(model: nn.Module, num_microbatches: int = 2) -> Callable[[], float]:
@@ -54,6 +77,44 @@ def ordinary_step(model: nn.Module, num_microbatches: int = 2) -> Callable[[], f
         return value.item()
 
     return step
+
+
+def sharded(rank: int) -> Recipe:
+    """DP 2 (FSDP2) x TP 2, gradients clipped over DTensors, and plain calls of every kind."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model = nn.Sequential(Block(), Block())
+    for block in model:
+        fully_shard(tensor_parallel(block, mesh["tp"]), mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
+    plain = ordinary_step(model)
+
+    def step() -> float:
+        value = plain()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        plain_calls(rank)
+        return value
+
+    return model, step
+
+
+def replicated(rank: int) -> Recipe:
+    """DP 4 by DDP with several buckets, waited for inside C++."""
+    model = nn.Sequential(*[Block() for _ in range(4)])
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.005)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+
+    def step() -> float:
+        optimizer.zero_grad()
+        with ddp.no_sync():
+            batch = torch.randn(4, WIDTH)
+            mean_square(ddp(batch), batch).backward()  # type: ignore[no-untyped-call]
+        batch = torch.randn(4, WIDTH)
+        loss = mean_square(ddp(batch), batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.item()
+
+    return ddp, step
 
 
 def hybrid_sharded(rank: int) -> Recipe:
@@ -185,7 +246,7 @@ def pipeline(
     """Return the modules and the step of a pipeline over ``axis``; ``wrap`` makes stages."""
     group, position = mesh.get_group(axis), mesh.get_local_rank(axis)
     size = group.size()
-    if schedule_class is ScheduleGPipe:
+    if schedule_class in ONE_STAGE_A_RANK:
         numbers = [position]
     elif schedule_class is ScheduleZBVZeroBubble:
         numbers = [position, 2 * size - 1 - position]
@@ -208,7 +269,7 @@ def pipeline(
         )
         stages.append(stage)
     schedule = schedule_class(
-        stages[0] if schedule_class is ScheduleGPipe else stages,
+        stages[0] if schedule_class in ONE_STAGE_A_RANK else stages,
         MICROBATCHES,
         loss_fn=mean_square,
         scale_grads=False,
@@ -232,15 +293,10 @@ def pipeline(
     return modules, step
 
 
-def gpipe_tensor_parallel(rank: int) -> Recipe:
-    """PP 2 with GPipe x TP 2."""
+def pipeline_and_tensor_parallel(schedule_class: Any) -> Any:  # noqa: ANN401
+    """PP 2 x TP 2."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
-
-    def wrap(module: nn.Module) -> nn.Module:
-        plan = {name: style() for name, style in TP_PLAN.items()}
-        return parallelize_module(module, mesh["tp"], plan)
-
-    return pipeline(ScheduleGPipe, mesh, wrap)  # type: ignore[no-any-return]
+    return pipeline(schedule_class, mesh, lambda module: tensor_parallel(module, mesh["tp"]))
 
 
 def interleaved_ddp(rank: int) -> Recipe:
@@ -276,9 +332,7 @@ def three_axes(rank: int) -> Recipe:
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("pp", "dp", "tp"))
 
     def wrap(module: nn.Module) -> nn.Module:
-        plan = {name: style() for name, style in TP_PLAN.items()}
-        parallelize_module(module, mesh["tp"], plan)
-        fully_shard(module, mesh=mesh["dp"])
+        fully_shard(tensor_parallel(module, mesh["tp"]), mesh=mesh["dp"])
         return module
 
     return pipeline(ScheduleInterleaved1F1B, mesh, wrap)  # type: ignore[no-any-return]
@@ -286,7 +340,9 @@ def three_axes(rank: int) -> Recipe:
 
 RECIPES: dict[str, tuple[Callable[[int], Any], Layout]] = of_this_torch(
     {
-        **gloo_job.RECIPES,
+        "pipeline": (lambda _: pipeline_and_tensor_parallel(Schedule1F1B), Layout(pp=2, tp=2)),
+        "sharded": (sharded, Layout(dp=2, tp=2)),
+        "replicated": (replicated, Layout(dp=4)),
         "calls": (calls, Layout(dp=2, tp=2)),
         "hybrid_sharded": (hybrid_sharded, Layout(dp=4)),
         "static_graph": (static_graph, Layout(dp=4)),
@@ -294,7 +350,7 @@ RECIPES: dict[str, tuple[Callable[[int], Any], Layout]] = of_this_torch(
         "compiled": (compiled, Layout(dp=4)),
         "expert_parallel": (expert_parallel, Layout(dp=4, ep=2)),
         "context_parallel": (context_parallel, Layout(dp=2, cp=2)),
-        "gpipe": (gpipe_tensor_parallel, Layout(pp=2, tp=2)),
+        "gpipe": (lambda _: pipeline_and_tensor_parallel(ScheduleGPipe), Layout(pp=2, tp=2)),
         "interleaved": (interleaved_ddp, Layout(pp=2, dp=2, vpp=2)),
         "zero_bubble": (zero_bubble_fsdp, Layout(pp=2, dp=2, vpp=2)),
         "zero_bubble_v": (zero_bubble_v, Layout(pp=2, dp=2, vpp=2)),

@@ -14,14 +14,12 @@ from torch._C._distributed_c10d import FileStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.pipelining import ScheduleGPipe
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope import tracer
 from tests.support.tracer.torch_here import of_this_torch
 from tests.tracer.jobs import matrix_recipes
-from tests.tracer.jobs.gloo_job import Block
-from tests.tracer.jobs.matrix_recipes import ordinary_step, pipeline
+from tests.tracer.jobs.matrix_recipes import Block, ordinary_step, pipeline, tensor_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -119,7 +117,7 @@ def part_of_the_job(rank: int) -> Recipe:
 def tensor_parallel_over_all(rank: int) -> Recipe:
     """TP over all ranks: the mesh's only axis has no group of its own."""
     mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
-    model = parallelize_module(Block(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    model = tensor_parallel(Block(), mesh)
     return model, ordinary_step(model)
 
 
