@@ -5,7 +5,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -19,9 +18,9 @@ from rankscope.tracer.capture.garbage_collection import capture_garbage
 from rankscope.tracer.errors import is_tracer_error
 from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.spool import DropReason
-from tests.support.paths import ROOT
 from tests.support.tracer.reading import dropped, read_rows
 from tests.support.tracer.recording import AlarmError, recorder_in
+from tests.tracer.programs import run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,15 +38,7 @@ fails.__code__ = fails.__code__.replace(co_filename=tracer.__file__)
 
 @pytest.mark.slow
 def test_a_job_computes_the_same_if_any_part_of_the_tracer_fails(tmp_path: Path) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.tracer.jobs.harmless_job", str(tmp_path)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    ran = run_python("-m", "tests.tracer.jobs.harmless_job", tmp_path)
 
     assert ran.returncode == 0, ran.stderr
     reported = json.loads(ran.stdout.splitlines()[-1])  # torch 2.8's gloo prints lines before it

@@ -14,13 +14,14 @@ from rankscope.tracer.spool import STEP, RecordType
 from tests.support.paths import PYTHON_PATH, ROOT
 from tests.support.ports import fixed_port
 from tests.support.tracer.reading import process_folders, read_rows, read_spans
+from tests.tracer.programs import run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 PROBE = """
 import pickle, sys, __main__
@@ -39,16 +40,13 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run ``folder/script.py``, through the launcher if ``options`` say so."""
     (folder / "script.py").write_text(textwrap.dedent(script))
-    kept = {name: value for name, value in os.environ.items() if name != "RANKSCOPE_TRACE"}
-    return subprocess.run(
-        [sys.executable, *options, str(folder / "script.py"), "--lr", "1 e-3"],
-        cwd=ROOT,
-        env={**kept, "PYTHONPATH": PYTHON_PATH, "RANKSCOPE_RUN": "run", **environ},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    environ = {"RANKSCOPE_TRACE": "", "RANKSCOPE_RUN": "run", **environ}
+    return run_python(*options, folder / "script.py", "--lr", "1 e-3", **environ)
+
+
+def run_traced(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """Run ``folder/script.py`` through the launcher, recording into ``folder/spool``."""
+    return run(folder, script, "-m", "rankscope.tracer", RANKSCOPE_TRACE=str(folder / "spool"))
 
 
 @pytest.mark.parametrize(
@@ -65,10 +63,7 @@ def run(
 def test_a_script_prints_and_ends_as_without_the_tracer(
     tmp_path: Path, script: str, code: int
 ) -> None:
-    plain = run(tmp_path, script)
-    traced = run(
-        tmp_path, script, "-m", "rankscope.tracer", RANKSCOPE_TRACE=str(tmp_path / "spool")
-    )
+    plain, traced = run(tmp_path, script), run_traced(tmp_path, script)
 
     assert plain.returncode == code
     assert (traced.returncode, traced.stdout) == (code, plain.stdout)
@@ -78,25 +73,15 @@ def test_a_script_prints_and_ends_as_without_the_tracer(
 
 def test_an_interrupt_ends_a_script_as_without_the_tracer(tmp_path: Path) -> None:
     script = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\ninput()"
-    plain = run(tmp_path, script)
-    traced = run(
-        tmp_path, script, "-m", "rankscope.tracer", RANKSCOPE_TRACE=str(tmp_path / "spool")
-    )
+    plain, traced = run(tmp_path, script), run_traced(tmp_path, script)
 
     assert (traced.returncode, traced.stderr) == (plain.returncode, plain.stderr)
 
 
 def test_a_module_is_run_too(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("import sys\nprint(__name__, sys.argv[1:], __spec__.name)")
-    traced = subprocess.run(
-        [sys.executable, "-m", "rankscope.tracer", "-m", "job", "a"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": PYTHON_PATH, "RANKSCOPE_TRACE": str(tmp_path / "spool")},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    environ = {"RANKSCOPE_TRACE": str(tmp_path / "spool")}
+    traced = run_python("-m", "rankscope.tracer", "-m", "job", "a", cwd=tmp_path, **environ)
 
     assert (traced.returncode, traced.stdout) == (0, "__main__ ['a'] job\n")
     assert len(process_folders(tmp_path / "spool")) == 1
@@ -112,21 +97,9 @@ def test_a_default_folder_is_chosen_and_printed(tmp_path: Path) -> None:
     assert len(process_folders(folder)) == 1
 
 
-def run_launcher(spool: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rankscope.tracer", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "RANKSCOPE_TRACE": str(spool)},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_help_explains_each_option_and_exits_with_0(tmp_path: Path, flag: str) -> None:
-    done = run_launcher(tmp_path / "spool", flag)
+    done = run_python("-m", "rankscope.tracer", flag, RANKSCOPE_TRACE=str(tmp_path / "spool"))
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: python -m rankscope.tracer SCRIPT [ARGS...]\n")
@@ -151,7 +124,8 @@ def test_help_explains_each_option_and_exits_with_0(tmp_path: Path, flag: str) -
 def test_wrong_usage_is_one_line_and_status_2(
     tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    done = run_launcher(tmp_path / "spool", *arguments)
+    environ = {"RANKSCOPE_TRACE": str(tmp_path / "spool")}
+    done = run_python("-m", "rankscope.tracer", *arguments, **environ)
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"rankscope: {message}\n"
@@ -170,20 +144,9 @@ def test_torchrun_traces_a_script_without_an_edit(tmp_path: Path) -> None:
         number = 0
         while True:
             spool = tmp_path / f"spool-{number}"
-            done = subprocess.run(
-                [*TORCHRUN, *options, str(ROOT / "tests/tracer/jobs/plain_job.py"), "3"],
-                cwd=tmp_path,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": PYTHON_PATH,
-                    "OMP_NUM_THREADS": "1",
-                    "RANKSCOPE_TRACE": str(spool),
-                },
-                capture_output=True,
-                text=True,
-                timeout=180,
-                check=False,
-            )
+            script = ROOT / "tests/tracer/jobs/plain_job.py"
+            environ = {"RANKSCOPE_TRACE": str(spool)}
+            done = run_python(*TORCHRUN, *options, script, "3", cwd=tmp_path, **environ)
             number += 1
             if number > MOST_ABORTS or ABORTED_AT_EXIT not in done.stderr:
                 break

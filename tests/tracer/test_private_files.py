@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from rankscope.tracer.install import create_process_folder
 from rankscope.tracer.record.exit_record import ended_record, write_exit, write_json
-from tests.support.paths import PYTHON_PATH, ROOT
 from tests.support.tracer.reading import process_folders
 from tests.support.tracer.recording import recorder_in, run_script
+from tests.tracer.programs import run_python
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
@@ -37,19 +36,8 @@ def launch(folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run a script through the launcher, without RANKSCOPE_TRACE."""
     script = folder / "script.py"
     script.write_text("print('the job runs')")
-    kept = {name: value for name, value in os.environ.items() if name != "RANKSCOPE_TRACE"}
-    return subprocess.run(
-        [sys.executable, "-m", "rankscope.tracer", str(script)],
-        cwd=ROOT,
-        env={
-            **kept, "PYTHONPATH": PYTHON_PATH, "RANKSCOPE_RUN": "run", "TMPDIR": str(folder),
-            **environ,
-        },
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )  # fmt: skip
+    own = {"RANKSCOPE_TRACE": "", "RANKSCOPE_RUN": "run", "TMPDIR": str(folder)}
+    return run_python("-m", "rankscope.tracer", script, **own, **environ)
 
 
 def make_for_another_user(folder: Path) -> None:

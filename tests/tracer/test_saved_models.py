@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.paths import ROOT
 from tests.support.tracer.reading import dropped, read_spans
+from tests.tracer.programs import run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,15 +27,7 @@ def run_job(folder: Path, *options: str | Path, **environ: str) -> Any:  # noqa:
     """Run the job in a folder; return what it printed."""
     folder.mkdir(exist_ok=True)
     variables = {"RANKSCOPE_TRACE": str(folder.parent / "spool"), "RANKSCOPE_RUN": folder.name}
-    ran = subprocess.run(
-        [sys.executable, *options],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **variables, **environ},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    ran = run_python(*options, cwd=folder, **variables, **environ)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout.splitlines()[-1])
 

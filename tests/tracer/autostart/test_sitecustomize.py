@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from rankscope.tracer.autostart.sitecustomize import find_main
-from tests.support.paths import PYTHON_PATH, ROOT
+from tests.support.paths import PYTHON_PATH
+from tests.tracer.programs import AUTOSTART, run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-AUTOSTART = str(ROOT / "src" / "rankscope" / "tracer" / "autostart")
 
 
 @pytest.mark.parametrize(
@@ -49,20 +47,14 @@ def start(folder: Path, script: str, *command: str, **environ: str) -> str:
     """
     (folder / "torch.py").write_text("")
     (folder / "script.py").write_text(script)
-    kept = {name: value for name, value in os.environ.items() if name not in {"RANK", "LOCAL_RANK"}}
-    started = subprocess.run(
-        [*(command or (sys.executable,)), str(folder / "script.py")],
-        env={
-            **kept,
-            "PYTHONPATH": f"{AUTOSTART}{os.pathsep}{PYTHON_PATH}",
-            "RANKSCOPE_TRACE": str(folder / "spool"),
-            "RANKSCOPE_DISABLE": "1",
-            **environ,
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    own = {
+        "PYTHONPATH": f"{AUTOSTART}{os.pathsep}{PYTHON_PATH}",
+        "RANKSCOPE_TRACE": str(folder / "spool"),
+        "RANKSCOPE_DISABLE": "1",
+    }
+    interpreter, *options = command or (sys.executable,)
+    started = run_python(
+        *options, folder / "script.py", interpreter=interpreter, **{**own, **environ}
     )
     assert started.stderr == ""
     return started.stdout

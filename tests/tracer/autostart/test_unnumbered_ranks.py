@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.paths import PYTHON_PATH, ROOT
+from tests.support.paths import PYTHON_PATH
 from tests.support.ports import fixed_port
+from tests.tracer.programs import AUTOSTART, run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiproc]
-
-AUTOSTART = ROOT / "src" / "rankscope" / "tracer" / "autostart"
 
 TRAINING = """
 import os, subprocess, sys
@@ -64,19 +61,15 @@ os._exit(0)
 def test_a_process_that_becomes_a_rank_is_recorded_as_that_rank(tmp_path: Path, start: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAINING + start)
-    unset = {"RANK", "LOCAL_RANK", "WORLD_SIZE"}
-    environ = {name: value for name, value in os.environ.items() if name not in unset}
-    environ |= {
+    environ = {
         "PYTHONPATH": f"{AUTOSTART}{os.pathsep}{PYTHON_PATH}",
         "RANKSCOPE_TRACE": str(tmp_path / "spool"),
         "RANKSCOPE_RUN": "run",
-        "OMP_NUM_THREADS": "1",
     }
 
-    subprocess.run(
-        [sys.executable, str(script), str(fixed_port())], env=environ, check=True, timeout=240
-    )
+    done = run_python(script, str(fixed_port()), **environ)
 
+    assert done.returncode == 0, done.stderr
     folders = {path.name[:9]: path for path in (tmp_path / "spool" / "run").iterdir()}
     assert sorted(folders) == ["e0-r00000", "e1-r00000", "e1-r00001"]
     states = {name: json.loads((path / "exit.json").read_text()) for name, path in folders.items()}

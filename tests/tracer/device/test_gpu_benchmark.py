@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -12,6 +10,7 @@ import torch
 
 from benchmarks.gpu_tracer import NO_GPU, RUNS, run_child
 from tests.support.paths import ROOT
+from tests.tracer.programs import run_python
 
 pytestmark = [pytest.mark.slow]
 
@@ -57,12 +56,7 @@ def test_all_parts_together_end_within_eight_minutes() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what is said without a GPU")
 def test_without_a_gpu_the_document_says_that_none_was_measured() -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "gpu_tracer.py")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python(ROOT / "benchmarks" / "gpu_tracer.py")
 
     assert done.returncode == 1
     document = json.loads(done.stdout)

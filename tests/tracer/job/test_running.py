@@ -13,6 +13,7 @@ from rankscope.tracer.span import NONE, SpanKind, hash_group
 from tests.support.paths import ROOT
 from tests.support.tracer.recording import recorder_in
 from tests.support.waiting import wait_until
+from tests.tracer.programs import run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,14 +55,7 @@ def test_a_hang_shows_operation_group_and_number_and_the_rank_elsewhere(tmp_path
             lambda: {(entry.rank, entry.seq) for entry in read_running(spool)} == {(0, 1), (1, -1)}
         )
         waiting, busy = read_running(spool)
-        shown = subprocess.run(
-            [sys.executable, "-m", "rankscope.tracer", "--running", str(spool)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=True,
-        ).stdout
+        shown = run_python("-m", "rankscope.tracer", "--running", spool).stdout
     finally:
         for rank in reversed(ranks):  # rank 0 waits for rank 1
             rank.communicate(b"go on\n", timeout=180)

@@ -95,13 +95,10 @@ def test_the_extension_is_used_if_there_is_a_compiler() -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("part", ["quick", pytest.param("others", marks=pytest.mark.nightly)])
 def test_python_without_the_extension_passes_the_same_tests(tmp_path: Path, part: str) -> None:
+    options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not nightly")
+    tests = [f"tests/tracer/{name}" for name in SHARED_TESTS[part]]
     run = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"),
-            *("-m", "not nightly"),
-            f"--basetemp={tmp_path}/python",
-            *(f"tests/tracer/{name}" for name in SHARED_TESTS[part]),
-        ],
+        [sys.executable, "-m", "pytest", *options, f"--basetemp={tmp_path}/python", *tests],
         cwd=ROOT,
         env={**os.environ, "RANKSCOPE_PURE_PYTHON": "1"},
         capture_output=True,

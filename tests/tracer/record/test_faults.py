@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.tracer.spool import RecordType
-from tests.support.paths import PYTHON_PATH, ROOT
+from tests.support.paths import ROOT
 from tests.support.tracer.reading import count_dropped, only_folder, read_rows, read_spans
 from tests.support.tracer.recording import run_script
 from tests.support.waiting import wait_until
+from tests.tracer.programs import run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,19 +124,8 @@ def test_data_loader_workers_do_not_touch_the_records_of_the_parent(
             """
         )
     )
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        env={
-            **os.environ,
-            "PYTHONPATH": PYTHON_PATH,
-            "RANKSCOPE_TRACE": str(tmp_path / "spool"),
-            "RANKSCOPE_RUN": "run",
-        },
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    environ = {"RANKSCOPE_TRACE": str(tmp_path / "spool"), "RANKSCOPE_RUN": "run"}
+    done = run_python(program, **environ)
 
     assert done.returncode == 0, done.stderr
     assert "rankscope" not in done.stderr
