@@ -99,10 +99,10 @@ def job(tmp_path: Path, cuda: FakeCuda) -> Job:
     return job
 
 
-def test_a_wait_that_blocks_the_stream_gives_the_exact_end(cuda: FakeCuda, job: Job) -> None:
+def test_a_wait_that_blocks_the_stream_gives_the_exact_end(job: Job) -> None:
     first, begin_ns, end_ns = job.issue(40 * MS)
-    cuda.kernel(10 * MS)  # Beside it.
-    compute_ns = cuda.stream(0).end_ns
+    job.cuda.kernel(10 * MS)  # Beside it.
+    compute_ns = job.cuda.stream(0).end_ns
     job.wait(first)
     (row,), (wait,) = job.rows()
 
@@ -118,9 +118,9 @@ def test_a_wait_that_blocks_the_stream_gives_the_exact_end(cuda: FakeCuda, job: 
     assert dropped(job.folder) == {}
 
 
-def test_an_overlapped_communication_has_bounds_not_exact_times(cuda: FakeCuda, job: Job) -> None:
+def test_an_overlapped_communication_has_bounds_not_exact_times(job: Job) -> None:
     first, _, end_ns = job.issue(10 * MS)
-    cuda.kernel(40 * MS)
+    job.cuda.kernel(40 * MS)
     job.wait(first)
     (row,), (wait,) = job.rows()
 
@@ -129,10 +129,10 @@ def test_an_overlapped_communication_has_bounds_not_exact_times(cuda: FakeCuda, 
     assert wait.duration_ns < 20_000
 
 
-def test_on_an_idle_communication_stream_begin_and_end_are_exact(cuda: FakeCuda, job: Job) -> None:
+def test_on_an_idle_communication_stream_begin_and_end_are_exact(job: Job) -> None:
     first, *_ = job.issue(5 * MS)
     job.wait(first)
-    cuda.kernel(3 * MS)
+    job.cuda.kernel(3 * MS)
     second, begin_ns, end_ns = job.issue(5 * MS)
     job.wait(second)
     (_, row), _ = job.rows()
@@ -143,14 +143,12 @@ def test_on_an_idle_communication_stream_begin_and_end_are_exact(cuda: FakeCuda,
     assert row.duration_ns == pytest.approx(5 * MS, abs=NEAR_NS)
 
 
-def test_a_queued_communication_begins_when_the_one_before_it_ends(
-    cuda: FakeCuda, job: Job
-) -> None:
+def test_a_queued_communication_begins_when_the_one_before_it_ends(job: Job) -> None:
     first, _, first_end_ns = job.issue(20 * MS)
     second, _, end_ns = job.issue(10 * MS)
     # A wait for the first only: torch waits for an event of that work.
     first.reach_wait(first=True, alone=True)
-    cuda.stream(0).end_ns = first_end_ns
+    job.cuda.stream(0).end_ns = first_end_ns
     first.pass_wait()
     job.wait(second)
     (_, row), _ = job.rows()
@@ -160,10 +158,10 @@ def test_a_queued_communication_begins_when_the_one_before_it_ends(
     assert row.end_ns == pytest.approx(end_ns, abs=NEAR_NS)
 
 
-def test_if_a_stream_waits_for_several_at_once_no_end_is_exact(cuda: FakeCuda, job: Job) -> None:
+def test_if_a_stream_waits_for_several_at_once_no_end_is_exact(job: Job) -> None:
     first, *_ = job.issue(20 * MS)
     second, *_ = job.issue(10 * MS)
-    reached_ns = cuda.stream(0).end_ns
+    reached_ns = job.cuda.stream(0).end_ns
     job.wait(first, second)
     rows, waits = job.rows()
 
@@ -175,11 +173,9 @@ def test_if_a_stream_waits_for_several_at_once_no_end_is_exact(cuda: FakeCuda, j
     assert waits[1].duration_ns == 0
 
 
-def test_a_call_that_runs_on_the_launching_stream_is_exact_on_both_sides(
-    cuda: FakeCuda, job: Job
-) -> None:
+def test_a_call_that_runs_on_the_launching_stream_is_exact_on_both_sides(job: Job) -> None:
     launch = job.begin(SpanFlag.NOTHING)
-    end_ns = cuda.kernel(7 * MS)
+    end_ns = job.cuda.kernel(7 * MS)
     launch.returned_on_device()
     (row,), (wait,) = job.rows()
 
@@ -189,21 +185,19 @@ def test_a_call_that_runs_on_the_launching_stream_is_exact_on_both_sides(
     assert (wait.start_ns, wait.duration_ns) == (row.start_ns, row.duration_ns)
 
 
-def test_a_launch_into_a_capture_leaves_no_record_and_is_counted(cuda: FakeCuda, job: Job) -> None:
-    cuda.begin_capture(cuda.stream(0))
+def test_a_launch_into_a_capture_leaves_no_record_and_is_counted(job: Job) -> None:
+    job.cuda.begin_capture(job.cuda.stream(0))
     launch = job.begin()
     job.wait(launch)
-    cuda.end_capture(cuda.stream(0))
+    job.cuda.end_capture(job.cuda.stream(0))
 
     assert job.rows() == ([], [])
-    assert cuda.num_in_graph == 0
+    assert job.cuda.num_in_graph == 0
     assert open_names(job.folder) == []
     assert dropped(job.folder) == {DropReason.CAPTURING: 1}
 
 
-def test_a_communication_that_hangs_stays_open_and_is_counted_at_shutdown(
-    cuda: FakeCuda, job: Job
-) -> None:
+def test_a_communication_that_hangs_stays_open_and_is_counted_at_shutdown(job: Job) -> None:
     launch, *_ = job.issue(1 << 50)
     job.wait(launch)
     job.timed.turns(5)
@@ -213,9 +207,7 @@ def test_a_communication_that_hangs_stays_open_and_is_counted_at_shutdown(
     assert dropped(job.folder) == {DropReason.DEVICE_ERROR: 2}  # Including its wait.
 
 
-def test_a_communication_without_a_wait_is_timed_by_the_host_and_marked_so(
-    cuda: FakeCuda, job: Job
-) -> None:
+def test_a_communication_without_a_wait_is_timed_by_the_host_and_marked_so(job: Job) -> None:
     launch, *_ = job.issue(MS)
     launch.end(launch.start_ns + 5, SpanFlag.OPEN)
     (row,), waits = job.rows()
@@ -224,9 +216,9 @@ def test_a_communication_without_a_wait_is_timed_by_the_host_and_marked_so(
     assert waits == []
 
 
-def test_after_an_error_of_the_device_waits_are_counted_as_lost(cuda: FakeCuda, job: Job) -> None:
+def test_after_an_error_of_the_device_waits_are_counted_as_lost(job: Job) -> None:
     launch, *_ = job.issue(MS)
-    cuda.error = CudaError("CUDA error: an illegal memory access was encountered")
+    job.cuda.error = CudaError("CUDA error: an illegal memory access was encountered")
     launch.reach_wait(first=True, alone=True)
     launch.pass_wait()
 
@@ -333,18 +325,18 @@ def forward(job: Job) -> Any:  # noqa: ANN401 - a span
 
 
 def test_compute_waits_by_an_event_for_a_call_on_another_stream(
-    cuda: FakeCuda, job: Job, event_job: EventJob
+    job: Job, event_job: EventJob
 ) -> None:
-    compute, gather = cuda.stream(0), cuda.new_stream()
+    compute, gather = job.cuda.stream(0), job.cuda.new_stream()
     with forward(job):
         hidden_ns = event_job.call(gather, 4 * MS)
         first = event_job.event(gather)
-        computed_ns = cuda.kernel(10 * MS)
+        computed_ns = job.cuda.kernel(10 * MS)
         end_ns = event_job.call(gather, 40 * MS)
         second = event_job.event(gather)
         for event in (first, second, second):
             event_job.wait(event, compute)
-        cuda.kernel(5 * MS)
+        job.cuda.kernel(5 * MS)
     rows, waits = job.rows()
     (forward_row,) = (row for row in rows if row.name == "forward")
     hidden, exposed = (row for row in rows if row.name == "all_reduce")
@@ -363,15 +355,13 @@ def test_compute_waits_by_an_event_for_a_call_on_another_stream(
     assert forward_row.end_ns == pytest.approx(end_ns + 5 * MS, abs=NEAR_NS)
 
 
-def test_a_stream_between_two_others_passes_the_wait_on(
-    cuda: FakeCuda, job: Job, event_job: EventJob
-) -> None:
-    scatter, copy = cuda.new_stream(), cuda.new_stream()
+def test_a_stream_between_two_others_passes_the_wait_on(job: Job, event_job: EventJob) -> None:
+    scatter, copy = job.cuda.new_stream(), job.cuda.new_stream()
     with forward(job):
         end_ns = event_job.call(scatter, 20 * MS)
         event_job.wait(event_job.event(scatter), copy)
-        copied_ns = cuda.kernel(3 * MS, copy)
-        event_job.wait(event_job.event(copy), cuda.stream(0))
+        copied_ns = job.cuda.kernel(3 * MS, copy)
+        event_job.wait(event_job.event(copy), job.cuda.stream(0))
     rows, (wait,) = job.rows()
 
     assert rows[-1].end_ns == pytest.approx(end_ns, abs=NEAR_NS)
@@ -380,28 +370,26 @@ def test_a_stream_between_two_others_passes_the_wait_on(
 
 
 def test_events_of_streams_without_communication_are_left_alone(
-    cuda: FakeCuda, job: Job, event_job: EventJob
+    job: Job, event_job: EventJob
 ) -> None:
-    other = cuda.new_stream()
+    other = job.cuda.new_stream()
     with forward(job):
-        event_job.call(cuda.stream(0), MS)  # where it computes: it is its own wait
-        cuda.kernel(9 * MS, other)
-        event_job.wait(event_job.event(other), cuda.stream(0))
+        event_job.call(job.cuda.stream(0), MS)  # where it computes: it is its own wait
+        job.cuda.kernel(9 * MS, other)
+        event_job.wait(event_job.event(other), job.cuda.stream(0))
     rows, (wait,) = job.rows()
 
     assert [row.flags for row in rows if row.name == "all_reduce"] == [EXACT]
     assert wait.duration_ns == pytest.approx(MS, abs=NEAR_NS)
 
 
-def test_an_event_that_is_recorded_again_means_its_new_place(
-    cuda: FakeCuda, job: Job, event_job: EventJob
-) -> None:
-    gather, other = cuda.new_stream(), cuda.new_stream()
+def test_an_event_that_is_recorded_again_means_its_new_place(job: Job, event_job: EventJob) -> None:
+    gather, other = job.cuda.new_stream(), job.cuda.new_stream()
     with forward(job):
         event_job.call(gather, MS)
         event = event_job.event(gather)
         event_job._record(event, other)
-        event_job.wait(event, cuda.stream(0))
+        event_job.wait(event, job.cuda.stream(0))
     _, waits = job.rows()
 
     assert waits == []

@@ -40,19 +40,17 @@ def events(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_a_span_is_as_long_as_the_device_took_not_the_host(
-    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
-) -> None:
+def test_a_span_is_as_long_as_the_device_took_not_the_host(timed: TimedRecorder) -> None:
     compute = ComputeCapture(timed.recorder)
     timed.turns()
     with compute.span("forward", SpanKind.FORWARD, microbatch=2, chunk=1, on=[FakeTensor(0)]):
-        end_ns = cuda.kernel(50 * MS)
-    issued_ns = cuda.now_ns
+        end_ns = timed.cuda.kernel(50 * MS)
+    issued_ns = timed.cuda.now_ns
     timed.turns(1)
-    assert read_spans(tmp_path) == []  # The device has not reached it yet.
+    assert read_spans(timed.recorder.folder) == []  # The device has not reached it yet.
     timed.shutdown(turns=5)
 
-    (row,) = read_spans(tmp_path)
+    (row,) = read_spans(timed.recorder.folder)
     assert (row.name, row.kind, row.step, row.microbatch, row.chunk) == (
         "forward",
         "forward",
@@ -64,74 +62,70 @@ def test_a_span_is_as_long_as_the_device_took_not_the_host(
     assert row.duration_ns == pytest.approx(50 * MS, abs=10_000)
     assert row.end_ns == pytest.approx(end_ns, abs=25_000)
     assert row.end_ns > issued_ns
-    assert dropped(tmp_path) == {}
+    assert dropped(timed.recorder.folder) == {}
 
 
-def test_the_optimizer_is_timed_on_the_device_of_its_parameters(
-    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
-) -> None:
+def test_the_optimizer_is_timed_on_the_device_of_its_parameters(timed: TimedRecorder) -> None:
     for on in ([FakeTensor(1)], ["on no device"]):
         span = timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=on)
         with span:
-            cuda.kernel(3 * MS, cuda.stream(1))
+            timed.cuda.kernel(3 * MS, timed.cuda.stream(1))
     timed.shutdown(turns=3)
 
-    device, host = sorted(read_spans(tmp_path), key=lambda row: row.track)
+    device, host = sorted(read_spans(timed.recorder.folder), key=lambda row: row.track)
     assert (device.track, device.flags) == ("cuda:1 stream 0", ON_DEVICE)
     assert device.duration_ns == pytest.approx(3 * MS, abs=10_000)
     assert (host.track, host.flags) == ("main", SpanFlag.HOST_CLOCK)
 
 
-def test_each_stream_of_each_device_has_a_track(
-    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
-) -> None:
+def test_each_stream_of_each_device_has_a_track(timed: TimedRecorder) -> None:
     for device in (0, 1):
-        for stream in (cuda.stream(device), cuda.new_stream(device), cuda.new_stream(device)):
-            cuda.current[device] = stream
+        for stream in (
+            timed.cuda.stream(device),
+            timed.cuda.new_stream(device),
+            timed.cuda.new_stream(device),
+        ):
+            timed.cuda.current[device] = stream
             with timed_span(
                 timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(device)]
             ):
-                cuda.kernel(MS, stream)
+                timed.cuda.kernel(MS, stream)
     timed.shutdown(turns=3)
 
-    assert [row.track for row in sorted(read_spans(tmp_path), key=lambda row: row.track)] == [
-        f"cuda:{device} stream {stream}" for device in (0, 1) for stream in (0, 1, 2)
-    ]
+    assert [
+        row.track for row in sorted(read_spans(timed.recorder.folder), key=lambda row: row.track)
+    ] == [f"cuda:{device} stream {stream}" for device in (0, 1) for stream in (0, 1, 2)]
 
 
-def test_a_span_that_ends_on_another_stream_waits_for_both(
-    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
-) -> None:
-    first, second = cuda.stream(0), cuda.new_stream()
-    cuda.kernel(100 * MS, first)
+def test_a_span_that_ends_on_another_stream_waits_for_both(timed: TimedRecorder) -> None:
+    first, second = timed.cuda.stream(0), timed.cuda.new_stream()
+    timed.cuda.kernel(100 * MS, first)
     with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
-        cuda.current[0] = second
+        timed.cuda.current[0] = second
     timed.turns(2)
     assert timed.timing.active
     assert timed.timing.num_resolved == 0
     timed.shutdown(turns=10)
 
     # Its end is before its begin: counted, not recorded.
-    assert read_spans(tmp_path) == []
-    assert dropped(tmp_path) == {DropReason.DEVICE_ERROR: 1}
+    assert read_spans(timed.recorder.folder) == []
+    assert dropped(timed.recorder.folder) == {DropReason.DEVICE_ERROR: 1}
 
 
-def test_only_the_oldest_record_of_a_stream_is_queried(
-    cuda: FakeCuda, timed: TimedRecorder
-) -> None:
+def test_only_the_oldest_record_of_a_stream_is_queried(timed: TimedRecorder) -> None:
     timed.turns()
-    cuda.kernel(500 * MS)
+    timed.cuda.kernel(500 * MS)
     for _ in range(50):
         with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
-            cuda.kernel(MS)
+            timed.cuda.kernel(MS)
     timed.turns(5)
     anchors = timed.timing._clocks[0]
     assert not anchors.renewing
-    before = cuda.num_queries
+    before = timed.cuda.num_queries
 
     timed.timing.turn()
 
-    assert cuda.num_queries == before + 1
+    assert timed.cuda.num_queries == before + 1
     timed.shutdown()
 
 
@@ -155,51 +149,49 @@ def test_an_exhausted_pool_loses_spans_counts_them_and_never_waits(
 
 
 def test_nothing_is_recorded_into_a_capture_and_losses_are_counted_and_reported(
-    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
+    timed: TimedRecorder,
 ) -> None:
-    stream = cuda.stream(0)
-    cuda.begin_capture(stream)
+    stream = timed.cuda.stream(0)
+    timed.cuda.begin_capture(stream)
     for _ in range(3):
         with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
-            cuda.kernel(MS)
-    cuda.end_capture(stream)
+            timed.cuda.kernel(MS)
+    timed.cuda.end_capture(stream)
     with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
-        cuda.kernel(MS)
+        timed.cuda.kernel(MS)
     timed.shutdown(turns=3)
 
-    assert cuda.num_in_graph == 0
-    assert len(read_spans(tmp_path)) == 1
-    assert dropped(tmp_path) == {DropReason.CAPTURING: 3}
-    assert [event["text"] for event in events(tmp_path)] == [
+    assert timed.cuda.num_in_graph == 0
+    assert len(read_spans(timed.recorder.folder)) == 1
+    assert dropped(timed.recorder.folder) == {DropReason.CAPTURING: 3}
+    assert [event["text"] for event in events(timed.recorder.folder)] == [
         "work that is captured into a CUDA graph is not timed, nor are its parts"
     ]
 
 
-def test_a_capture_that_begins_inside_a_span_gets_no_mark(
-    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
-) -> None:
+def test_a_capture_that_begins_inside_a_span_gets_no_mark(timed: TimedRecorder) -> None:
     with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
-        cuda.begin_capture(cuda.stream(0))
-    cuda.end_capture(cuda.stream(0))
+        timed.cuda.begin_capture(timed.cuda.stream(0))
+    timed.cuda.end_capture(timed.cuda.stream(0))
     timed.shutdown(turns=3)
 
-    assert cuda.num_in_graph == 0
-    assert dropped(tmp_path) == {DropReason.CAPTURING: 1}
+    assert timed.cuda.num_in_graph == 0
+    assert dropped(timed.recorder.folder) == {DropReason.CAPTURING: 1}
 
 
 def test_queries_during_a_capture_of_another_thread_do_not_invalidate_it(
-    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
+    timed: TimedRecorder,
 ) -> None:
     with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
-        cuda.kernel(MS)
-    captured = cuda.new_stream()
-    cuda.begin_capture(captured, "global")
+        timed.cuda.kernel(MS)
+    captured = timed.cuda.new_stream()
+    timed.cuda.begin_capture(captured, "global")
     timed.turns(5)
-    cuda.end_capture(captured)
+    timed.cuda.end_capture(captured)
     timed.shutdown()
 
-    assert len(read_spans(tmp_path)) == 1
-    assert dropped(tmp_path) == {}
+    assert len(read_spans(timed.recorder.folder)) == 1
+    assert dropped(timed.recorder.folder) == {}
 
 
 def test_the_fake_invalidates_a_capture_if_a_strict_thread_queries(cuda: FakeCuda) -> None:
@@ -215,13 +207,13 @@ def test_the_fake_invalidates_a_capture_if_a_strict_thread_queries(cuda: FakeCud
 
 
 def test_an_asynchronous_error_turns_device_timing_off_and_host_spans_go_on(
-    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
+    timed: TimedRecorder,
 ) -> None:
     timed.turns()
     for _ in range(2):
         with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
-            cuda.kernel(MS)
-    cuda.error = CudaError("CUDA error: device-side assert triggered")
+            timed.cuda.kernel(MS)
+    timed.cuda.error = CudaError("CUDA error: device-side assert triggered")
     timed.turns(2)
     assert not timed.timing.active
     timed.recorder.step()
@@ -230,13 +222,13 @@ def test_an_asynchronous_error_turns_device_timing_off_and_host_spans_go_on(
     timed.recorder.step()
     timed.shutdown()
 
-    (row,) = read_spans(tmp_path)
+    (row,) = read_spans(timed.recorder.folder)
     assert row.flags == SpanFlag.HOST_CLOCK
-    assert dropped(tmp_path) == {DropReason.DEVICE_ERROR: 2}
+    assert dropped(timed.recorder.folder) == {DropReason.DEVICE_ERROR: 2}
     # When a device received its work does not say when it did it.
     on_device = {*COMM_KINDS, "forward", "backward", "optimizer", "other", "wait"}
-    assert missing_kinds(tmp_path) == [on_device, on_device]
-    (event,) = events(tmp_path)
+    assert missing_kinds(timed.recorder.folder) == [on_device, on_device]
+    (event,) = events(timed.recorder.folder)
     assert event["text"] == "device timing turned itself off"
     assert event["data"] == {
         "error": "CudaError('CUDA error: device-side assert triggered')",
@@ -245,12 +237,12 @@ def test_an_asynchronous_error_turns_device_timing_off_and_host_spans_go_on(
 
 
 def test_an_error_in_the_middle_of_resolving_loses_no_count(
-    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder, monkeypatch: pytest.MonkeyPatch
+    timed: TimedRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed.turns()
     for _ in range(3):
         with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
-            cuda.kernel(30 * MS)
+            timed.cuda.kernel(30 * MS)
 
     def fails(*about: object) -> float:
         raise CudaError("CUDA error: unspecified launch failure")
@@ -259,28 +251,24 @@ def test_an_error_in_the_middle_of_resolving_loses_no_count(
     monkeypatch.setattr(FakeEvent, "elapsed_time", fails)
     timed.shutdown(turns=3)
 
-    assert read_spans(tmp_path) == []
-    assert dropped(tmp_path) == {DropReason.DEVICE_ERROR: 3}
+    assert read_spans(timed.recorder.folder) == []
+    assert dropped(timed.recorder.folder) == {DropReason.DEVICE_ERROR: 3}
 
 
-def test_a_device_error_at_a_mark_reaches_the_job_at_its_next_call(
-    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
-) -> None:
+def test_a_device_error_at_a_mark_reaches_the_job_at_its_next_call(timed: TimedRecorder) -> None:
     error = CudaError("CUDA error: device-side assert triggered")
     span = timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)])
-    cuda.error = error
+    timed.cuda.error = error
 
     with pytest.raises(CudaError) as caught, span:
-        cuda.kernel(MS)
+        timed.cuda.kernel(MS)
 
     assert caught.value is error
     timed.shutdown(turns=1)
-    assert dropped(tmp_path) == {DropReason.DEVICE_ERROR: 1}
+    assert dropped(timed.recorder.folder) == {DropReason.DEVICE_ERROR: 1}
 
 
-def test_an_exception_inside_passes_and_marks_the_span(
-    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
-) -> None:
+def test_an_exception_inside_passes_and_marks_the_span(timed: TimedRecorder) -> None:
     raised = KeyError("mine")
     span = timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)])
 
@@ -289,34 +277,28 @@ def test_an_exception_inside_passes_and_marks_the_span(
     timed.shutdown(turns=3)
 
     assert caught.value is raised
-    assert read_spans(tmp_path)[0].flags == ON_DEVICE | SpanFlag.ERROR
+    assert read_spans(timed.recorder.folder)[0].flags == ON_DEVICE | SpanFlag.ERROR
 
 
-def test_shutdown_counts_what_the_device_never_reached(
-    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
-) -> None:
-    cuda.kernel(1 << 50)
+def test_shutdown_counts_what_the_device_never_reached(timed: TimedRecorder) -> None:
+    timed.cuda.kernel(1 << 50)
     with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
         pass
     timed.shutdown(turns=2)
 
-    assert read_spans(tmp_path) == []
-    assert dropped(tmp_path) == {DropReason.DEVICE_ERROR: 1}
+    assert read_spans(timed.recorder.folder) == []
+    assert dropped(timed.recorder.folder) == {DropReason.DEVICE_ERROR: 1}
 
 
-def test_a_top_level_span_is_open_while_the_host_is_in_it(
-    tmp_path: Path, timed: TimedRecorder
-) -> None:
+def test_a_top_level_span_is_open_while_the_host_is_in_it(timed: TimedRecorder) -> None:
     with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
-        assert open_names(tmp_path) == ["optimizer"]
-    assert open_names(tmp_path) == []
+        assert open_names(timed.recorder.folder) == ["optimizer"]
+    assert open_names(timed.recorder.folder) == []
     timed.shutdown()
 
 
-def test_the_resolver_lag_is_reported_while_something_is_pending(
-    cuda: FakeCuda, timed: TimedRecorder
-) -> None:
-    cuda.kernel(50 * MS)
+def test_the_resolver_lag_is_reported_while_something_is_pending(timed: TimedRecorder) -> None:
+    timed.cuda.kernel(50 * MS)
     with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
         pass
     timed.turns(2)
@@ -326,17 +308,14 @@ def test_the_resolver_lag_is_reported_while_something_is_pending(
     timed.shutdown()
 
 
-def test_anchors_are_written_with_drift_and_error(
-    tmp_path: Path, cuda: FakeCuda, timed: TimedRecorder
-) -> None:
+def test_anchors_are_written_with_drift_and_error(timed: TimedRecorder) -> None:
     with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(0)]):
-        cuda.kernel(MS)
+        timed.cuda.kernel(MS)
     timed.turns(500)  # 10 s
     timed.shutdown()
 
-    lines = [
-        json.loads(line) for line in (tmp_path / "device_clock.jsonl").read_text().splitlines()
-    ]
+    path = timed.recorder.folder / "device_clock.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines[0]["drift_error_ppb"] == 100_000
     last = lines[-1]
     assert (last["device"], last["uuid"]) == (0, "GPU-fake-0")
@@ -344,17 +323,15 @@ def test_anchors_are_written_with_drift_and_error(
     assert abs(last["drift_ppb"] - 20_000) <= last["drift_error_ppb"] < 3_000
 
 
-def test_the_resolver_selects_the_jobs_device_before_any_query(
-    cuda: FakeCuda, timed: TimedRecorder
-) -> None:
+def test_the_resolver_selects_the_jobs_device_before_any_query(timed: TimedRecorder) -> None:
     timed.turns(2)
-    assert cuda.thread_devices == {}  # The job has not used a device yet.
+    assert timed.cuda.thread_devices == {}  # The job has not used a device yet.
     with timed_span(timed.recorder, "optimizer", SpanKind.OPTIMIZER, on=[FakeTensor(5)]):
-        cuda.kernel(MS, cuda.stream(5))
-    assert cuda.num_queries == 0
+        timed.cuda.kernel(MS, timed.cuda.stream(5))
+    assert timed.cuda.num_queries == 0
     timed.shutdown(turns=2)
 
-    assert cuda.thread_devices == {threading.get_ident(): 5}
+    assert timed.cuda.thread_devices == {threading.get_ident(): 5}
 
 
 def test_the_recorders_own_thread_resolves(tmp_path: Path, cuda: FakeCuda) -> None:
