@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import io
-import json
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +15,10 @@ from torch.utils.data import DataLoader
 
 from rankscope import tracer
 from rankscope.tracer.span import SpanFlag
-from rankscope.tracer.spool import MICROBATCH, STEP, RecordType
-from tests.support.tracer.reading import (
-    Row,
-    dropped,
-    only_folder,
-    process_folders,
-    read_rows,
-    read_spans,
-)
+from rankscope.tracer.spool import MICROBATCH, RecordType
+from tests.support.tracer.reading import dropped, only_folder
 from tests.support.tracer.torch_here import TORCH
+from tests.tracer.integrations.recorded import Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,35 +64,8 @@ def _installed_for_a_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     tracer.shutdown()
 
 
-def rows_in(spool: Path) -> list[Row]:
-    tracer.shutdown()
-    (folder,) = process_folders(spool).values()
-    return read_rows(folder)
-
-
-def spans_in(spool: Path) -> list[Row]:
-    tracer.shutdown()
-    (folder,) = process_folders(spool).values()
-    return read_spans(folder)
-
-
-def events_in(spool: Path) -> list[dict[str, object]]:
-    (folder,) = process_folders(spool).values()
-    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-
-
-def step_rows(rows: list[Row]) -> list[tuple[int, int]]:
-    """Return (step, tokens)."""
-    return [(row.step, STEP.unpack(row.second)[0]) for row in rows if row.record == RecordType.STEP]
-
-
-def microbatch_rows(rows: list[Row]) -> list[tuple[int, int, int, int]]:
-    """Return (step, micro-batch, tokens, sum of squared lengths)."""
-    return [
-        (row.step, row.microbatch, *MICROBATCH.unpack(row.second)[:2])
-        for row in rows
-        if row.record == RecordType.MICROBATCH
-    ]
+def compilations(recorded: Recorded) -> list[str]:
+    return [row.name for row in recorded.rows if row.name.endswith("compile")]
 
 
 def test_steps_and_tokens_are_counted_if_the_job_reports_none(tmp_path: Path) -> None:
@@ -107,19 +73,12 @@ def test_steps_and_tokens_are_counted_if_the_job_reports_none(tmp_path: Path) ->
     model = Model()
     train_model(model, DataLoader(sequences(1, 2, 3, 4, 5, 6, 7, 8), batch_size=2), accumulate=2)  # type: ignore[arg-type]
 
-    rows = rows_in(tmp_path)
-    assert step_rows(rows) == [(0, 10), (1, 26)]
-    assert microbatch_rows(rows) == [(0, 0, 3, 5), (0, 1, 7, 25), (1, 0, 11, 61), (1, 1, 15, 113)]
-    spans = [row for row in rows if row.record == RecordType.SPAN]
-    kinds = [(row.kind, row.step, row.microbatch) for row in spans]
+    recorded = Recorded(tmp_path)
+    assert recorded.tokens() == [(0, 10), (1, 26)]
+    assert recorded.microbatches() == [(0, 0, 3, 5), (0, 1, 7, 25), (1, 0, 11, 61), (1, 1, 15, 113)]
     for kind in ("forward", "backward"):
-        found = [about for about in kinds if about[0] == kind and about[1] >= 0]
-        assert [about for about in found if about[2] >= 0] == [
-            (kind, 0, 0),
-            (kind, 0, 1),
-            (kind, 1, 0),
-            (kind, 1, 1),
-        ]
+        places = [place for place in recorded.spans(kind) if tracer.NONE not in place]
+        assert places == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 @pytest.mark.parametrize("by_keyword", [False, True])
@@ -134,12 +93,9 @@ def test_without_a_loader_the_first_step_has_its_forward_too(
         (model(input_ids=tokens) if by_keyword else model(tokens)).sum().backward()
         optimizer.step()
 
-    rows = rows_in(tmp_path)
-    assert step_rows(rows) == [(0, 16), (1, 16), (2, 16)]
-    spans = [row for row in rows if row.record == RecordType.SPAN]
-    for kind in ("forward", "backward"):
-        found = [(row.step, row.microbatch) for row in spans if row.kind == kind]
-        assert found == [(0, 0), (1, 0), (2, 0)]
+    recorded = Recorded(tmp_path)
+    assert recorded.tokens() == [(0, 16), (1, 16), (2, 16)]
+    assert recorded.spans("forward") == recorded.spans("backward") == [(0, 0), (1, 0), (2, 0)]
     assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
@@ -147,7 +103,7 @@ def test_by_default_the_first_optimizer_step_belongs_to_the_start_up(tmp_path: P
     tracer.install(spool=tmp_path, run="start")
     train_model(Model(), DataLoader(sequences(1, 2, 3)))  # type: ignore[arg-type]
 
-    assert step_rows(rows_in(tmp_path)) == [(0, 2), (1, 3)]
+    assert Recorded(tmp_path).tokens() == [(0, 2), (1, 3)]
 
 
 @pytest.mark.parametrize("first", ["begin", "step"])
@@ -164,7 +120,7 @@ def test_reported_steps_replace_counted_ones(tmp_path: Path, first: str) -> None
         tracer.step(tokens=100)
 
     expected = [(40, 100), (41, 100), (42, 100)] if first == "begin" else [(0, 100), (1, 100)]
-    assert step_rows(rows_in(tmp_path)) == expected
+    assert Recorded(tmp_path).tokens() == expected
 
 
 def test_counted_tokens_are_added_to_reported_steps(tmp_path: Path) -> None:
@@ -175,7 +131,7 @@ def test_counted_tokens_are_added_to_reported_steps(tmp_path: Path) -> None:
         model(**batch)
         tracer.step()
 
-    assert step_rows(rows_in(tmp_path)) == [(0, 5), (1, 6)]
+    assert Recorded(tmp_path).tokens() == [(0, 5), (1, 6)]
 
 
 def test_reported_micro_batches_are_not_recorded_twice(tmp_path: Path) -> None:
@@ -186,7 +142,7 @@ def test_reported_micro_batches_are_not_recorded_twice(tmp_path: Path) -> None:
     model(input_ids=torch.ones(1, 8, dtype=torch.int64))
     tracer.step()
 
-    assert microbatch_rows(rows_in(tmp_path)) == [(0, 0, 7, 49)]
+    assert Recorded(tmp_path).microbatches() == [(0, 0, 7, 49)]
 
 
 def test_batches_without_tokens_have_the_elements_of_their_tensors(tmp_path: Path) -> None:
@@ -197,7 +153,7 @@ def test_batches_without_tokens_have_the_elements_of_their_tensors(tmp_path: Pat
         model(torch.ones(num_samples, 4)).sum().backward()
         tracer.step()
 
-    rows = [row for row in rows_in(tmp_path) if row.record == RecordType.MICROBATCH]
+    rows = [row for row in Recorded(tmp_path).rows if row.record == RecordType.MICROBATCH]
     assert [MICROBATCH.unpack_from(row.second) for row in rows] == [
         (-1, -1, 0, 1 + 12),
         (-1, -1, 0, 1 + 20),
@@ -213,7 +169,7 @@ def test_prefetched_batches_belong_to_the_forward_that_gets_them(tmp_path: Path)
         model(input_ids=batch["input_ids"])  # the model gets no mask; the loader had it
         tracer.step()
 
-    assert microbatch_rows(rows_in(tmp_path)) == [(0, 0, 2, 4), (1, 0, 3, 9)]
+    assert Recorded(tmp_path).microbatches() == [(0, 0, 2, 4), (1, 0, 3, 9)]
 
 
 @pytest.mark.slow
@@ -221,7 +177,7 @@ def test_each_next_is_a_data_span_and_the_end_of_the_data_no_error(tmp_path: Pat
     tracer.install(spool=tmp_path, run="data")
     assert len(list(DataLoader([1, 2], num_workers=1))) == 2  # type: ignore[arg-type]
 
-    spans = [(row.name, row.flags) for row in spans_in(tmp_path) if row.kind == "data"]
+    spans = [(row.name, row.flags) for row in Recorded(tmp_path).rows if row.kind == "data"]
     assert spans == [("start loader", SpanFlag.HOST_CLOCK)] + 3 * [
         ("next batch", SpanFlag.HOST_CLOCK)
     ]
@@ -242,7 +198,7 @@ def test_an_exception_of_the_dataset_reaches_the_job(tmp_path: Path) -> None:
         next(iter(DataLoader(Broken())))  # type: ignore[arg-type]
 
     assert caught.value is problem
-    (span,) = [row for row in spans_in(tmp_path) if row.name == "next batch"]
+    (span,) = [row for row in Recorded(tmp_path).rows if row.name == "next batch"]
     assert SpanFlag.ERROR in span.flags
 
 
@@ -256,7 +212,7 @@ def test_prefetching_in_another_thread_ends_no_step(tmp_path: Path) -> None:
     ahead.start()
     ahead.join()
 
-    assert [step for step, _ in step_rows(rows_in(tmp_path))] == [0]  # at the end, by the shutdown
+    assert [step for step, _ in Recorded(tmp_path).tokens()] == [0]  # at the end, by the shutdown
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -274,7 +230,7 @@ def test_each_save_is_one_checkpoint_span(tmp_path: Path) -> None:
     two = tmp_path / "two"
     saver.async_save(state, checkpoint_id=two, **alone(saver.async_save)).result()
 
-    spans = [row for row in spans_in(tmp_path / "spool") if row.kind == "checkpoint"]
+    spans = [row for row in Recorded(tmp_path / "spool").rows if row.kind == "checkpoint"]
     on_main = [row.name for row in spans if row.track == "main"]
     assert on_main == ["torch.save", "checkpoint.save", "checkpoint.async_save"]
     assert [row.name for row in spans if row.track != "main"] == ["checkpoint.save"]
@@ -300,14 +256,12 @@ def test_compilations_are_spans_and_events_and_add_no_graph_break(tmp_path: Path
     compiled(torch.ones(4))
     compiled(torch.ones(4))
 
-    names = [row.name for row in spans_in(tmp_path) if row.name.endswith("compile")]
+    recorded = Recorded(tmp_path)
     # Before, torch does not report the compile id.
     again = ("recompile", "recompile 0/1") if TORCH >= "2.8" else ("compile", "compile")
-    assert names[-2:] == ["compile", again[0]]
-    compiled_events = [
-        event["text"] for event in events_in(tmp_path) if event["kind"] == "compilation"
-    ]
-    assert compiled_events[-2:] == ["compile 0/0" if TORCH >= "2.8" else "compile", again[1]]
+    assert compilations(recorded)[-2:] == ["compile", again[0]]
+    texts = recorded.events("compilation")
+    assert texts[-2:] == ["compile 0/0" if TORCH >= "2.8" else "compile", again[1]]
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -321,10 +275,9 @@ def test_a_compiled_model_is_found_and_not_recompiled(tmp_path: Path, *, in_plac
         model = torch.compile(model, backend="eager")
     train_model(model, DataLoader(sequences(1, 2, 3)))  # type: ignore[arg-type]
 
-    rows = rows_in(tmp_path)
-    assert [row.name for row in rows if row.name.endswith("compile")] == ["compile"]
-    spans = [row for row in rows if row.record == RecordType.SPAN]
-    assert [row.step for row in spans if row.kind == "forward"] == [0, 1, 2]
+    recorded = Recorded(tmp_path)
+    assert compilations(recorded) == ["compile"]
+    assert [step for step, _ in recorded.spans("forward")] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("with_gradients", [False, True])
@@ -346,11 +299,12 @@ def test_forwards_of_an_evaluation_are_no_micro_batches(
             for _ in range(3):
                 inner(tokens)
 
-    rows = rows_in(tmp_path)
-    spans = [row for row in rows if row.record == RecordType.SPAN and row.kind == "forward"]
-    found = [(row.step, row.microbatch) for row in spans]
-    assert found == [(0, 0), (1, -1), (1, -1), (1, -1), (1, 0), (2, -1), (2, -1), (2, -1)]
-    assert step_rows(rows)[:2] == [(0, 16), (1, 16)]
+    recorded = Recorded(tmp_path)
+    assert recorded.spans("forward") == [
+        *[(0, 0), (1, -1), (1, -1), (1, -1)],
+        *[(1, 0), (2, -1), (2, -1), (2, -1)],
+    ]
+    assert recorded.tokens()[:2] == [(0, 16), (1, 16)]
 
 
 def test_training_in_evaluation_mode_has_micro_batches(tmp_path: Path) -> None:
@@ -358,8 +312,7 @@ def test_training_in_evaluation_mode_has_micro_batches(tmp_path: Path) -> None:
     model = Model().eval()
     train_model(model, DataLoader(sequences(1, 2, 3)))  # type: ignore[arg-type]
 
-    spans = [row for row in spans_in(tmp_path) if row.kind == "forward"]
-    assert [(row.step, row.microbatch) for row in spans] == [(0, 0), (1, 0), (2, 0)]
+    assert Recorded(tmp_path).spans("forward") == [(0, 0), (1, 0), (2, 0)]
 
 
 def test_a_compiled_function_without_a_loader_is_not_recompiled(tmp_path: Path) -> None:
@@ -372,8 +325,7 @@ def test_a_compiled_function_without_a_loader_is_not_recompiled(tmp_path: Path) 
         compute_loss(torch.ones(2, 8, dtype=torch.int64)).backward()
         optimizer.step()
 
-    names = [row.name for row in rows_in(tmp_path) if row.name.endswith("compile")]
-    assert names == ["compile"]
+    assert compilations(Recorded(tmp_path)) == ["compile"]
 
 
 def test_a_model_that_the_first_optimizer_does_not_train_is_replaced(tmp_path: Path) -> None:
@@ -388,8 +340,8 @@ def test_a_model_that_the_first_optimizer_does_not_train_is_replaced(tmp_path: P
     model = Model()
     train_model(model, DataLoader(sequences(1, 2, 3)))  # type: ignore[arg-type]
 
-    spans = [row for row in spans_in(tmp_path) if row.kind == "forward"]
-    assert [row.step for row in spans] == [0, 1]  # the first was before the first step
+    # The first was before the first step.
+    assert [step for step, _ in Recorded(tmp_path).spans("forward")] == [0, 1]
     assert not larger._forward_pre_hooks
     assert other.param_groups
 
@@ -407,8 +359,7 @@ def test_the_model_of_an_optimizer_that_trains_a_copy_of_its_weights_is_found(
         model(**batch).sum().backward()
         optimizer.step()
 
-    spans = [row for row in spans_in(tmp_path) if row.kind == "forward"]
-    assert [(row.step, row.microbatch) for row in spans] == [(0, 0), (1, 0), (2, 0)]
+    assert Recorded(tmp_path).spans("forward") == [(0, 0), (1, 0), (2, 0)]
     assert frozen.in_features == 64
 
 
@@ -427,12 +378,11 @@ def test_a_job_without_an_optimizer_has_a_step_for_each_forward_after_a_backward
                 assert parameter.grad is not None
                 parameter.sub_(0.1 * parameter.grad)
 
-    rows = rows_in(tmp_path)
-    spans = [row for row in rows if row.record == RecordType.SPAN]
-    assert [row.step for row in spans if row.kind == "forward"] == [0, 1, 2]
-    assert [row.step for row in spans if row.kind == "backward"] == [0, 0, 1, 1, 2, 2]
-    assert step_rows(rows) == [(0, 16), (1, 16), (2, 16)]
-    assert any("no optimizer exists" in str(event["text"]) for event in events_in(tmp_path))
+    recorded = Recorded(tmp_path)
+    assert [step for step, _ in recorded.spans("forward")] == [0, 1, 2]
+    assert [step for step, _ in recorded.spans("backward")] == [0, 0, 1, 1, 2, 2]
+    assert recorded.tokens() == [(0, 16), (1, 16), (2, 16)]
+    assert any("no optimizer exists" in text for text in recorded.events("tracer"))
 
 
 def test_an_optimizer_that_has_not_stepped_yet_is_no_job_without_one(tmp_path: Path) -> None:
@@ -440,8 +390,7 @@ def test_an_optimizer_that_has_not_stepped_yet_is_no_job_without_one(tmp_path: P
     model = Model()
     train_model(model, DataLoader(sequences(1, 2, 3, 4)), accumulate=2)  # type: ignore[arg-type]
 
-    spans = [row for row in spans_in(tmp_path) if row.kind == "forward"]
-    assert [(row.step, row.microbatch) for row in spans] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert Recorded(tmp_path).spans("forward") == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 def test_captures_leave_nothing_behind(tmp_path: Path) -> None:

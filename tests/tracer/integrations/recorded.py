@@ -32,6 +32,10 @@ class Recorded:
                 found.append((row.step, tokens, None if math.isnan(loss) else loss))
         return found
 
+    def tokens(self) -> list[tuple[int, int]]:
+        """Return (step, tokens) of each step."""
+        return [(step, tokens) for step, tokens, _ in self.steps()]
+
     def microbatches(self) -> list[tuple[int, int, int, int]]:
         """Return (step, micro-batch, tokens, sum of squared lengths)."""
         return [
