@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..spool import CONTROL_FILE, MAX_CONTROL_BYTES, MAX_REQUESTED_STEPS, open_regular_file
+from ..spool import CONTROL_FILE, MAX_CONTROL_BYTES, MAX_REQUESTED_STEPS, read_regular_file
 from .plain_values import plain_copy, plain_int, type_name
 
 if TYPE_CHECKING:
@@ -195,12 +195,9 @@ def read_control(path: Path) -> dict[str, object]:
             hold a JSON object.
     """
     try:
-        with os.fdopen(open_regular_file(path), "rb") as file:
-            text = file.read(MAX_CONTROL_BYTES + 1)
+        text = read_regular_file(path, max_bytes=MAX_CONTROL_BYTES)
     except OSError as problem:
         raise ControlError(f"{path.name} cannot be read: {problem.strerror}") from problem
-    if len(text) > MAX_CONTROL_BYTES:
-        raise ControlError(f"{path.name} is longer than {MAX_CONTROL_BYTES} bytes")
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as problem:

@@ -96,12 +96,6 @@ class Lane(LaneState):
         self._turning = threading.Lock()
         self.set_place(NONE, NONE, NONE)
 
-    def start_in(self, segment: Segment) -> None:
-        """Write the first records to ``segment``; with `NO_SEGMENT`, to the next spare."""
-        if segment is not NO_SEGMENT:
-            segment.assign_to(self.number)
-            self.segment = segment
-
     def place_of(
         self, microbatch: int = NONE, chunk: int = NONE, *, track_id: int | None = None
     ) -> bytes:
@@ -263,7 +257,10 @@ class Lanes:
             wake=self._wake,
         )
         lane.set_place(self._step, NONE, NONE)
-        lane.start_in(self._pool.take_starter())
+        starter = self._pool.take_starter()
+        if starter is not None:  # else the first record takes the next spare
+            starter.assign_to(lane.number)
+            lane.segment = starter
         self._lanes.append(lane)
         self._wake()  # to replace the starter: other threads may begin now too
         return lane

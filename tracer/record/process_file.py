@@ -177,7 +177,10 @@ class ProcessFile:
         name_id = next(self._next_name)
         if name_id >= NAME_CAPACITY:
             return 0
-        self._write_name(name_id, text)
+        offset = name_slot_offset(name_id)
+        self.buffer[offset + 2 : offset + 2 + len(text)] = text
+        NAME_LENGTH.pack_into(self.buffer, offset, len(text))
+        WORD.pack_into(self.buffer, NUM_NAMES_OFFSET, min(name_id + 1, NAME_CAPACITY))
         return self._ids.setdefault(cut, name_id)
 
     def detach(self) -> None:
@@ -189,9 +192,3 @@ class ProcessFile:
         self.buffer = private_memory(PROCESS_FILE_BYTES)
         for drops in self.drops:
             drops.write_to(self.buffer)
-
-    def _write_name(self, name_id: int, text: bytes) -> None:
-        offset = name_slot_offset(name_id)
-        self.buffer[offset + 2 : offset + 2 + len(text)] = text
-        NAME_LENGTH.pack_into(self.buffer, offset, len(text))
-        WORD.pack_into(self.buffer, NUM_NAMES_OFFSET, min(name_id + 1, NAME_CAPACITY))

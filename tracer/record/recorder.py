@@ -73,7 +73,7 @@ class Recorder:
             folder, work=self._work, on_error=lambda: self.drop(DropReason.INTERNAL_ERROR)
         )
         self._arguments = Arguments(lambda: self.drop(DropReason.BAD_ARGUMENT))
-        self._head_words = HeadWords(self._process, self._arguments)
+        self._head_words: dict[tuple[str, SpanKind], int] = {}
         self.step_start_ns: int | None = None
         """Start of the current step, monotonic; None before the first step."""
 
@@ -183,12 +183,29 @@ class Recorder:
         )
 
     def head(self, name: object, kind: object) -> int:
-        """Return the head word of a host span's record, by name and kind."""
-        return self._head_words.find(name, kind)
+        """Return the head word of a host span; an invalid name or kind is replaced and counted."""
+        if type(name) is str and type(kind) is SpanKind:
+            word = self._head_words.get((name, kind))
+            if word is not None:
+                return word
+        if type(kind) is not SpanKind:
+            self.drop(DropReason.BAD_ARGUMENT)
+            kind = SpanKind.OTHER
+        head = head_word(
+            RecordType.SPAN,
+            kind=KIND_CODES[kind],
+            flags=int(SpanFlag.HOST_CLOCK),
+            name_id=self.name_id(self._arguments.name(name)),
+        )
+        # The job chooses the names, so without a bound the cache would grow without end.
+        is_bounded = len(self._head_words) < NAME_CAPACITY
+        if type(name) is str and 0 < len(name) < NAME_BYTES and is_bounded:
+            self._head_words[name, kind] = head
+        return head
 
     def has_begun(self, kind: SpanKind) -> bool:
         """Return whether a host span of ``kind`` was ever begun."""
-        return self._head_words.has_kind(kind)
+        return any(known is kind for _, known in list(self._head_words))
 
     def name_id(self, name: str) -> int:
         """Return the id of a name that the tracer chose, interned on first use."""
@@ -414,42 +431,6 @@ class Recorder:
                 )
             if is_done:
                 self._step_tasks.remove(task)
-
-
-class HeadWords:
-    """The head words of host spans, each made once."""
-
-    __slots__ = ("_arguments", "_process", "_words")
-
-    def __init__(self, process: ProcessFile, arguments: Arguments) -> None:
-        self._process = process
-        self._arguments = arguments
-        self._words: dict[tuple[str, SpanKind], int] = {}
-
-    def find(self, name: object, kind: object) -> int:
-        """Return the head word of a host span; an invalid name or kind is replaced and counted."""
-        if type(name) is str and type(kind) is SpanKind:
-            word = self._words.get((name, kind))
-            if word is not None:
-                return word
-        if type(kind) is not SpanKind:
-            self._process.drop(DropReason.BAD_ARGUMENT)
-            kind = SpanKind.OTHER
-        head = head_word(
-            RecordType.SPAN,
-            kind=KIND_CODES[kind],
-            flags=int(SpanFlag.HOST_CLOCK),
-            name_id=self._process.name_id(self._arguments.name(name)),
-        )
-        # The job chooses the names, so without a bound the cache would grow without end.
-        is_bounded = len(self._words) < NAME_CAPACITY
-        if type(name) is str and 0 < len(name) < NAME_BYTES and is_bounded:
-            self._words[name, kind] = head
-        return head
-
-    def has_kind(self, kind: SpanKind) -> bool:
-        """Return whether a span of ``kind`` was ever begun."""
-        return any(known is kind for _, known in self._words)
 
 
 def _unknown() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ..span import COMM_KINDS, KIND_CODES, NONE, SpanKind, pack_kinds
 from ..spool import FULL
@@ -89,9 +89,7 @@ def update_settings(settings: Settings, document: Mapping[str, object]) -> Setti
     level = plain_text(document.get("level", settings.level))
     sample_every = document.get("sample_every", settings.sample_every)
     number = None if type(sample_every) is bool else plain_int(sample_every)
-    recording = document.get("recording", settings.recording)
-    if type(recording) is not bool:
-        raise SettingError("recording must be true or false")
+    recording = cast("bool", document.get("recording", settings.recording))  # checked by `Settings`
     return replace(settings, recording=recording, level=level or "", sample_every=number or 0)
 
 

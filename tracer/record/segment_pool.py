@@ -11,7 +11,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 from ..spool import HEADER_BYTES, RECORD_BYTES, DropReason, SpoolIdentity
-from .segment import MIN_SEGMENT_BYTES, NO_SEGMENT, Segment, segment_capacity
+from .segment import MIN_SEGMENT_BYTES, Segment, segment_capacity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,14 +97,11 @@ class SegmentPool:
         self.drops = process.drops[DropReason.NO_SEGMENT]
         """Counts the records dropped when `take` returns None: not ready in time, or disk full."""
 
-    def take_starter(self) -> Segment:
-        """Return a segment for a new lane, a starter if one is ready, else `NO_SEGMENT`."""
-        if not self._num_starters():
-            return NO_SEGMENT
-        try:
-            return self.spares.pop()
-        except IndexError:
-            return NO_SEGMENT
+    def take_starter(self) -> Segment | None:
+        """Return a starter for a new lane; None if none is ready."""
+        with contextlib.suppress(IndexError):
+            return self.spares.pop() if self._num_starters() else None
+        return None
 
     def take(self) -> Segment | None:
         """Return a ready segment, a whole one if possible; None if none is (see `drops`).

@@ -211,7 +211,7 @@ def test_a_late_handler_receives_the_present_content(tmp_path: Path) -> None:
         ("{", "not valid JSON"),
         ("[]", "one JSON object"),
         ("[" * 60_000, "not valid JSON"),
-        (" " * 65_537, "longer than 65536 bytes"),
+        (" " * 65_537, "longer than 65,536 bytes"),
         ('{"sample_every": 0}', "sample_every"),
         ('{"sample_every": true}', "sample_every"),
         ('{"level": "loud"}', "level must be one of steps, comm, compute, all"),
