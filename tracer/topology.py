@@ -66,23 +66,12 @@ class Coords:
 
 
 GROUP_KINDS: dict[str, str] = {
-    "tp": "tp-comm",
+    **dict.fromkeys(("tp", "etp"), "tp-comm"),
     "cp": "cp-comm",
     "ep": "ep-comm",
-    "dp": "dp-comm",
-    "fsdp": "dp-comm",
-    "ddp": "dp-comm",
-    "dp_shard": "dp-comm",
-    "dp_replicate": "dp-comm",
-    "dp_shard_cp": "dp-comm",
-    "dp_cp": "dp-comm",
-    "hsdp": "dp-comm",
-    "edp": "dp-comm",
-    "efsdp": "dp-comm",
-    "dp_mod_ep": "dp-comm",
-    "dp_shard_mod_ep": "dp-comm",
-    "dp_shard_in_ep": "dp-comm",
-    "etp": "tp-comm",
+    **dict.fromkeys(("dp", "fsdp", "ddp", "dp_shard", "dp_replicate", "hsdp"), "dp-comm"),
+    **dict.fromkeys(("dp_cp", "dp_shard_cp", "edp", "efsdp", "dp_mod_ep"), "dp-comm"),
+    **dict.fromkeys(("dp_shard_mod_ep", "dp_shard_in_ep"), "dp-comm"),
 }
 """Span kind of a collective by the mesh axis of its group; any other axis is ``other``."""
 
@@ -130,8 +119,6 @@ def derive_layout(
 
     Args:
         groups_of_rank: Groups that contain the rank; those with one member are ignored.
-        rank: Global rank.
-        world_size: Number of ranks of the job.
         num_chunks: Model chunks per pipeline stage.
 
     Returns:
@@ -150,7 +137,8 @@ def derive_layout(
     if data is None or not _intersect_only_in(rank, [*model.values(), *data]):
         return None
     experts = groups.get("ep", (rank,))
-    if num_data % len(experts) or not _is_separate(experts, model.values()):
+    shared = [len(set(experts) & set(members)) for members in model.values()]
+    if num_data % len(experts) or any(num != 1 for num in shared):
         return None
     position = {axis: members.index(rank) for axis, members in model.items()}
     data_position = 0
@@ -185,8 +173,3 @@ def _intersect_only_in(rank: int, groups: Sequence[Members]) -> bool:
     return all(rank in members for members in groups) and all(
         set(one) & set(other) == {rank} for one, other in combinations(groups, 2)
     )
-
-
-def _is_separate(experts: Members, model: Iterable[Members]) -> bool:
-    """Return whether the experts' axis shares only this rank with each axis of the model."""
-    return all(len(set(experts) & set(members)) == 1 for members in model)

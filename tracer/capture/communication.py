@@ -21,7 +21,7 @@ from .operation import Direction, Operation
 from .works import Completions, PendingLaunches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ..record.recorder import Recorder
     from ..topology import Layout
@@ -39,6 +39,8 @@ class _Thread(threading.local):
 
     coalescing: list[Launch] | None = None
     is_nested = False
+    """Whether launches are part of a communication that the thread has begun."""
+
     last_work: Any = None
     """Kept alive until the thread's next launch: torch has not yet handed the work to the job, and
     nothing else holds the Python object by which the job will wait."""
@@ -58,7 +60,9 @@ class Communication:
         self.active = True
         self.completions = Completions()
         self._recorder = recorder
-        self._groups = Groups(recorder, layout)
+        self.groups = Groups(recorder, layout)
+        """Those in which this rank has communicated."""
+
         self._pending = PendingLaunches()
         self._on_device = DeviceLaunches(recorder)
         self._heads: dict[tuple[str, SpanKind], Heads] = {}
@@ -77,7 +81,7 @@ class Communication:
         try:
             at = operation.group_position
             process_group = dist.ProcessGroup.unbox(args[at])
-            group = self._groups.find(process_group)
+            group = self.groups.find(process_group)
             if group is None:
                 self._recorder.drop(DropReason.INTERNAL_ERROR)
                 return None
@@ -112,9 +116,6 @@ class Communication:
         """Record what the launching call returned.
 
         Args:
-            launch: Result of `begin`.
-            operation: The operator.
-            args: Arguments of the operator.
             out: Result of the operator: a work, a tuple that ends in one, or nothing if the call
                 blocked until the end.
         """
@@ -150,39 +151,18 @@ class Communication:
         except Exception as problem:  # noqa: BLE001 - promise 1: harmless
             self.fail(problem)
 
-    def describe(self, process_group: Any, description: str) -> None:  # noqa: ANN401 - a pybind class
-        """Set the description of a group whose object does not have it."""
-        self._groups.descriptions[process_group] = description
-
-    def blocks(self, launch: Launch) -> None:
-        """Note that this thread waits for the launch next, unless the call was asynchronous."""
-        if not launch.flags & ASYNC:
-            self.thread.blocks_on = launch
-
-    def set_nested(self, *, is_nested: bool) -> None:
-        """Set whether launches of this thread are part of a communication that it has begun."""
-        self.thread.is_nested = is_nested
-
     # -- what was captured so far --------------------------------------------
-
-    def groups(self) -> Iterable[CommGroup]:
-        """Return the groups in which this rank has communicated."""
-        return iter(self._groups)
 
     def operation_names(self) -> set[str]:
         """Return the names of the operations that this rank has launched, as in torch."""
         return {name for name, _ in list(self._heads)}
 
-    def axis_of(self, process_group: Any) -> str:  # noqa: ANN401 - a pybind class
-        """Return the axis for which a group was made, "" if unknown."""
-        return self._groups.read_axis(process_group)
-
     def set_axes(self, axes: Mapping[frozenset[int], str]) -> None:
         """Give the groups of these members, if they belong to no axis yet, the kind of an axis."""
-        for group in self._groups:
+        for group in self.groups:
             axis = axes.get(frozenset(group.members))
             if axis is not None and group.kind is SpanKind.OTHER:
-                self._groups.set_axis(group, axis)
+                self.groups.set_axis(group, axis)
 
     # -- batches and coalescing ----------------------------------------------
 
@@ -334,7 +314,7 @@ class Communication:
     # -- internal ------------------------------------------------------------
 
     def _intern_heads(self, operation: Operation, group: CommGroup) -> Heads:
-        collective = self._groups.kind_of(operation.name, group)
+        collective = self.groups.kind_of(operation.name, group)
         kinds = {Direction.GROUP: collective, Direction.SEND: group.send_kind}
         kind = kinds.get(operation.direction, group.recv_kind)
         heads = self._heads[operation.name, group.kind] = intern_heads(

@@ -8,7 +8,7 @@ import math
 import sys
 from collections import Counter, UserDict, deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..span import NONE, SpanKind
 from .guard import Guard
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ..patches import Patches
     from ..record.recorder import Recorder
+    from .root_module import RootForwards
 
 LOADER_MODULE = "torch.utils.data.dataloader"
 
@@ -69,8 +70,6 @@ class Batches:
         """Record the size of the batch that the root module gets.
 
         Args:
-            args: Its arguments.
-            kwargs: Its keyword arguments.
             is_microbatch: Whether it is a micro-batch: gradients are enabled.
         """
         if not self._guard.active:
@@ -132,44 +131,28 @@ class Batches:
         return None
 
 
-class FetchListener(Protocol):
-    """Receives the fetches of loaders."""
-
-    def fetch_begins(self) -> None:
-        """Handle a request for a batch."""
-        ...
-
-    def fetched(self, batch: object) -> None:
-        """Handle the batch that the loader returned."""
-        ...
-
-
-def capture_loaders(recorder: Recorder, patches: Patches, on_fetch: FetchListener) -> None:
+def capture_loaders(recorder: Recorder, patches: Patches, forwards: RootForwards) -> None:
     """Record a span of each ``next`` and each ``iter`` of any `DataLoader`.
 
-    The iterators of torchdata's ``StatefulDataLoader`` use the same ``next``.
-
-    Args:
-        recorder: Where the spans go.
-        patches: Keeps the replaced functions.
-        on_fetch: Called before each ``next``, and with its result.
+    ``forwards`` is told of each ``next`` and its result. The iterators of torchdata's
+    ``StatefulDataLoader`` use the same ``next``.
     """
     from torch.utils.data import dataloader
 
     patches.wrap(
         dataloader._BaseDataLoaderIter,
         "__next__",
-        functools.partial(_traced_next, recorder, on_fetch),
+        functools.partial(_traced_next, recorder, forwards),
     )
     patches.wrap(dataloader.DataLoader, "__iter__", functools.partial(_traced_iter, recorder))
 
 
 def _traced_next(
-    recorder: Recorder, on_fetch: FetchListener, original: Callable[[Any], Any]
+    recorder: Recorder, forwards: RootForwards, original: Callable[[Any], Any]
 ) -> Callable[[Any], Any]:
     @functools.wraps(original)
     def call(iterator: Any) -> Any:  # noqa: ANN401
-        on_fetch.fetch_begins()
+        forwards.fetch_begins()
         span = recorder.host_span("next batch", SpanKind.DATA)
         span.__enter__()
         try:
@@ -181,7 +164,7 @@ def _traced_next(
             span.__exit__(*sys.exc_info())
             raise
         span.__exit__(None, None, None)
-        on_fetch.fetched(batch)
+        forwards.fetched(batch)
         return batch
 
     return call
@@ -244,7 +227,8 @@ def count_batch(batch: object) -> BatchCounts | None:
     teller = _find_lengths(fields, shape) if fields else None
     if teller is None:
         return BatchCounts(shape, {shape[-1]: math.prod(shape[:-1])})
-    if not _is_readable(teller[1]):
+    tensor = teller[1]  # read only if that needs no device and runs no code of the job
+    if type(tensor) is not sys.modules["torch"].Tensor or tensor.device.type != "cpu":
         return BatchCounts(shape, None)
     return BatchCounts(shape, Counter(_read_lengths(*teller)))
 
@@ -314,12 +298,6 @@ def _find_lengths(fields: dict[str, Any], shape: tuple[int, ...]) -> tuple[str, 
         if tensor.dim() == 1 if key in BOUNDARY_KEYS else tuple(tensor.shape) == shape:
             return key, tensor
     return None
-
-
-def _is_readable(tensor: Any) -> bool:  # noqa: ANN401
-    """Return whether reading the tensor needs no device and runs no code of the job."""
-    torch = sys.modules["torch"]
-    return type(tensor) is torch.Tensor and tensor.device.type == "cpu"
 
 
 def _read_lengths(name: str, teller: Any) -> list[int]:  # noqa: ANN401

@@ -125,13 +125,12 @@ def _explains(
     neither all ranks nor an axis.
 
     Args:
-        found: The layout.
         known: Members of the groups whose use is known; those inside one axis are a part of it.
         communication: All communications so far.
     """
     if any(name.startswith("all_to_all") for name in communication.operation_names()):
         return False
-    for group in communication.groups():
+    for group in communication.groups:
         members = frozenset(group.members)
         is_axis = members in found.groups
         is_part = members in known and any(members < axis for axis in found.groups)
@@ -144,7 +143,7 @@ def _explains(
 
 def _read_named_groups(communication: Communication) -> Iterator[AxisGroup]:
     for group in list(dist.distributed_c10d._world.pg_map):
-        axis = communication.axis_of(group)
+        axis = communication.groups.read_axis(group)
         if axis in AXES:
             yield AxisGroup(axis=axis, members=tuple(dist.get_process_group_ranks(group)))
 

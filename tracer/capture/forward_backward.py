@@ -6,7 +6,7 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -129,8 +129,6 @@ class ComputeCapture:
         Communications and waits inside belong to that micro-batch and chunk.
 
         Args:
-            name: Name of the span.
-            kind: Kind of the work.
             microbatch: Position in the step; if None, the next of this kind in the step.
             chunk: Model chunk on this rank, unless `ThreadState.place` has another.
             on: Tensors or devices of the work; the first one selects the clock.
@@ -208,26 +206,10 @@ class _PlacedSpan:
             self._lane.swallow(problem)
 
 
-class OnForward(Protocol):
-    """Function that is called when a forward begins."""
-
-    def __call__(
-        self,
-        module: Any,  # noqa: ANN401 - a Module
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        /,
-        *,
-        is_microbatch: bool,
-    ) -> None:
-        """Handle the forward."""
-        ...
-
-
 def capture_forward(
     compute: ComputeCapture,
     model: Any,  # noqa: ANN401 - a Module
-    on_forward: OnForward,
+    on_forward: Callable[..., None],
 ) -> Callable[[], None]:
     """Record a span of each forward of ``model``. With gradients it counts as a micro-batch.
 
@@ -235,11 +217,9 @@ def capture_forward(
     wrapper for data parallelism is followed too: evaluations call it without the wrapper.
 
     Args:
-        compute: Opens the spans.
-        model: The root module.
         on_forward: Called before the span begins, so that a step that begins with this forward
-            contains it. Its arguments are the module, its arguments, its keyword arguments and
-            whether the forward counts as a micro-batch.
+            contains it: with the module, its arguments, its keyword arguments, and by keyword
+            ``is_microbatch``, whether the forward counts as one.
 
     Returns:
         A function that ends this.
@@ -293,8 +273,6 @@ def capture_backward(compute: ComputeCapture, patches: Patches, steps: StepCount
     The function that both call is replaced: the compilers of torch know the former by its identity.
 
     Args:
-        compute: Opens the spans.
-        patches: Keeps the replaced function.
         steps: Called before the span begins, so that a step that begins here contains it.
     """
 

@@ -110,18 +110,11 @@ class _Pauses:
         start_ns, self._start_ns = self._start_ns, None
         if start_ns is not None and end_ns - start_ns >= self._least_pause_ns:
             grown = [at for at, num in enumerate(before) if self._counts[at] > num]
-            self._append(start_ns, end_ns, place, max(grown, default=0))
-
-    def _append(self, start_ns: int, end_ns: int, place: tuple[int, ...], generation: int) -> None:
-        *where, depth = place
-        self._recorder.comm_lane.append(
-            self._recorder.head(f"gc generation {generation}", SpanKind.GC),
-            start_ns,
-            end_ns - start_ns,
-            PLACE.pack(*where),
-            start_ns,
-            depth,
-        )
+            *where, depth = place
+            head = self._recorder.head(f"gc generation {max(grown, default=0)}", SpanKind.GC)
+            self._recorder.comm_lane.append(
+                head, start_ns, end_ns - start_ns, PLACE.pack(*where), start_ns, depth
+            )
 
 
 def _counts(stats: list[dict[str, int]]) -> list[int]:

@@ -154,26 +154,20 @@ class Groups:
                     {"error": repr(problem)[:500]},
                 )
             return None
-        key = hash_group(group_name, members), members[process_group.rank()]
-        group = self._groups.get(key)
-        if group is None:
-            group = self._groups.setdefault(key, self._new(process_group, members, key))
-        return group
-
-    def _new(self, process_group: Any, members: list[int], key: tuple[int, int]) -> CommGroup:  # noqa: ANN401
-        group_id, rank = key
+        key = group_id, rank = hash_group(group_name, members), members[process_group.rank()]
+        if key in self._groups:
+            return self._groups[key]
         axis = self._axis(process_group)
-        name = _group_name(process_group)
         group = CommGroup(
             group_id=group_id,
             axis=axis,
-            name=name,
+            name=group_name,
             members=members,
             rank=rank,
-            track_id=self._recorder.name_id(f"comm {axis or name}"),
+            track_id=self._recorder.name_id(f"comm {axis or group_name}"),
         )
         self._write(group, axis)
-        return group
+        return self._groups.setdefault(key, group)
 
     def set_axis(self, group: CommGroup, axis: str) -> None:
         """Note that ``group`` spans an axis, which was not known when it was first seen."""

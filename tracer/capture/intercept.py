@@ -58,10 +58,6 @@ BLOCKING_CALLS = (
 def intercept(communication: Communication, patches: Patches) -> Callable[[], None]:
     """Pass every launch and wait to ``communication``.
 
-    Args:
-        communication: Receives launches and waits.
-        patches: Keeps the replaced functions.
-
     Returns:
         A function that removes the kernels.
     """
@@ -80,38 +76,21 @@ def intercept(communication: Communication, patches: Patches) -> Callable[[], No
         before_launch=leave_batch,
         after_launch=watch.watch_backward,
     ).watch()
-    for owner, name in BLOCKING_CALLS:
-        _wrap_if_there(patches, owner, name, functools.partial(_wrap_blocking_call, communication))
-    # Not `batch_isend_irecv` itself: the compiler recognizes that function by its identity.
-    checks = functools.partial(_wrap_batch_check, communication)
-    _wrap_if_there(patches, dist.distributed_c10d, "_check_p2p_op_list", checks)
-    group = dist.ProcessGroup
-    _wrap_if_there(
-        patches,
-        group,
-        "_start_coalescing",
-        functools.partial(_wrap_start_coalescing, communication),
-    )
-    _wrap_if_there(
-        patches, group, "_end_coalescing", functools.partial(_wrap_end_coalescing, communication)
-    )
+    for owner, name, wrap in (
+        *((owner, name, _wrap_blocking_call) for owner, name in BLOCKING_CALLS),
+        # Not `batch_isend_irecv` itself: the compiler recognizes that function by its identity.
+        (dist.distributed_c10d, "_check_p2p_op_list", _wrap_batch_check),
+        (dist.ProcessGroup, "_start_coalescing", _wrap_start_coalescing),
+        (dist.ProcessGroup, "_end_coalescing", _wrap_end_coalescing),
+    ):
+        if hasattr(owner, name):  # in this version of torch
+            patches.wrap(owner, name, functools.partial(wrap, communication))
 
     def remove_kernels() -> None:
         for library in libraries:
             library._destroy()  # type: ignore[no-untyped-call]
 
     return remove_kernels
-
-
-def _wrap_if_there(
-    patches: Patches,
-    owner: Any,  # noqa: ANN401
-    name: str,
-    wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
-) -> None:
-    """Replace a function if this version of torch has it."""
-    if hasattr(owner, name):
-        patches.wrap(owner, name, wrap)
 
 
 def _register_launches(communication: Communication, watch: BackwardWatch) -> torch.library.Library:

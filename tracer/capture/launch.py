@@ -50,7 +50,6 @@ class Launch(HostLaunch):
         """Mark the position of the launching stream. If that fails, no record follows.
 
         Args:
-            device: The device of the tensors.
             chain: The stream of the communicator.
             chained: See `DeviceComm`.
         """
@@ -172,33 +171,23 @@ class DeviceLaunches:
         """Mark a launch that is about to be issued, if a device carries it out.
 
         Args:
-            launch: The communication.
-            process_group: Its group.
             tensors: Its tensors, nested in lists.
         """
         first = _first_tensor(tensors)
         timing = self._recorder.device_timing
         device = None if timing is NO_DEVICE_TIMING else timing.device_of((first,))
         if device is None:
-            if first is not None and first.is_cuda:
-                self._lose_untimed(launch, process_group, first)
+            # On a device that is not timed: the host cannot know its end.
+            index = first.device.index if first is not None and first.is_cuda else None
+            if index is not None and self._find(process_group, index).is_own:
+                self._recorder.drop(DropReason.DEVICE_ERROR)
+                launch.lose()
             return
         met = self._find(process_group, device)
         if not met.is_own:
             return
         alone = not launch.flags & SpanFlag.COALESCED
         launch.enter_device(device, met.chain, chained=alone and launch.is_collective)
-
-    def _lose_untimed(
-        self,
-        launch: Launch,
-        process_group: Any,  # noqa: ANN401
-        first: torch.Tensor,
-    ) -> None:
-        """Give up a launch on a device that is not timed: the host cannot know its end."""
-        if self._find(process_group, first.device.index).is_own:
-            self._recorder.drop(DropReason.DEVICE_ERROR)
-            launch.lose()
 
     def _find(self, process_group: Any, device: int) -> _GroupOnDevice:  # noqa: ANN401
         # As in `Groups`: not by name, which torch reuses, and by a weak reference.

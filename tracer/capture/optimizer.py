@@ -14,7 +14,7 @@ from ..span import STEPS_COUNTED, SpanKind
 from .guard import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable
     from types import FrameType
 
     from ..native.host_span import CancellableSpan
@@ -105,8 +105,10 @@ class OptimizerSpans:
             self._guard.fail(problem)
 
     def _begin(self, running: _Running) -> None:
-        is_timed = self._recorder.device_timing is not NO_DEVICE_TIMING
-        on = _parameters(running.optimizer) if is_timed else ()
+        on: Iterable[object] = ()
+        if self._recorder.device_timing is not NO_DEVICE_TIMING:
+            groups = running.optimizer.param_groups
+            on = (parameter for group in groups for parameter in group["params"])
         span = timed_span(self._recorder, "optimizer", SpanKind.OPTIMIZER, on=on)
         span.__enter__()
         # Only now: a signal handler may raise in the line before.
@@ -131,10 +133,6 @@ def capture_optimizer(spans: OptimizerSpans) -> Callable[[], None]:
             handle.remove()
 
     return remove_hooks
-
-
-def _parameters(optimizer: Any) -> Iterator[object]:  # noqa: ANN401
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _is_called_from(outer: FrameType | None, frame: FrameType | None) -> bool:
@@ -162,7 +160,6 @@ class StepCounter:
         """Create the counter.
 
         Args:
-            recorder: The recorder whose steps are counted.
             from_start: Whether step 0 begins with the first batch, forward or backward. If False,
                 it begins after the first optimizer step, which then belongs to the start-up; a job
                 that reports its steps has done so by then.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from ..native.host_launch import ASYNC
 from .operation import Operation, find_operations
 
 if TYPE_CHECKING:
@@ -72,8 +73,6 @@ class PythonGroups:
         """Prepare the capture.
 
         Args:
-            communication: Receives launches.
-            patches: Keeps the replaced methods.
             wrap_wait: Wraps the `wait` method of works that have their own.
             before_launch: Called with the caller's frame before each launch.
             after_launch: Called with each launch after it.
@@ -105,9 +104,8 @@ class PythonGroups:
                 if isinstance(group, dist.ProcessGroup) and type(group) is not dist.ProcessGroup:
                     self._wrap_class(type(group))
                     arguments = signature.bind(*args, **kwargs).arguments
-                    self._communication.describe(
-                        group, str(arguments.get("group_desc") or "undefined")
-                    )
+                    description = str(arguments.get("group_desc") or "undefined")
+                    self._communication.groups.descriptions[group] = description
             except Exception as problem:  # noqa: BLE001 - promise 1: harmless
                 self._communication.fail(problem)
             return made
@@ -137,16 +135,17 @@ class PythonGroups:
             launch = communication.begin(operation, as_operator) if as_operator else None
             if launch is None:
                 return original(group, *args, **kwargs)
-            communication.set_nested(is_nested=True)
+            communication.thread.is_nested = True
             try:
                 work = original(group, *args, **kwargs)
             except BaseException:
                 communication.failed(launch)
                 raise
             finally:
-                communication.set_nested(is_nested=False)
+                communication.thread.is_nested = False
             communication.launched(launch, operation, as_operator, self._box_work(work))
-            communication.blocks(launch)
+            if not launch.flags & ASYNC:
+                communication.thread.blocks_on = launch
             self._after_launch(launch)
             return work
 

@@ -242,15 +242,11 @@ def _factors(node: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:  # noqa: ANN
     """
     first, second = (_shape(*each) for each in node.next_functions[-2:])
     result = tuple(node._input_metadata[0].shape)
-    if first is None and second is None:
-        raise UnknownFlopsError
-    if first is None and second is not None:
+    if first is None:
+        if second is None:
+            raise UnknownFlopsError
         first = (*result[:-1], second[-2])
-    if second is None and first is not None:
-        second = (*result[:-2], first[-1], result[-1])
-    if first is None or second is None:
-        raise UnknownFlopsError
-    return first, second
+    return first, second or (*result[:-2], first[-1], result[-1])
 
 
 def _shape(node: Any, index: int) -> tuple[int, ...] | None:  # noqa: ANN401
