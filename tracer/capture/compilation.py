@@ -133,8 +133,6 @@ def capture_compilations(
     removes the callbacks. So they are registered again after `torch.compile` and at each step.
 
     Args:
-        recorder: Where the spans go.
-        patches: Keeps the replaced function.
         on_function: Called before `torch.compile` gets something that is no module.
 
     Returns:

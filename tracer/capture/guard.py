@@ -22,9 +22,6 @@ def report_capture_failure(
     """Count and report that a capture failed and records nothing more.
 
     Args:
-        recorder: Where the failure is counted and reported.
-        text: Text of the event.
-        problem: The error.
         kinds: Span kinds that the capture recorded. The records of this step and of all later ones
             list them as missing, so that the analysis does not take the gaps for idle time.
     """
@@ -40,7 +37,6 @@ class Guard:
         """Create the guard of an active capture.
 
         Args:
-            recorder: Where a failure is reported.
             what: Name of the capture.
             kinds: Span kinds that are missing after a failure.
         """

@@ -46,7 +46,6 @@ def follow_calls(module: Any, begin: Begin) -> Callable[[], None]:  # noqa: ANN4
     Calls that the compiler traces are not followed. A module is followed by the last ``begin``.
 
     Args:
-        module: The module.
         begin: Gets the module, its arguments and its keyword arguments.
 
     Returns:

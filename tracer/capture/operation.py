@@ -103,10 +103,6 @@ class Operation:
 
         This is the gathered, scattered or reduced whole. It is equal on all members, except in an
         all-to-all with uneven splits.
-
-        Args:
-            args: Arguments of the call.
-            group_size: Number of members of the group.
         """
         if self.is_empty:
             return 0

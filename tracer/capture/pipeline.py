@@ -128,8 +128,6 @@ def capture_megatron(
     """Record a span of each forward and backward of megatron.core's schedules.
 
     Args:
-        compute: Opens the spans.
-        patches: Keeps the replaced functions.
         steps: Called before the span of a backward begins.
         follow_module: Records a span of each forward of a module.
     """

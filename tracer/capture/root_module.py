@@ -52,7 +52,6 @@ class RootForwards:
         """Follow ``model``; if None, the module that will be found.
 
         Args:
-            compute: Opens the spans.
             model: The root module, if the job declared it.
             from_start: Whether the first step is recorded.
         """
@@ -123,19 +122,14 @@ class RootForwards:
 
 
 class RootFinder:
-    """Looks for the model at the first batches or the first forward, then checks it.
+    """Looks for the model at the first batches or the first forward, follows and checks it.
 
     Most scripts have built, wrapped and compiled the model and made the optimizer by then. The
     first optimizer that steps decides: a model that it does not train was the wrong one.
     """
 
     def __init__(self, recorder: Recorder, attach: Callable[[Any], Callable[[], None]]) -> None:
-        """Prepare the search.
-
-        Args:
-            recorder: Where an error is reported.
-            attach: Follows the found model.
-        """
+        """Prepare the search."""
         self._guard = Guard(recorder, "root module")
         self._attach = attach
         self._root: Any = None

@@ -70,8 +70,6 @@ def trace_children(
     """Trace the ranks that this process starts before its own first step, or that it becomes.
 
     Args:
-        recorder: The recorder of this process.
-        install: `tracer.install`.
         again: Installs as before; None if this process stays what it is.
     """
     global _of_forks, _alone  # noqa: PLW0603 - read in a forked child

@@ -89,7 +89,6 @@ def start_captures(
     counted and reported as an event, and the others go on.
 
     Args:
-        recorder: Where the spans go.
         model: The root module; if None, the outermost module that an optimizer trains.
         layout: The parallel layout, if the job declared it.
         derive_layout: Whether to derive layout and coordinates: the job declared neither.

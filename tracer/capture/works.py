@@ -53,7 +53,6 @@ class PendingLaunches:
         """Add a launch.
 
         Args:
-            launch: The launch.
             written: The tensors that it writes, nested in lists; None if nothing can wait for it by
                 a tensor.
 
@@ -168,8 +167,6 @@ class Completions:
         futures, nor later than now if callbacks are not safe (`CAN_CALL_BACK`).
 
         Args:
-            work: The work.
-            note: Function to call.
             fail: Called with an exception that ``note`` raises on the backend's thread. On this
                 thread the exception propagates.
         """

@@ -140,7 +140,6 @@ class DeviceClock:
         """Return the time at which the device reached an event that is done.
 
         Args:
-            event: An event of this device.
             launch_ns: When the host recorded it, monotonic.
         """
         anchor, elapsed_ms = self._elapsed_ms(event, launch_ns)

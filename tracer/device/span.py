@@ -35,9 +35,6 @@ def timed_span(
     """Return a span on the clock of the device that does the work; the caller enters and leaves it.
 
     Args:
-        recorder: Where the span goes.
-        name: Name of the span.
-        kind: Kind of the work.
         on: Tensors or devices of the work; the first one selects the device.
     """
     timing = recorder.device_timing
@@ -87,10 +84,7 @@ class DeviceSpan:
         """Make a span that is not entered yet.
 
         Args:
-            recorder: Where it goes.
             head: Its name and kind, from `Recorder.head`.
-            device: Index of the device.
-            microbatch: Index of the micro-batch.
             chunk: Index of the virtual stage.
         """
         self._recorder = recorder

@@ -94,7 +94,6 @@ class DeviceTiming:
         graph, and its time could not be read.
 
         Args:
-            device: The device.
             stream: One of its streams; None for the current one.
         """
         try:

@@ -61,11 +61,7 @@ def mesh_layout(rank: int, *, tp: int, cp: int, dp: int, pp: int) -> LayoutAndCo
     """Return the layout and coordinates in a mesh of axes (pp, dp, cp, tp), tp the fastest.
 
     Args:
-        rank: Global rank.
-        tp: Size of the tensor-parallel axis.
-        cp: Size of the context-parallel axis.
         dp: Number of replicas times number of shards.
-        pp: Size of the pipeline axis.
     """
     rest, tp_position = divmod(rank, tp)
     rest, cp_position = divmod(rest, cp)

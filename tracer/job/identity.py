@@ -76,7 +76,6 @@ def read_identity(run: str | None, environ: Mapping[str, str]) -> Identity:
     Args:
         run: The run's name from the job; if None, the environment's, the launcher's, or a generated
             name that the ranks agree on.
-        environ: Environment of the process.
     """
     rank, world_size = _read_rank(environ)
     given = run or environ.get("RANKSCOPE_RUN") or _launcher_run(environ)

@@ -70,8 +70,6 @@ def build_manifest(
     """Return the manifest that `docs/spool-format.md` describes.
 
     Args:
-        identity: Identity of the process.
-        job: What the job declared.
         started_ns: When the tracer was installed, Unix time.
         environ: Environment of the process; only allowed names are kept.
     """
@@ -152,7 +150,6 @@ def add_derived(folder: Path, derived: Mapping[str, object]) -> None:
     declared is in other parts of the manifest and takes precedence.
 
     Args:
-        folder: Folder of the process.
         derived: ``num_parameters``, those of `FLOPS_KEYS`, ``unknown_flops``, ``device_name``,
             ``device_uuid``, ``dtype``, ``memory``, ``shape``, ``layout``, ``coords``; without
             unknown ones.

@@ -63,7 +63,6 @@ def layer_shape(decoder: Decoder, **settings: bool | None) -> dict[str, object]:
     """Return the sizes of a decoder's layers on which the memory of activations depends.
 
     Args:
-        decoder: The decoder.
         settings: ``is_fused`` (the attention's matrix is never stored), ``drops`` (dropout),
             ``is_sequence_parallel``, ``recomputes`` (every layer); None is unknown.
     """

@@ -113,7 +113,6 @@ def ready_span(lane: LaneState, head: int) -> ReadySpan:
     """Return a reusable span of a lane's thread.
 
     Args:
-        lane: The lane of the thread.
         head: `tracer.record.lane.head_word` of the record.
     """
     ready = ReadySpan(lane, head)

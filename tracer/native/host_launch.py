@@ -91,11 +91,8 @@ class HostLaunch:
         """Start a communication now.
 
         Args:
-            recorder: Receives its record.
-            group: Its group.
             lane: The lane of the calling thread, whose place it inherits.
             instance: Its identity in the group.
-            heads: Head words by its name and kind.
             flags: `SpanFlag` as an integer.
         """
         self.recorder = recorder

@@ -202,7 +202,6 @@ class HostSpan:
         """Make a span.
 
         Args:
-            lane: The lane of the calling thread.
             head: `tracer.record.lane.head_word` of the record.
         """
         self.lane = lane
@@ -292,10 +291,7 @@ class ComputeSpan(HostSpan):
         Args:
             state: Its ``in_span`` is set while the span lasts.
             recorder: Gives the step of the place after the span.
-            lane: The lane of the calling thread.
             head: `tracer.record.lane.head_word` of the record.
-            microbatch: The span's micro-batch, or `NONE`.
-            chunk: The span's chunk, or `NONE`.
         """
         super().__init__(lane, head)
         self.state = state
