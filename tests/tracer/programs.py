@@ -12,11 +12,14 @@ from tests.support.paths import PYTHON_PATH, ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-AUTOSTART = ROOT / "src" / "rankscope" / "tracer" / "autostart"
+AUTOSTART = str(ROOT / "src" / "rankscope" / "tracer" / "autostart")
 
 
 def run_python(
-    *arguments: str | Path, cwd: Path = ROOT, interpreter: str = sys.executable, **environ: str
+    *arguments: str | Path,
+    cwd: str | Path = ROOT,
+    interpreter: str = sys.executable,
+    **environ: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run an interpreter that finds this checkout; no variable numbers it as a rank."""
     unset = {"RANK", "LOCAL_RANK", "WORLD_SIZE"}
