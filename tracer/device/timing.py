@@ -7,10 +7,10 @@ import threading
 import time
 from collections import deque
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..errors import is_tracer_error
-from ..record.device_timer import NO_DEVICE_TIMING, NoDeviceTiming
+from ..record.device_timer import NO_DEVICE_TIMING, DeviceTimer
 from ..record.steps import TIMED_KINDS
 from ..spool import DEVICE_CLOCK_FILE, DropReason
 from .backend import NUM_EVENTS, MarkPool
@@ -34,7 +34,7 @@ DRAIN_S = 0.5
 PPB = 1e9
 
 
-class DeviceTiming:
+class DeviceTiming(DeviceTimer):
     """Takes marks, and writes spans once the device has reached them.
 
     `mark` and `push` run on the job's threads: they record an event and append to a queue.
@@ -52,6 +52,7 @@ class DeviceTiming:
         clock: Callable[[], int] = monotonic_ns,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        super().__init__()
         self.active = True
         self.num_resolved = 0
         self.comm_backend = backend.comm_backend
@@ -66,9 +67,6 @@ class DeviceTiming:
         self._tracks: dict[tuple[int, int], int] = {}
         self._open: dict[tuple[int, int], int] = {}
         """Open spans of compute, by device and handle of the stream on which they began."""
-
-        self.side_calls: dict[tuple[int, int], list[Any]] = {}
-        """See `DeviceTimer`."""
 
         self._error: BaseException | None = None
         self._has_reported_capture = False
@@ -354,7 +352,7 @@ class StreamQueue:
         return 0
 
 
-class LazyCudaTiming(NoDeviceTiming):
+class LazyCudaTiming(DeviceTimer):
     """Times nothing until it sees the first tensor on a CUDA device.
 
     A query whether CUDA exists would initialise it, and a process that has done so can no longer
@@ -366,10 +364,11 @@ class LazyCudaTiming(NoDeviceTiming):
     def __init__(self, recorder: Recorder) -> None:
         from .cuda import cuda_device_of  # imports torch
 
+        super().__init__()
         self._recorder = recorder
         self._cuda_device_of = cuda_device_of
 
-    def device_of(self, objects: Iterable[object]) -> int | None:  # type: ignore[override]
+    def device_of(self, objects: Iterable[object]) -> int | None:
         """Return the device of the first tensor if it is a CUDA device, which starts timing."""
         try:
             device = self._cuda_device_of(objects)
