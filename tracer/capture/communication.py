@@ -31,8 +31,6 @@ ERROR = int(SpanFlag.ERROR)
 
 
 class _Thread(threading.local):
-    """The state of one thread."""
-
     interval_id = 0
     in_batch = False
     """Whether the thread has begun a p2p batch. Nothing reports the end of a batch."""

@@ -116,7 +116,6 @@ class Batches:
             self._fetched.append(counts.num_tokens)
 
     def _reset_if_new_step(self) -> None:
-        """Reset the counts of an earlier step."""
         if self._recorder.step_number != self._step:
             self._step, self._next_index = self._recorder.step_number, 0
             self._counted, self._fetched = [], []
@@ -134,7 +133,7 @@ class Batches:
 def capture_loaders(recorder: Recorder, patches: Patches, forwards: RootForwards) -> None:
     """Record a span of each ``next`` and each ``iter`` of any `DataLoader`.
 
-    ``forwards`` is told of each ``next`` and its result. The iterators of torchdata's
+    ``forwards`` handles each ``next`` and its result. The iterators of torchdata's
     ``StatefulDataLoader`` use the same ``next``.
     """
     from torch.utils.data import dataloader
@@ -144,7 +143,9 @@ def capture_loaders(recorder: Recorder, patches: Patches, forwards: RootForwards
         "__next__",
         functools.partial(_traced_next, recorder, forwards),
     )
-    patches.wrap(dataloader.DataLoader, "__iter__", functools.partial(_traced_iter, recorder))
+    # The time to start the workers of a pass over the data.
+    start = functools.partial(spanned, recorder, "start loader", SpanKind.DATA)
+    patches.wrap(dataloader.DataLoader, "__iter__", start)
 
 
 def _traced_next(
@@ -170,13 +171,15 @@ def _traced_next(
     return call
 
 
-def _traced_iter(recorder: Recorder, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Record the time to start the workers of a pass over the data."""
+def spanned(
+    recorder: Recorder, name: str, kind: SpanKind, original: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return ``original`` with a span of each of its calls."""
 
     @functools.wraps(original)
-    def call(loader: Any) -> Any:  # noqa: ANN401
-        with recorder.host_span("start loader", SpanKind.DATA):
-            return original(loader)
+    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        with recorder.host_span(name, kind):
+            return original(*args, **kwargs)
 
     return call
 

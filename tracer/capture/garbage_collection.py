@@ -80,8 +80,6 @@ def _make_callback(recorder: Recorder, append: Callable[[object], None]) -> Call
 
 
 class _Pauses:
-    """Writes spans of the pauses that the callback has noted."""
-
     def __init__(self, recorder: Recorder, notes: deque[Any], min_pause_ns: int) -> None:
         self._recorder = recorder
         self._notes = notes

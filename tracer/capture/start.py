@@ -16,11 +16,10 @@ from ..span import NONE, SpanKind
 from .after_import import after_import
 from .checkpoint import DISTRIBUTED_MODULE, SAFETENSORS_MODULE, Saves
 from .compilation import capture_compilations
-from .data import LOADER_MODULE, capture_loaders
+from .data import LOADER_MODULE, capture_loaders, spanned
 from .garbage_collection import capture_garbage
-from .grad_scaler import SkippedSteps
 from .guard import report_capture_failure
-from .optimizer import OptimizerSpans, StepCounter, capture_optimizer
+from .optimizer import OptimizerSpans, SkippedSteps, StepCounter, capture_optimizer
 from .root_module import RootForwards
 from .spawned import watch_group
 
@@ -192,8 +191,13 @@ def _capture_input_and_output(
 
 def _capture_startup(recorder: Recorder, patches: Patches) -> None:
     _capture_time_to_first_step(recorder)
-    if sys.modules["torch"].distributed.is_available():
-        _capture_groups(recorder, patches)
+    dist = sys.modules["torch"].distributed
+    if dist.is_available():
+        # The first collective of a group, in which NCCL connects its members, is the communication
+        # with ``seq`` 0 of that group.
+        for name in GROUP_FUNCTIONS:
+            wrap = functools.partial(spanned, recorder, name, SpanKind.HOST)
+            patches.wrap(dist.distributed_c10d, name, wrap)
         watch_group(patches)
 
 
@@ -266,18 +270,6 @@ def _capture_communication(
         layout_derivation.start(communication)
 
 
-def _capture_groups(recorder: Recorder, patches: Patches) -> None:
-    """Record a span of each call that makes or destroys process groups.
-
-    The first collective of a group, in which NCCL connects its members, is the communication with
-    ``seq`` 0 of that group.
-    """
-    dist = sys.modules["torch"].distributed
-    for name in GROUP_FUNCTIONS:
-        wrap = functools.partial(_spanned, recorder, name, SpanKind.HOST)
-        patches.wrap(dist.distributed_c10d, name, wrap)
-
-
 def _capture_time_to_first_step(recorder: Recorder) -> None:
     """Record a span, outside any step, from now to the start of the first step, if it is long."""
     start_ns = monotonic_ns()
@@ -298,16 +290,3 @@ def _capture_time_to_first_step(recorder: Recorder) -> None:
         return True
 
     recorder.on_step_begin(first_step)
-
-
-def _spanned(
-    recorder: Recorder, name: str, kind: SpanKind, original: Callable[..., Any]
-) -> Callable[..., Any]:
-    """Return ``original`` with a span of each of its calls."""
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        with recorder.host_span(name, kind):
-            return original(*args, **kwargs)
-
-    return call

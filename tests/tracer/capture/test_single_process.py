@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import sys
 import time
 from datetime import timedelta
@@ -413,6 +414,25 @@ def test_after_an_optimizer_step_that_raised_the_next_is_recorded(tmp_path: Path
     rows = shut_down_and_read(tmp_path)
 
     assert [(row.name, row.depth) for row in rows] == [("optimizer", 0), ("after", 0)]
+
+
+def test_a_step_whose_optimizer_the_scaler_skips_is_a_step_and_an_event(tmp_path: Path) -> None:
+    tracer.install(spool=tmp_path, run="run", count_steps=True)
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight])
+    scaler = torch.amp.GradScaler("cpu")
+    for factor in (1.0, float("inf"), float("nan"), 1.0):
+        scaler.scale((weight * factor).sum()).backward()  # type: ignore[no-untyped-call]
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    rows = shut_down_and_read(tmp_path)
+
+    assert [row.step for row in rows if row.kind == "backward"] == [0, 1, 2, 3]
+    lines = (only_folder(tmp_path) / "events.jsonl").read_text().splitlines()
+    events = map(json.loads, lines)
+    skipped = [each["data"] for each in events if each["kind"] == "optimizer-skipped"]
+    assert skipped == [{"step": 1, "num_skipped": 1}, {"step": 2, "num_skipped": 2}]
 
 
 def test_forward_and_backward_of_the_root_module_are_spans(tmp_path: Path) -> None:
