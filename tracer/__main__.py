@@ -60,9 +60,10 @@ def main(arguments: list[str]) -> None:
         case ["-h" | "--help"]:
             sys.stdout.write(HELP)
         case ["--running"] | ["--running", _]:
-            from .job.running import print_running
+            from .job.running import format_running, read_running
 
-            print_running(Path(arguments[1]) if len(arguments) > 1 else default_spool())
+            spool = Path(arguments[1]) if len(arguments) > 1 else default_spool()
+            sys.stdout.writelines(f"{format_running(entry)}\n" for entry in read_running(spool))
         case ["-m", module, *rest]:
             sys.argv[:] = [module, *rest]
             _trace()

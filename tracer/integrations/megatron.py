@@ -65,8 +65,6 @@ def trace(*, spool: str | os.PathLike[str] | None = None) -> Patches:
 
 
 class _Steps:
-    """The running step and its number of tokens."""
-
     def __init__(self, spool: str | os.PathLike[str] | None) -> None:
         self._spool = spool
         self._is_installed = False

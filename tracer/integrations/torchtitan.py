@@ -80,8 +80,6 @@ def read_layout(dims: Any) -> LayoutAndCoords:  # noqa: ANN401 - torchtitan's Pa
 
 
 class _Batches:
-    """The batches of a step and their number of tokens."""
-
     def __init__(self, batches: Any) -> None:  # noqa: ANN401 - an iterator of (inputs, labels)
         self._batches = batches
         self.num_tokens = 0
@@ -101,8 +99,6 @@ class _Batches:
 
 
 class _Steps:
-    """The running step and what is known of it."""
-
     def __init__(self, trainer: Any) -> None:  # noqa: ANN401
         self._trainer = trainer
         self._has_begun = False

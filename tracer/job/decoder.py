@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -43,26 +43,9 @@ class ModelFlops:
 
     def derived(self) -> dict[str, object]:
         """Return the entries of the manifest's ``derived``."""
-        values = (
-            self.flops_per_token,
-            self.flops_per_squared_length,
-            self.convention,
-            self.flops_per_windowed_length,
-            self.recomputed_flops_per_token,
-            self.recomputed_attention_ratio,
-        )
-        return dict(zip(FLOPS_KEYS, values, strict=True))
-
-
-FLOPS_KEYS = (
-    "flops_per_token",
-    "flops_per_squared_length",
-    "flops_convention",
-    "flops_per_windowed_length",
-    "recomputed_flops_per_token",
-    "recomputed_attention_ratio",
-)
-"""Entries of the manifest that describe them."""
+        entries = asdict(self)
+        del entries["window"]
+        return {"flops_convention": entries.pop("convention"), **entries}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,7 +62,6 @@ def model_flops(model: Any) -> ModelFlops:  # noqa: ANN401 - a Module
 
 
 def _derive(model: Any) -> ModelFlops:  # noqa: ANN401
-    """Return the FLOPs of a model without wrappers; see `model_flops`."""
     weights = _list_matrices(model)
     if _is_titan(model):
         return _titan_flops(model, weights)
@@ -205,7 +204,6 @@ def _is_titan(model: Any) -> bool:  # noqa: ANN401
 
 
 def _titan_flops(model: Any, weights: Sequence[Matrix]) -> ModelFlops:  # noqa: ANN401
-    """Return the FLOPs of a model of torchtitan, by the weights that it has."""
     args = model.model_args
     parts = model.tok_embeddings, model.output
     if len(model.layers) != args.n_layers or None in parts:

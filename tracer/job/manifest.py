@@ -8,7 +8,7 @@ import math
 import platform
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import print_notice
@@ -74,9 +74,14 @@ def build_manifest(
         environ: Environment of the process; only allowed names are kept.
     """
     commit = read_commit()
+    known = asdict(identity)
+    del known["is_generated"]
     manifest = {
         "version": MANIFEST_VERSION,
-        **_identity_part(identity),
+        **known,
+        "process_uuid": identity.process_uuid.hex(),
+        "boot_id": identity.boot_id.hex(),
+        "process_started_ns": process_started_ns(identity.pid),
         "started_ns": started_ns,
         "layout": job.layout.to_dict() if job.layout else None,
         "coords": job.coords.to_dict() if job.coords else None,
@@ -150,7 +155,7 @@ def add_derived(folder: Path, derived: Mapping[str, object]) -> None:
     declared is in other parts of the manifest and takes precedence.
 
     Args:
-        derived: ``num_parameters``, those of `FLOPS_KEYS`, ``unknown_flops``, ``device_name``,
+        derived: ``num_parameters``, `ModelFlops.derived`, ``unknown_flops``, ``device_name``,
             ``device_uuid``, ``dtype``, ``memory``, ``shape``, ``layout``, ``coords``; without
             unknown ones.
 
@@ -210,23 +215,6 @@ def count_parameters(model: Any) -> int | None:  # noqa: ANN401 - torch may be a
     with contextlib.suppress(Exception):
         return sum(int(parameter.numel()) for parameter in model.parameters())
     return None
-
-
-def _identity_part(identity: Identity) -> dict[str, object]:
-    return {
-        "run_id": identity.run_id,
-        "epoch": identity.epoch,
-        "rank": identity.rank,
-        "world_size": identity.world_size,
-        "local_rank": identity.local_rank,
-        "host": identity.host,
-        "pod": identity.pod,
-        "pid": identity.pid,
-        "process_started_ns": process_started_ns(identity.pid),
-        "process_uuid": identity.process_uuid.hex(),
-        "boot_id": identity.boot_id.hex(),
-        "job": identity.job,
-    }
 
 
 def _plain_mapping(mapping: Mapping[str, object] | None) -> object:

@@ -152,8 +152,6 @@ class Profiles:
 
 
 class _Running:
-    """A profile from its start to its file."""
-
     def __init__(self, request: Request, first_step: int, profiler: Any) -> None:  # noqa: ANN401
         self.request = request
         self.first_step = first_step

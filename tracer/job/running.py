@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -77,12 +76,6 @@ def read_running(spool: Path, *, now_monotonic_ns: int | None = None) -> list[Ru
     return sorted(entries, key=lambda entry: (entry.rank, entry.start_monotonic_ns))
 
 
-def print_running(spool: Path) -> None:
-    """Print what is open, one line each, by rank."""
-    for entry in read_running(spool):
-        sys.stdout.write(f"{format_running(entry)}\n")
-
-
 def format_running(entry: Running) -> str:
     """Return what is open in one line, without control codes: other users may write the files."""
     since_ns = entry.since_ns
@@ -136,7 +129,6 @@ def _entries(header: bytes) -> Iterator[tuple[int, ...]]:
 
 
 def _group_names(folder: Path) -> dict[int, str]:
-    """Return the names of the groups that the process has written."""
     names = {}
     with contextlib.suppress(OSError):
         for text in read_regular_file(folder / GROUPS_FILE, max_bytes=MAX_FILE_BYTES).splitlines():

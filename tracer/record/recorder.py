@@ -384,7 +384,6 @@ class Recorder:
     # -- private -------------------------------------------------------------
 
     def _work(self) -> None:
-        """Do the work of one turn of the background thread."""
         self._pool.unmap_retired()  # first: a new segment takes as much memory again
         if self._pool.needs_segments() and not self._closed:
             self._pool.replenish()
@@ -399,7 +398,6 @@ class Recorder:
         self._publish_counts()
 
     def _publish_counts(self) -> None:
-        """Write the counters (`SpoolCounts`) into the process file."""
         self._process.publish_drops()
         # Dropped before written: a row claimed in between counts as produced and written.
         num_dropped = self._process.num_dropped()
