@@ -30,7 +30,6 @@ from tests.support.ports import fixed_port
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
-    from types import TracebackType
 
     from tests.faults.checker import Key, Verdict
 
@@ -82,14 +81,9 @@ class WholePath:
                 self.wait_for(self.is_ready)
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *about: object) -> None:
         self.end_all()
-        self.oracle.__exit__(exc_type, exc, traceback)
+        self.oracle.__exit__(*about)
 
     @property
     def spool(self) -> Path:

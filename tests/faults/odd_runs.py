@@ -255,25 +255,14 @@ class OddRuns(WholePath):
 
     def wait_for_alert(self, run: Run, run_id: str) -> None:
         """Wait until an alert of a run's slow rank was raised."""
-
-        def is_raised() -> bool:
-            time.sleep(LOOK_S)
-            status, out, _ = run("alerts", "--json")
-            alerts = [] if status else json.loads(out)["alerts"]
-            return any(each["run_id"] == run_id and each["ranks"] == [SLOW_RANK] for each in alerts)
-
-        self.wait_for(is_raised)
+        wanted = (run_id, [SLOW_RANK])
+        self.wait_for(
+            lambda: wanted in [(each["run_id"], each["ranks"]) for each in _listed(run, "alerts")]
+        )
 
     def wait_for_findings(self, run: Run, run_ids: Sequence[str]) -> None:
         """Wait until the server has recorded a finding of each of these runs by itself."""
-
-        def are_recorded() -> bool:
-            time.sleep(LOOK_S)
-            status, out, _ = run("findings", "--json")
-            found = [] if status else json.loads(out)["findings"]
-            return set(run_ids) <= {each["run_id"] for each in found}
-
-        self.wait_for(are_recorded)
+        self.wait_for(lambda: set(run_ids) <= {each["run_id"] for each in _listed(run, "findings")})
 
     @contextmanager
     def asking(self) -> Iterator[Run]:
@@ -329,6 +318,13 @@ class OddRuns(WholePath):
         for figure, loop, value in LOOP.findall(client.get("/metrics").text):
             found[figure][loop] = float(value)
         return found
+
+
+def _listed(run: Run, command: str) -> list[Row]:
+    """Return what a command lists, after a pause; nothing if it fails."""
+    time.sleep(LOOK_S)
+    status, out, _ = run(command, "--json")
+    return [] if status else list(json.loads(out)[command])
 
 
 def _family_bytes(pid: int) -> int:

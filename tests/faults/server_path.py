@@ -8,15 +8,12 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rankscope.collector.errors import StoreError
 from rankscope.collector.store.store import Store, open_store
 from tests.faults.cycles import COUNT_ROWS, RUN, TIMEOUT_S, WholePath
 from tests.support.ports import fixed_port
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 ACCOUNT = "ann:secret"
 OWN_TOKEN = re.compile(r"\?token=(\S+)")
@@ -56,16 +53,11 @@ class ServerPath(WholePath):
         if name == "store":
             self.wait_for(self.store_answers)
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *about: object) -> None:
         for process in self.ranks.values():
             process.kill()
             process.communicate()
-        super().__exit__(exc_type, exc, traceback)
+        super().__exit__(*about)
 
     def start_rank(self, rank: int, **limits: str) -> None:
         """Start a traced process with limits of the tracer."""

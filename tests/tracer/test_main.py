@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -58,6 +59,7 @@ def run_traced(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
         ("def f():\n    raise KeyError('lost')\ntry:\n    f()\nexcept KeyError:\n    1 / 0", 1),
         ("import os; os._exit(3)", 3),
         ("this is no python", 1),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\ninput()", -signal.SIGINT),
     ],
 )
 def test_a_script_prints_and_ends_as_without_the_tracer(
@@ -69,13 +71,6 @@ def test_a_script_prints_and_ends_as_without_the_tracer(
     assert (traced.returncode, traced.stdout) == (code, plain.stdout)
     assert traced.stderr == plain.stderr
     assert len(process_folders(tmp_path / "spool")) == 1
-
-
-def test_an_interrupt_ends_a_script_as_without_the_tracer(tmp_path: Path) -> None:
-    script = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\ninput()"
-    plain, traced = run(tmp_path, script), run_traced(tmp_path, script)
-
-    assert (traced.returncode, traced.stderr) == (plain.returncode, plain.stderr)
 
 
 def test_a_module_is_run_too(tmp_path: Path) -> None:

@@ -164,6 +164,10 @@ def test_the_tracer_writes_the_documented_layout(tmp_path: Path) -> None:
     assert names[4096 + 256 * track :][:6] == b"\x04\x00main"
     assert names[4096:][:11] == b"\x09\x00__other__"
     assert len(names) == 4096 + 4096 * 256
+    produced, written, at_ns, own_cpu_ns, lag_ns = struct.unpack_from("<QQqqq", names, 392)
+    assert (produced, written, lag_ns) == (1, 1, -1)
+    assert at_ns > 0
+    assert own_cpu_ns > 0
 
 
 def test_a_regular_file_is_read_up_to_the_limit(tmp_path: Path) -> None:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from rankscope.tracer.record.recorder import Recorder
 
-"""Kind code of `host` in docs/spool-format.md."""
-
 
 def write_and_poll(recorder: Recorder, document: Mapping[str, object]) -> None:
     """Write the process's control file and poll it, without waiting for the next turn."""
@@ -62,16 +60,8 @@ def test_every_third_step_is_recorded_and_the_others_list_what_is_left_out(tmp_p
         take_step(recorder)
     recorder.shutdown()
 
-    assert steps_with(tmp_path, "mine") == [6, 9]
-    assert steps_with(tmp_path, "forward") == [6, 9]
-    assert left_out(tmp_path) == {
-        4: ALL_KINDS,
-        5: ALL_KINDS,
-        6: 0,
-        7: ALL_KINDS,
-        8: ALL_KINDS,
-        9: 0,
-    }
+    assert steps_with(tmp_path, "mine") == steps_with(tmp_path, "forward") == [6, 9]
+    assert left_out(tmp_path) == {6: 0, 9: 0, **dict.fromkeys((4, 5, 7, 8), ALL_KINDS)}
     assert dropped(tmp_path) == {}
 
 

@@ -22,21 +22,6 @@ pytestmark = pytest.mark.slow
 
 # -- A9: the disk -----------------------------------------------------------------------
 
-SPANS = """
-    import gc, resource, signal, sys
-    from rankscope import tracer
-    gc.disable()  # a pause of a millisecond would be a span too
-    {before}
-    tracer.install()
-    {after}
-    for _ in range(20_000):
-        with tracer.span("x"):
-            pass
-    """
-
-
-"""Keeps the process alive until its thread has failed to make one more segment."""
-
 
 def is_each_written_or_counted(folder: Path, num_spans: int) -> bool:
     return len(read_spans(folder)) + count_dropped(folder) == num_spans
@@ -46,9 +31,16 @@ def test_a_full_file_system_drops_records_and_counts_them(tmp_path: Path) -> Non
     # Files are limited to 1,060,864 bytes: enough for the names and the first records, not for a
     # segment of 2 MiB.
     done = run_script(
-        SPANS.format(
-            before="resource.setrlimit(resource.RLIMIT_FSIZE, (1_060_864, 1_060_864))", after=""
-        ),
+        """
+        import gc, resource
+        from rankscope import tracer
+        gc.disable()  # a pause of a millisecond would be a span too
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_060_864, 1_060_864))
+        tracer.install()
+        for _ in range(20_000):
+            with tracer.span("x"):
+                pass
+        """,
         tmp_path,
         RANKSCOPE_SEGMENT_BYTES=str(2 << 20),
     )

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import struct
 import time
 from typing import TYPE_CHECKING
 
@@ -49,16 +48,3 @@ def test_the_counters_are_updated_while_the_process_runs(tmp_path: Path) -> None
     assert begun_ns < counts.at_ns <= time.monotonic_ns()
     assert counts.resolver_lag_ns == 70
     assert counts.num_produced == 5
-
-
-def test_the_counters_have_the_documented_offsets(tmp_path: Path) -> None:
-    recorder = recorder_in(tmp_path)
-    with recorder.span("x"):
-        pass
-    recorder.shutdown()
-
-    data = (tmp_path / PROCESS_FILE).read_bytes()
-    produced, stored, at_ns, own_cpu_ns, lag_ns = struct.unpack_from("<QQqqq", data, 392)
-    assert (produced, stored, lag_ns) == (1, 1, -1)
-    assert at_ns > 0
-    assert own_cpu_ns > 0
