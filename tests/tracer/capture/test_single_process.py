@@ -14,8 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore
+from torch.distributed import checkpoint
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers a backend
+from torch.utils.data import dataloader
 
 from rankscope import tracer
 from rankscope.tracer.native.choice import ComputeSpan
@@ -202,14 +204,22 @@ def test_after_a_backward_that_raised_the_waits_of_the_next_are_recorded(tmp_pat
     assert set(reduced[-2:]) <= waited
 
 
+def functions_of_torch() -> list[object]:
+    return [
+        *(dist.Work.wait, dist.batch_isend_irecv, dist.init_process_group, checkpoint.save),  # type: ignore[attr-defined]
+        *(torch.save, torch.serialization.save, torch.compile, torch.autograd.backward),
+        *(torch.autograd.graph._engine_run_backward, dataloader._BaseDataLoaderIter.__next__),
+    ]
+
+
 def test_shutdown_restores_torch(tmp_path: Path) -> None:
-    before = (dist.Work.wait, dist.batch_isend_irecv, torch.autograd.backward)
+    before = functions_of_torch()
     tracer.install(spool=tmp_path, run="run")
-    assert dist.Work.wait is not before[0]
+    assert functions_of_torch() != before
     tracer.shutdown()
     dist.all_reduce(torch.ones(2))
 
-    assert (dist.Work.wait, dist.batch_isend_irecv, torch.autograd.backward) == before
+    assert functions_of_torch() == before
     folder = only_folder(tmp_path)
     assert read_spans(folder) == []
 

@@ -391,26 +391,3 @@ def test_an_optimizer_that_has_not_stepped_yet_is_no_job_without_one(tmp_path: P
     train_model(model, DataLoader(sequences(1, 2, 3, 4)), accumulate=2)  # type: ignore[arg-type]
 
     assert Recorded(tmp_path).spans("forward") == [(0, 0), (0, 1), (1, 0), (1, 1)]
-
-
-def test_captures_leave_nothing_behind(tmp_path: Path) -> None:
-    from torch.utils.data import dataloader
-
-    saver: Any = checkpoint
-
-    def seen() -> list[object]:
-        return [
-            torch.save,
-            torch.compile,
-            torch.serialization.save,
-            torch.autograd.graph._engine_run_backward,
-            saver.save,
-            dataloader._BaseDataLoaderIter.__next__,
-            torch.distributed.init_process_group,
-        ]
-
-    before = seen()
-    tracer.install(spool=tmp_path, run="gone")
-    assert seen() != before
-    tracer.shutdown()
-    assert seen() == before

@@ -127,11 +127,6 @@ def pipeline_over_all(rank: int) -> Recipe:
     return pipeline(ScheduleGPipe, mesh, lambda module: module, axis="stages")  # type: ignore[no-any-return]
 
 
-def unreported_pipeline(rank: int) -> Recipe:
-    """A pipeline of all ranks, in a job that reports nothing."""
-    return pipeline_over_all(rank)
-
-
 def fully_sharded_wrapper(rank: int) -> Recipe:
     """The first version of FSDP over all ranks."""
     model = FullyShardedDataParallel(Block(), device_id=torch.device("cpu"))
@@ -158,6 +153,7 @@ UNREPORTED = ("plain_loop", "unreported_pipeline")
 RECIPES: dict[str, Callable[[int], Any]] = of_this_torch(
     {
         **{name: build for name, (build, _) in matrix_recipes.RECIPES.items() if name != "calls"},
+        "unreported_pipeline": pipeline_over_all,
         **{
             build.__name__: build
             for build in (
@@ -172,7 +168,6 @@ RECIPES: dict[str, Callable[[int], Any]] = of_this_torch(
                 half_wrapped,
                 tensor_parallel_over_all,
                 pipeline_over_all,
-                unreported_pipeline,
                 fully_sharded_wrapper,
                 plain_loop,
             )

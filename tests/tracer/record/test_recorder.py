@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import struct
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from rankscope.tracer.span import NONE, SpanFlag, SpanKind
 from rankscope.tracer.spool import DropReason, RecordType
 from tests.support.tracer.reading import dropped, open_names, read_rows, read_spans
 from tests.support.tracer.recording import recorder_in
-from tests.support.waiting import LONGEST_S, wait_until
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from rankscope.tracer.record.recorder import Recorder
@@ -155,45 +154,6 @@ def test_a_folder_that_vanishes_drops_records_and_raises_nothing(tmp_path: Path)
     recorder.shutdown()
 
     assert not folder.exists()
-
-
-def test_each_thread_has_a_track_and_loses_nothing(tmp_path: Path) -> None:
-    recorder = recorder_in(tmp_path, segment_bytes=1 << 20, spool_bytes=1 << 24)
-    ready = threading.Barrier(4, timeout=LONGEST_S)
-
-    def work() -> None:
-        with recorder.span("first"):
-            ready.wait()  # four threads at once need four lanes
-        for _ in range(500):
-            record(recorder, "x")
-
-    # Spares are made one by one, and each thread needs one: it starts after the previous has it.
-    threads = [threading.Thread(target=work, name=f"worker-{number}") for number in range(4)]
-    for thread in threads:
-        recorder._pool.prepare_spare()
-        thread.start()
-    for thread in threads:
-        thread.join()
-    recorder.shutdown()
-
-    rows = read_spans(tmp_path)
-    assert dropped(tmp_path) == {}
-    tracks = [row.track for row in rows if row.name == "x"]
-    assert {track: tracks.count(track) for track in tracks} == {
-        f"worker-{number}": 500 for number in range(4)
-    }
-
-
-def test_the_lane_of_an_ended_thread_is_reused(tmp_path: Path) -> None:
-    recorder = recorder_in(tmp_path)
-    for number in range(20):
-        thread = threading.Thread(target=record, args=(recorder, f"{number}"))
-        thread.start()
-        thread.join()
-    recorder.shutdown()
-
-    assert [row.name for row in read_spans(tmp_path)] == [f"{number}" for number in range(20)]
-    assert len(list(tmp_path.glob("seg-*.rsp"))) == 1
 
 
 def test_a_long_span_is_in_the_open_table_until_it_ends(tmp_path: Path) -> None:
