@@ -445,26 +445,6 @@ def test_a_step_whose_optimizer_the_scaler_skips_is_a_step_and_an_event(tmp_path
     assert skipped == [{"step": 1, "num_skipped": 1}, {"step": 2, "num_skipped": 2}]
 
 
-def test_forward_and_backward_of_the_root_module_are_spans(tmp_path: Path) -> None:
-    model = nn.Linear(3, 1)
-    tracer.install(spool=tmp_path, run="run", model=model)
-    tracer.begin_steps()
-    for _ in range(2):
-        model(torch.ones(2, 3)).sum().backward()
-    with torch.no_grad():
-        model(torch.ones(2, 3))
-    tracer.step()
-    rows = shut_down_and_read(tmp_path)
-
-    assert [(row.kind, row.microbatch, row.step) for row in rows] == [
-        ("forward", 0, 0),
-        ("backward", 0, 0),
-        ("forward", 1, 0),
-        ("backward", 1, 0),
-        ("forward", -1, 0),
-    ]
-
-
 @pytest.mark.slow
 def test_a_long_garbage_collection_is_a_span(tmp_path: Path) -> None:
     tracer.install(spool=tmp_path, run="run")

@@ -180,21 +180,9 @@ def test_a_part_of_a_model_of_torchtitan_is_unknown() -> None:
     assert reason(model) == "only a part of the model is here"
 
 
-def test_llama_3_8b_as_torchtitan_and_as_megatron_count_it() -> None:
-    config = transformers.LlamaConfig(
-        hidden_size=4096,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        intermediate_size=14336,
-        vocab_size=128256,
-    )
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-
+def test_llama_3_8b_as_megatron_counts_it() -> None:
     # per layer: q and o 2 x 4096^2, k and v 2 x 4096 x 1024, three of 4096 x 14336 = 218,103,808 N
-    # = 32 layers + 4096 x 128256 = 7,504,658,432; attention 12 x 32 x 4096 x 8192
-    assert count_flops(model, 8192) == 6 * 7_504_658_432 + 12_884_901_888
+    # = 32 layers + 4096 x 128256 = 7,504,658,432; half of the attention 12 x 32 x 4096 x 8192
     args = SimpleNamespace(
         hidden_size=4096,
         num_layers=32,
