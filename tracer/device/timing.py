@@ -188,7 +188,10 @@ class DeviceTiming(DeviceTimer):
     def _mark(self, device: int, stream: DeviceStream | None) -> Mark | None:
         if self._backend.is_capturing(device):
             self._recorder.drop(DropReason.CAPTURING)
-            self._report_capture()
+            if not self._has_reported_capture:
+                self._has_reported_capture = True
+                text = "work that is captured into a CUDA graph is not timed, nor are its parts"
+                self._recorder.event("tracer", text, {})
             return None
         mark = self._pool(device).take()
         if mark is None:
@@ -208,14 +211,6 @@ class DeviceTiming(DeviceTimer):
             pool = self._pools.setdefault(device, fresh)
         return pool
 
-    def _report_capture(self) -> None:
-        if self._has_reported_capture:
-            return
-        self._has_reported_capture = True
-        self._recorder.event(
-            "tracer", "work that is captured into a CUDA graph is not timed, nor are its parts", {}
-        )
-
     def _resolve(self) -> bool:
         """Return whether more is pending."""
         if not self._pools:
@@ -225,7 +220,14 @@ class DeviceTiming(DeviceTimer):
             self._prepared = True
         busy = False
         for device in list(self._pools):
-            clock = self._clocks.get(device) or self._new_clock(device)
+            clock = self._clocks.get(device)
+            if clock is None:
+                clock = self._clocks[device] = DeviceClock(
+                    self._pools[device],
+                    self._backend.private_stream(device),
+                    clock=self._clock,
+                    sleep=self._sleep,
+                )
             anchor = clock.renew_if_due()
             if anchor is not None:
                 self._write_anchor(device, anchor)
@@ -235,16 +237,6 @@ class DeviceTiming(DeviceTimer):
             if clock.ready:
                 self.num_resolved += queue.resolve(clock, MAX_PER_TURN)
         return busy or self._num_pending() > 0
-
-    def _new_clock(self, device: int) -> DeviceClock:
-        clock = DeviceClock(
-            self._pools[device],
-            self._backend.private_stream(device),
-            clock=self._clock,
-            sleep=self._sleep,
-        )
-        self._clocks[device] = clock
-        return clock
 
     def _write_anchor(self, device: int, anchor: Anchor) -> None:
         self._recorder.append_line(
