@@ -5,22 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import platform
 import re
 import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import print_notice
 from ..record.exit_record import write_json
 from ..record.plain_values import plain_copy
-from ..spool import MANIFEST_FILE
-from .commit import read_commit
+from ..spool import MANIFEST_FILE, read_regular_file
 from .identity import process_started_ns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from ..span import UnixNs
     from ..topology import Coords, Layout
@@ -42,6 +42,15 @@ VARIABLES = {
 """Variables by which a job without an edit declares what MFU needs, and what they contain."""
 
 PACKAGES = ("numpy", "triton", "transformers", "flash-attn", "transformer-engine", "deepspeed")
+
+MAX_GIT_BYTES = 16 << 20
+"""Of ``packed-refs``, which has a line of some 100 bytes for each branch and tag."""
+
+MAX_LINKS = 5
+"""Names that may lead to each other, as ``HEAD`` to a branch."""
+
+COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+REF = re.compile(r"refs(?:/(?!\.)[^/\0]+)+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,3 +243,58 @@ def _installed(name: str) -> str | None:
     with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version(name)
     return None
+
+
+def read_commit() -> str | None:
+    """Return the commit of the working folder's checkout, 40 or 64 hex digits, from git's files.
+
+    No program is started: the settings of a foreign repository name programs that git would run
+    (``core.fsmonitor``, hooks, filters). Source: gitrepository-layout(5).
+
+    Returns:
+        None outside of a repository, before its first commit, or if git's files cannot be read.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        here = Path.cwd()
+        for folder in (here, *here.parents):
+            repository = _repository_of(folder)
+            if repository is not None:
+                return _resolve(repository, "HEAD")
+    return None
+
+
+def _repository_of(checkout: Path) -> Path | None:
+    """Return git's folder of a checkout: ``.git``, or the one that the file ``.git`` names."""
+    folder = checkout / ".git"
+    if folder.is_file():
+        folder = checkout / _read_git(folder).removeprefix("gitdir: ")
+    return folder if (folder / "HEAD").is_file() else None
+
+
+def _resolve(repository: Path, name: str) -> str | None:
+    for _ in range(MAX_LINKS):
+        text = _read_ref(repository, name)
+        if COMMIT.fullmatch(text):
+            return text
+        name = text.removeprefix("ref: ")
+        if not REF.fullmatch(name):
+            return None
+    return None
+
+
+def _read_ref(repository: Path, name: str) -> str:
+    """Return the content of a ref; "" if there is none. Branches are shared by linked checkouts."""
+    shared = repository
+    if (repository / "commondir").is_file():
+        shared = repository / _read_git(repository / "commondir")
+    for folder in (repository, shared):
+        if (folder / name).is_file():
+            return _read_git(folder / name)
+    packed = re.search(
+        rf"^(\w+) {re.escape(name)}$", _read_git(shared / "packed-refs"), re.MULTILINE
+    )
+    return packed[1] if packed else ""
+
+
+def _read_git(path: Path) -> str:
+    return os.fsdecode(read_regular_file(path, max_bytes=MAX_GIT_BYTES)).removesuffix("\n")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.tracer.job.commit import read_commit
+from rankscope.tracer.job.manifest import read_commit
 from tests.support.tracer.reading import only_folder
 
 if TYPE_CHECKING:
