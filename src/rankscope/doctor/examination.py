@@ -84,16 +84,4 @@ def _outcomes(check: Check, host: Host) -> Iterator[Outcome]:
 
 
 def _results(check: Check, outcomes: Sequence[Outcome]) -> list[Result]:
-    return [
-        Result(
-            section=check.section,
-            check=check.name,
-            state=each.state,
-            reason=each.reason,
-            remedy=each.remedy,
-            part=each.part,
-            device=each.device,
-            value=each.value,
-        )
-        for each in outcomes
-    ]
+    return [Result.of(each, section=check.section, check=check.name) for each in outcomes]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 
 class State(StrEnum):
@@ -61,6 +61,11 @@ class Result(Outcome):
     section: str
     check: str
 
+    @classmethod
+    def of(cls, outcome: Outcome, *, section: str, check: str) -> Result:
+        """Return an outcome as that of a check."""
+        return cls(section=section, check=check, **asdict(outcome))
+
 
 def healthy(reason: str, *, part: str = "", value: str = "") -> Outcome:
     """Return the outcome of a part in which nothing is wrong."""
@@ -80,24 +85,6 @@ def error(reason: str, remedy: str, *, part: str = "", device: str = "") -> Outc
 def not_applicable(reason: str) -> Outcome:
     """Return the outcome of what the host does not have."""
     return Outcome(state=State.NOT_APPLICABLE, reason=reason)
-
-
-def summarize(outcomes: Iterable[Outcome], *, num: int, healthy_text: str) -> Iterator[Outcome]:
-    """Yield the deviations among the outcomes of alike parts, or one outcome for all of them.
-
-    Args:
-        outcomes: Deviations and parts that do not show what is checked; healthy parts have none.
-        num: Number of parts.
-        healthy_text: Reason of the one outcome if no part deviates.
-    """
-    outcomes = [*outcomes]
-    deviations = [each for each in outcomes if each.is_deviation]
-    if deviations:
-        yield from deviations
-    elif num and len(outcomes) >= num:
-        yield outcomes[0]
-    else:
-        yield healthy(healthy_text)
 
 
 def worst_state(outcomes: Iterable[Outcome]) -> State:

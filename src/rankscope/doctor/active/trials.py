@@ -199,22 +199,12 @@ def run_tests(
     world = World(host, collectives=collectives)
     try:
         results = [
-            (of_host, _result(name, outcome)) for of_host, name, outcome in _all_outcomes(world)
+            (of_host, Result.of(outcome, section=SECTION, check=name))
+            for of_host, name, outcome in _all_outcomes(world)
         ]
     finally:
         world.close()
     return results if world.rank == 0 else None
-
-
-def _result(name: str, outcome: Outcome) -> Result:
-    return Result(
-        section=SECTION,
-        check=name,
-        state=outcome.state,
-        reason=outcome.reason,
-        remedy=outcome.remedy,
-        part=outcome.part,
-    )
 
 
 Found = tuple[str, str, Outcome]

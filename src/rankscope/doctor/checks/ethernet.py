@@ -10,7 +10,7 @@ from rankscope.analysis.report.text import format_count
 from rankscope.collector.host.sample import read_number
 
 from ..host import COMMANDS
-from ..result import Outcome, error, healthy, not_applicable, summarize, warning
+from ..result import Outcome, error, healthy, not_applicable, warning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -181,7 +181,7 @@ def check_errors(host: Host) -> Iterator[Outcome]:
         elif counted:
             outcomes.append(warning(f"counted: {_counts(counted)}", remedy, part=name))
     text = f"{format_count(len(names), 'interface')} without errors"
-    yield from summarize(outcomes, num=len(names) + 1, healthy_text=text)
+    yield from outcomes or [healthy(text)]
 
 
 def _named(host: Host, tool: str) -> dict[str, Path]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.report.text import format_count, format_duration
@@ -11,12 +13,12 @@ from rankscope.collector.host.gpu import plain_pci, plain_uuid
 from rankscope.tracer.span import NS_PER_US
 
 from ..host import is_container
-from ..result import Outcome, error, healthy, not_applicable, summarize, warning
+from ..result import Outcome, error, healthy, not_applicable, warning
 from .nvidia_smi import NUMBER, Gpu, Links, Report, parse_links, parse_report, parse_text_report
 from .nvml import read_nvml_report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from ..host import Host, ToolOutput
@@ -56,6 +58,7 @@ THROTTLES = {
 """Reasons of a low clock that are faults. A power cap is normal under load.
 Source: NVML, ``nvmlClocksEventReasons``."""
 
+COOL = "check cooling, power supplies and power cables of the host"
 SOFT_THROTTLE = "sw_thermal_slowdown"
 PAST_THROTTLES = {
     "hw_therm_slowdown": "by the hardware for heat",
@@ -190,11 +193,10 @@ def _lost(report: Report) -> Iterator[Outcome]:
         texts = [text for _, text in gpu.leaves(".")]
         lost = next((text for text in texts if any(word in text for word in LOST_TEXTS)), None)
         if lost is not None:
-            yield error(
-                f"the driver answers: {lost}", "reset the GPU or reboot the host", part=gpu.part
-            )
+            remedy = "reset the GPU or reboot the host"
+            yield error(f"the driver answers: {lost}", remedy, part=gpu.part)
         asked = [
-            f"{name.replace('_', ' ')}"
+            name.replace("_", " ")
             for name in ("reset_required", "drain_and_reset_recommended")
             if gpu.text(f"gpu_reset_status/{name}") == "Yes"
         ]
@@ -224,26 +226,49 @@ def _hidden(host: Host, num: int) -> Iterator[Outcome]:
         )
 
 
+def read_gpus(host: Host) -> tuple[Gpu, ...]:
+    """Return the GPUs that the driver reports."""
+    report = read_report(host)
+    return () if report is None else report.gpus
+
+
 def per_gpu(
     judge: Callable[[Gpu], Iterator[Outcome]], *, healthy_text: str
 ) -> Callable[[Host], Iterator[Outcome]]:
     """Return a check that judges each GPU, and that is not applicable without one."""
 
     def check(host: Host) -> Iterator[Outcome]:
-        report = read_report(host)
-        if report is None or not report.gpus:
-            yield not_applicable(NO_GPU)
-            return
-        outcomes = [outcome for gpu in report.gpus for outcome in judge(gpu)]
-        text = f"{format_count(len(report.gpus), 'GPU')}: {healthy_text}"
-        yield from summarize(outcomes, num=len(report.gpus), healthy_text=text)
+        yield from _judge_each(read_gpus(host), judge, healthy_text=healthy_text)
 
     return check
 
 
+def _judge_each(
+    gpus: Sequence[Gpu], judge: Callable[[Gpu], Iterator[Outcome]], *, healthy_text: str
+) -> Iterator[Outcome]:
+    """Yield the deviations of the GPUs, or one outcome for all of them."""
+    if not gpus:
+        yield not_applicable(NO_GPU)
+        return
+    outcomes = [_of(gpu, outcome) for gpu in gpus for outcome in judge(gpu)]
+    deviations = [outcome for outcome in outcomes if outcome.is_deviation]
+    if deviations:
+        yield from deviations
+    elif len(outcomes) >= len(gpus):
+        yield outcomes[0]
+    else:
+        yield healthy(f"{format_count(len(gpus), 'GPU')}: {healthy_text}")
+
+
+def _of(gpu: Gpu, outcome: Outcome) -> Outcome:
+    """Return an outcome with its GPU, if it is a deviation."""
+    if not outcome.is_deviation:
+        return outcome
+    return replace(outcome, part=gpu.part, device=plain_uuid(gpu.uuid))
+
+
 def judge_ecc(gpu: Gpu) -> Iterator[Outcome]:
     """Yield memory errors of a GPU; corrected ones too, because others follow them."""
-    part, device = gpu.part, plain_uuid(gpu.uuid)
     if gpu.text("ecc_mode/current_ecc") is None:
         yield not_applicable("the GPUs have no ECC")
         return
@@ -251,8 +276,6 @@ def judge_ecc(gpu: Gpu) -> Iterator[Outcome]:
         yield warning(
             "ECC is off, so memory errors spoil results unseen",
             "nvidia-smi -e 1, then reset the GPU",
-            part=part,
-            device=device,
         )
         return
     now = _ecc_sums(gpu, "ecc_errors/volatile")
@@ -268,30 +291,24 @@ def judge_ecc(gpu: Gpu) -> Iterator[Outcome]:
             f"{format_count(now['uncorrectable'], 'uncorrectable memory error')} since the driver"
             " was loaded",
             "reset the GPU; if they return, replace it",
-            part=part,
-            device=device,
         )
     elif ever["uncorrectable"]:
         yield warning(
             f"{format_count(ever['uncorrectable'], 'uncorrectable memory error')} in its life, none"
             " since the driver was loaded",
             "replace it if the number grows",
-            part=part,
-            device=device,
         )
     if now["correctable"]:
         yield warning(
             f"{format_count(now['correctable'], 'corrected memory error')} since the driver was"
             " loaded",
             "nothing while the number stays; replace the GPU if it grows",
-            part=part,
-            device=device,
         )
     for name, text in flags.items():
         if name in {"sram_threshold_exceeded", "unrepairable_memory"} and text == "Yes":
-            yield error(f"{name.replace('_', ' ')}", "replace the GPU", part=part, device=device)
+            yield error(name.replace("_", " "), "replace the GPU")
         elif name.endswith("repair_pending") and text == "Yes":
-            yield error(f"{name.replace('_', ' ')}", "reset the GPU", part=part, device=device)
+            yield error(name.replace("_", " "), "reset the GPU")
 
 
 def _ecc_sums(gpu: Gpu, path: str) -> dict[str, int]:
@@ -318,7 +335,6 @@ def _mig_errors(gpu: Gpu) -> int | None:
 
 def judge_remaps(gpu: Gpu) -> Iterator[Outcome]:
     """Yield remapped rows that need a reset or a new GPU, and retired pages of older GPUs."""
-    part, device = gpu.part, plain_uuid(gpu.uuid)
     failed = gpu.text("remapped_rows/remapped_row_failure")
     pending = gpu.text("remapped_rows/remapped_row_pending")
     retired = gpu.text("retired_pages/pending_retirement", "retired_pages/pending_blacklist")
@@ -326,28 +342,15 @@ def judge_remaps(gpu: Gpu) -> Iterator[Outcome]:
         yield not_applicable("the GPUs remap no rows")
         return
     if failed == "Yes":
-        yield error(
-            "a memory row could not be remapped", "replace the GPU", part=part, device=device
-        )
+        yield error("a memory row could not be remapped", "replace the GPU")
     elif pending == "Yes" or retired == "Yes":
-        yield error(
-            "a bad memory row waits to be remapped",
-            "reset the GPU before the next job",
-            part=part,
-            device=device,
-        )
+        yield error("a bad memory row waits to be remapped", "reset the GPU before the next job")
     elif gpu.number("remapped_rows/row_remapper_histogram/row_remapper_histogram_none"):
-        yield warning(
-            "a memory bank has no spare row left",
-            "plan to replace the GPU",
-            part=part,
-            device=device,
-        )
+        yield warning("a memory bank has no spare row left", "plan to replace the GPU")
 
 
 def judge_throttle(gpu: Gpu) -> Iterator[Outcome]:
     """Yield what keeps the clock of a GPU low."""
-    part, device = gpu.part, plain_uuid(gpu.uuid)
     reasons = {
         re.sub(r"^clocks_(?:event|throttle)_reason_", "", name): text
         for path in ("clocks_event_reasons", "clocks_throttle_reasons")
@@ -364,23 +367,13 @@ def judge_throttle(gpu: Gpu) -> Iterator[Outcome]:
         speed = "" if now is None or most is None else f" (now {now:,.0f} of {most:,.0f} MHz)"
         text = ", ".join(THROTTLES[name] for name in active) + speed
         make = warning if active == [SOFT_THROTTLE] else error
-        yield make(
-            text,
-            "check cooling, power supplies and power cables of the host",
-            part=part,
-            device=device,
-        )
+        yield make(text, COOL)
     for name, text in gpu.leaves("clocks_event_reasons_counters"):
         cause = PAST_THROTTLES.get(name.removeprefix("clocks_event_reasons_counters_"))
         micros = NUMBER.match(text)
         if cause and not active and micros is not None and float(micros[0]) > 0:
             duration = format_duration(int(float(micros[0])) * NS_PER_US)
-            yield warning(
-                f"slowed down {cause} for {duration} since the driver was loaded",
-                "check cooling, power supplies and power cables of the host",
-                part=part,
-                device=device,
-            )
+            yield warning(f"slowed down {cause} for {duration} since the driver was loaded", COOL)
     clock, usual_clock = (
         gpu.number(f"{name}/graphics_clock")
         for name in ("applications_clocks", "default_applications_clocks")
@@ -389,8 +382,6 @@ def judge_throttle(gpu: Gpu) -> Iterator[Outcome]:
         yield warning(
             f"the application clock is {clock:,.0f} MHz, and {usual_clock:,.0f} MHz by default",
             "nvidia-smi -rac, unless it is low on purpose",
-            part=part,
-            device=device,
         )
     limit = gpu.number(
         "gpu_power_readings/current_power_limit",
@@ -404,8 +395,6 @@ def judge_throttle(gpu: Gpu) -> Iterator[Outcome]:
         yield warning(
             f"the power limit is {limit:,.0f} W, and {usual:,.0f} W by default",
             f"nvidia-smi -pl {usual:.0f}, unless it is low on purpose",
-            part=part,
-            device=device,
         )
 
 
@@ -415,17 +404,11 @@ def check_pcie(host: Host) -> Iterator[Outcome]:
     An idle GPU lowers the generation of its link, so without load only the lanes are judged. A slot
     may have fewer lanes than the GPU, as in many clouds: then all GPUs of the host have as few.
     """
-    report = read_report(host)
-    if report is None or not report.gpus:
-        yield not_applicable(NO_GPU)
-        return
-    widths = {
-        gpu.index: gpu.number(f"{LINK}/link_widths/current_link_width") for gpu in report.gpus
-    }
-    widest = max((width for width in widths.values() if width is not None), default=0.0)
-    outcomes = [outcome for gpu in report.gpus for outcome in judge_pcie(gpu, widest)]
-    text = f"{format_count(len(report.gpus), 'GPU')}: all lanes"
-    yield from summarize(outcomes, num=len(report.gpus), healthy_text=text)
+    gpus = read_gpus(host)
+    widths = (gpu.number(f"{LINK}/link_widths/current_link_width") for gpu in gpus)
+    widest = max((width for width in widths if width is not None), default=0.0)
+    judge = partial(judge_pcie, widest=widest)
+    yield from _judge_each(gpus, judge, healthy_text="all lanes")
 
 
 def judge_pcie(gpu: Gpu, widest: float) -> Iterator[Outcome]:
@@ -435,7 +418,6 @@ def judge_pcie(gpu: Gpu, widest: float) -> Iterator[Outcome]:
         gpu: The GPU.
         widest: Lanes of the host's widest link.
     """
-    part, device = gpu.part, plain_uuid(gpu.uuid)
     width = gpu.number(f"{LINK}/link_widths/current_link_width")
     most_width = gpu.number(f"{LINK}/link_widths/max_link_width")
     generation = gpu.number(f"{LINK}/pcie_gen/current_link_gen")
@@ -447,17 +429,15 @@ def judge_pcie(gpu: Gpu, widest: float) -> Iterator[Outcome]:
     if width < most_width:
         text = f"the PCIe link has {width:.0f} of {most_width:.0f} lanes"
         if width < widest:
-            yield error(text, remedy, part=part, device=device)
+            yield error(text, remedy)
         else:
             remedy = f"nothing if the slot has {width:.0f}, as in some clouds; else {remedy}"
-            yield warning(text, remedy, part=part, device=device)
+            yield warning(text, remedy)
     is_busy = bool(gpu.number("utilization/gpu_util"))
     if is_busy and generation is not None and generation < (most_generation or 0):
         yield error(
             f"the PCIe link runs at generation {generation:.0f} of {most_generation:.0f} in use",
             remedy,
-            part=part,
-            device=device,
         )
 
 
@@ -470,7 +450,6 @@ def judge_persistence(gpu: Gpu) -> Iterator[Outcome]:
         yield warning(
             "persistence is off: each start of a job initialises the GPU anew",
             "nvidia-smi -pm 1, or start nvidia-persistenced",
-            part=gpu.part,
         )
 
 
@@ -480,12 +459,11 @@ def judge_mode(gpu: Gpu) -> Iterator[Outcome]:
     if mode is None and mig is None:
         yield not_applicable("the driver does not report the compute mode")
     if mode == "Prohibited":
-        yield error("the compute mode prohibits all jobs", "nvidia-smi -c 0", part=gpu.part)
+        yield error("the compute mode prohibits all jobs", "nvidia-smi -c 0")
     if mig == "Enabled":
         yield warning(
             "MIG is on: a job gets a part of the GPU, and NCCL no NVLink",
             "nvidia-smi -mig 0, if the job needs the whole GPU",
-            part=gpu.part,
         )
 
 
@@ -497,30 +475,20 @@ def judge_fabric(gpu: Gpu) -> Iterator[Outcome]:
         return
     remedy = "restart nvidia-fabricmanager, then see its log"
     if state != "Completed" or status not in {None, "Success"}:
-        yield error(
-            f"the NVSwitch fabric is not ready: {state}, {status or 'no status'}",
-            remedy,
-            part=gpu.part,
-            device=plain_uuid(gpu.uuid),
-        )
+        yield error(f"the NVSwitch fabric is not ready: {state}, {status or 'no status'}", remedy)
     bad = [
         f"{name.replace('_', ' ')}: {text}"
         for name, text in gpu.leaves("fabric/health")
         if name != "partition_assigned" and text.lower() not in FINE_FABRIC_TEXTS
     ]
     if bad:
-        yield error(
-            f"the NVSwitch fabric reports {', '.join(bad)}",
-            remedy,
-            part=gpu.part,
-            device=plain_uuid(gpu.uuid),
-        )
+        yield error(f"the NVSwitch fabric reports {', '.join(bad)}", remedy)
 
 
 def check_processes(host: Host) -> Iterator[Outcome]:
     """Find processes of an earlier job that hold memory of a GPU."""
-    report = read_report(host)
-    if report is None or not report.gpus:
+    gpus = read_gpus(host)
+    if not gpus:
         yield not_applicable(NO_GPU)
         return
     if not host.is_before_job:
@@ -534,52 +502,50 @@ def check_processes(host: Host) -> Iterator[Outcome]:
             part=gpu.part,
             device=plain_uuid(gpu.uuid),
         )
-        for gpu in report.gpus
+        for gpu in gpus
         if (processes := gpu.element.findall("processes/process_info"))
     ]
-    yield from summarize(left, num=len(report.gpus), healthy_text="no process is left on a GPU")
+    yield from left or [healthy("no process is left on a GPU")]
 
 
 def check_nvlink(host: Host) -> Iterator[Outcome]:
     """Compare the NVLink links of each GPU with those of its peers, and count their errors."""
-    report = read_report(host)
-    if report is None or not report.gpus:
+    gpus = read_gpus(host)
+    if not gpus:
         yield not_applicable(NO_GPU)
         return
     outputs = [host.tool("nvidia-smi", "nvlink", flag) for flag in ("-s", "-e")]
     links = parse_links(*(output.text for output in outputs if output is not None))
     most = max((len(of_gpu.speeds_gb_per_s) for of_gpu in links.values()), default=0)
     if not most:
-        yield from _no_links(report, links)
+        yield from _no_links(gpus, links)
         return
     fastest = max(max(of_gpu.speeds_gb_per_s.values(), default=0.0) for of_gpu in links.values())
-    uuids = {gpu.index: plain_uuid(gpu.uuid) for gpu in report.gpus}
+    uuids = {gpu.index: plain_uuid(gpu.uuid) for gpu in gpus}
     outcomes = [
-        outcome
+        replace(outcome, part=f"GPU {index}", device=uuids.get(index, ""))
         for index, of_gpu in links.items()
-        for outcome in _judge_links(of_gpu, f"GPU {index}", uuids.get(index, ""), most, fastest)
+        for outcome in _judge_links(of_gpu, most, fastest)
     ]
     text = f"{format_count(len(links), 'GPU')} with {most} active links each, no errors"
-    yield from summarize(outcomes, num=len(links) + 1, healthy_text=text)
+    yield from outcomes or [healthy(text)]
 
 
-def _no_links(report: Report, links: dict[int, Links]) -> Iterator[Outcome]:
+def _no_links(gpus: Sequence[Gpu], links: dict[int, Links]) -> Iterator[Outcome]:
     """Yield what a host without any active link lacks: nothing, a bridge, or its fabric."""
     listed = [index for index, of in links.items() if of.inactive or of.has_no_active]
     if not listed:
         yield not_applicable("no GPU has an NVLink")
         return
     text = f"all NVLinks of {format_count(len(listed), 'GPU')} are inactive"
-    boards = [gpu.text("product_name") or "" for gpu in report.gpus]
+    boards = [gpu.text("product_name") or "" for gpu in gpus]
     if any(NVLINK_BOARDS.search(board) for board in boards):
         yield error(text, "restart nvidia-fabricmanager, then see its log; reset the GPUs")
     else:
         yield warning(text, "mount NVLink bridges, or nothing if there are none")
 
 
-def _judge_links(
-    links: Links, part: str, device: str, most: int, fastest: float
-) -> Iterator[Outcome]:
+def _judge_links(links: Links, most: int, fastest: float) -> Iterator[Outcome]:
     num = len(links.speeds_gb_per_s)
     if num < most or links.inactive or links.has_no_active:
         inactive = ", ".join(map(str, links.inactive)) or "unknown"
@@ -587,23 +553,12 @@ def _judge_links(
             f"{num} of {num + len(links.inactive) or most} NVLink links are active (inactive:"
             f" {inactive})",
             "reset the GPU, restart nvidia-fabricmanager; if it stays, reseat or replace the GPU",
-            part=part,
-            device=device,
         )
     slow = [link for link, speed in links.speeds_gb_per_s.items() if speed < fastest]
     if slow:
-        yield error(
-            f"NVLink {', '.join(map(str, slow))}: slower than {fastest} GB/s",
-            "reset the GPU; if it stays, replace it",
-            part=part,
-            device=device,
-        )
+        text = f"NVLink {', '.join(map(str, slow))}: slower than {fastest} GB/s"
+        yield error(text, "reset the GPU; if it stays, replace it")
     counted = {kind: number for kind, number in links.errors.items() if number}
     if counted:
         text = ", ".join(f"{number:,} {kind}" for kind, number in counted.items())
-        yield warning(
-            f"NVLink counts {text}",
-            "compare again later; replace the GPU if it grows",
-            part=part,
-            device=device,
-        )
+        yield warning(f"NVLink counts {text}", "compare again later; replace the GPU if it grows")

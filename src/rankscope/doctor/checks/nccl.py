@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.analysis.report.text import format_count
 
-from ..result import Outcome, error, healthy, not_applicable, summarize, warning
+from ..result import Outcome, error, healthy, not_applicable, warning
 from .rdma import ACTIVE, ETHERNET, INFINIBAND, is_used_by_nccl, read_ports, training_ports
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def check_transport(host: Host) -> Iterator[Outcome]:
         text += f"; within the host {', '.join(sorted(inside))}"
     if not is_socket and any("GDRDMA" in name for name in over_network):
         text += "; GPUDirect RDMA"
-    yield from summarize(outcomes, num=len(outcomes) + 1, healthy_text=text)
+    yield from outcomes or [healthy(text)]
 
 
 def _used(log: NcclLog) -> list[int]:
@@ -421,4 +421,4 @@ def check_settings(host: Host) -> Iterator[Outcome]:
         yield not_applicable("no variable of NCCL is set here")
         return
     text = f"{format_count(len(set_here), 'variable')} of NCCL, none slows it"
-    yield from summarize(outcomes, num=len(outcomes) + 1, healthy_text=text)
+    yield from outcomes or [healthy(text)]

@@ -11,8 +11,8 @@ from rankscope.analysis.report.text import format_count
 from rankscope.collector.host.sample import read_number
 
 from ..host import is_container
-from ..result import Outcome, error, healthy, not_applicable, summarize, warning
-from .gpu import NO_GPU, bus_gpus, read_report
+from ..result import Outcome, error, healthy, not_applicable, warning
+from .gpu import NO_GPU, bus_gpus, read_gpus, read_report
 from .nvidia_smi import DISTANCES, parse_topology
 
 if TYPE_CHECKING:
@@ -338,7 +338,7 @@ def check_state(host: Host) -> Iterator[Outcome]:
             remedy = "check its cable, transceiver and switch port"
             outcomes.append(error(text, remedy, part=port.name))
     text = f"{format_count(len(ports), 'port')} active"
-    yield from summarize(outcomes, num=len(ports) + 1, healthy_text=text)
+    yield from outcomes or [healthy(text)]
 
 
 def check_rate(host: Host) -> Iterator[Outcome]:
@@ -400,7 +400,7 @@ def check_errors(host: Host) -> Iterator[Outcome]:
         elif counted:
             outcomes.append(warning(f"counted: {_counts(counted)}", remedy, part=port.name))
     text = f"{format_count(len(ports), 'port')} without errors"
-    yield from summarize(outcomes, num=len(ports) + 1, healthy_text=text)
+    yield from outcomes or [healthy(text)]
 
 
 def _counts(counters: dict[str, int]) -> str:
@@ -433,7 +433,7 @@ def check_gid(host: Host) -> Iterator[Outcome]:
             remedy = f"unset it, or set it to {usable[-1]}"
             outcomes.append(error(text, remedy, part=name))
     text = f"{format_count(len(tables), 'port')} with an address of RoCE v2"
-    yield from summarize(outcomes, num=len(tables) + 1, healthy_text=text)
+    yield from outcomes or [healthy(text)]
 
 
 def _gid_types(host: Host, port: Port) -> dict[int, str]:
@@ -474,7 +474,7 @@ def check_pcie(host: Host) -> Iterator[Outcome]:
             text = f"the PCIe link runs at {speed:g} of {fastest:g} GT/s"
             outcomes.append(warning(text, "use a slot of that speed", part=device.name))
     text = f"{format_count(len(links), 'adapter')} with all lanes at full speed"
-    yield from summarize(outcomes, num=len(outcomes) + 1, healthy_text=text)
+    yield from outcomes or [healthy(text)]
 
 
 def _speed(host: Host, path: Path) -> float | None:
@@ -510,7 +510,7 @@ def check_affinity(host: Host) -> Iterator[Outcome]:
             )
         )
     text = f"each of {format_count(len(nearest), 'GPU')} has an RDMA adapter at {best}"
-    yield from summarize(outcomes, num=len(nearest) + 1, healthy_text=text)
+    yield from outcomes or [healthy(text)]
 
 
 def read_distances(host: Host) -> dict[int, dict[str, str]]:
@@ -551,8 +551,7 @@ def _distance(host: Host, one: Path, other: Path) -> str:
 
 def check_gpudirect(host: Host) -> Iterator[Outcome]:
     """Check that adapters can read the memory of GPUs: by nvidia_peermem, or by DMA-BUF."""
-    report = read_report(host)
-    if report is None or not report.gpus:
+    if not read_gpus(host):
         yield not_applicable(NO_GPU)
         return
     if not read_ports(host):

@@ -17,8 +17,8 @@ from rankscope.tracer.span import NS_PER_MS
 
 from ..host import is_container
 from ..places import nearest_folder
-from ..result import Outcome, error, healthy, not_applicable, summarize, warning
-from .gpu import read_report
+from ..result import Outcome, error, healthy, not_applicable, warning
+from .gpu import read_gpus
 from .rdma import read_ports
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def check_disk_space(host: Host) -> Iterator[Outcome]:
             make = warning if free else error
             outcomes.append(make(text, "delete what is not needed", part=folder))
     text = f"{format_count(len(folders), 'folder')} with free space"
-    yield from summarize(outcomes, num=len(folders) + 1, healthy_text=text)
+    yield from outcomes or [healthy(text)]
 
 
 def _measured_space(host: Host) -> dict[str, tuple[int, int]]:
@@ -175,7 +175,7 @@ def check_read_only(host: Host) -> Iterator[Outcome]:
         if READ_ONLY & {*options}
     ]
     text = f"{format_count(len(local), 'local file system')} can be written"
-    yield from summarize(outcomes, num=len(local) + 1, healthy_text=text)
+    yield from outcomes or [healthy(text)]
 
 
 def _table(text: str | None) -> dict[str, int]:
@@ -272,7 +272,7 @@ def check_processors(host: Host) -> Iterator[Outcome]:
             )
         )
     text = f"{format_count(online, 'processor')} online, none throttled"
-    yield from summarize(outcomes, num=len(outcomes) + 1, healthy_text=text)
+    yield from outcomes or [healthy(text)]
 
 
 def _num_in_list(text: str | None) -> int | None:
@@ -375,7 +375,7 @@ def check_limits(host: Host) -> Iterator[Outcome]:
         remedy = "ulimit -l unlimited, or LimitMEMLOCK=infinity of slurmd or the container runtime"
         outcomes.append(error(text, remedy, part="memlock"))
     text = f"{files or 'unknown'} open files, {locked or 'unknown'} locked memory"
-    yield from summarize(outcomes, num=len(outcomes) + 1, healthy_text=text)
+    yield from outcomes or [healthy(text)]
 
 
 def _read_limits(host: Host) -> tuple[str, str]:
@@ -401,8 +401,7 @@ def check_shm(host: Host) -> Iterator[Outcome]:
         yield not_applicable(f"there is no {SHM}")
         return
     text = f"{SHM} has {format_bytes(size)}"
-    report = read_report(host)
-    wanted = MIN_SHM_BYTES * max(1, 0 if report is None else len(report.gpus))
+    wanted = MIN_SHM_BYTES * max(1, len(read_gpus(host)))
     if size <= DOCKER_SHM_BYTES:
         yield error(text, "start the container with --shm-size=16g or --ipc=host")
     elif size < wanted:
@@ -473,7 +472,7 @@ def check_container(host: Host) -> Iterator[Outcome]:
     parts = ["a container" if is_inside else "a control group"]
     parts += [f"memory {format_bytes(most)}"] if most else []
     parts += [f"processors {quota.split()[0]}/{quota.split()[-1]}"] if quota[:1].isdigit() else []
-    yield from summarize(outcomes, num=len(outcomes) + 1, healthy_text=", ".join(parts))
+    yield from outcomes or [healthy(", ".join(parts))]
 
 
 def check_taint(host: Host) -> Iterator[Outcome]:
@@ -488,7 +487,7 @@ def check_taint(host: Host) -> Iterator[Outcome]:
             make = error if is_serious else warning
             outcomes.append(make(f"{text}, since the last boot", "see dmesg, then reboot the host"))
     text = f"no failure of the kernel (taint {taint})"
-    yield from summarize(outcomes, num=len(outcomes) + 1, healthy_text=text)
+    yield from outcomes or [healthy(text)]
 
 
 def check_huge_pages(host: Host) -> Iterator[Outcome]:
