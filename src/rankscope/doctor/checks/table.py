@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from . import dcgm, ethernet, gpu, installation, kernel_log, nccl, rdma, system, versions
@@ -27,18 +28,19 @@ class Section(StrEnum):
     SYSTEM = "system"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """One static check."""
 
     name: str
-    section: Section
     run: Callable[[Host], Iterable[Outcome]]
     """Yields one outcome, or one for each part that deviates."""
 
     source: str
     """What it reads."""
 
+    _: KW_ONLY
+    section: Section
     warning: str = ""
     error: str = ""
     causes: frozenset[str] = frozenset()
@@ -52,36 +54,18 @@ STORAGE = frozenset({"data-stall", "checkpoint"})
 END = frozenset({"hang", "crash"})
 
 
-def _gpu(name: str, run: Callable[[Host], Iterable[Outcome]], source: str, *, warning: str = "",
-         error: str = "", causes: frozenset[str] = COMPUTE | END) -> Check:  # fmt: skip
-    return Check(name=name, section=Section.GPUS, run=run, source=source, warning=warning,
-                 error=error, causes=causes)  # fmt: skip
-
-
-def _rdma(name: str, run: Callable[[Host], Iterable[Outcome]], source: str, *, warning: str = "",
-          error: str = "") -> Check:  # fmt: skip
-    return Check(name=name, section=Section.RDMA, run=run, source=source, warning=warning,
-                 error=error, causes=NETWORK | END)  # fmt: skip
-
-
-def _version(name: str, run: Callable[[Host], Iterable[Outcome]], source: str, *,
-             error: str = "") -> Check:  # fmt: skip
-    return Check(name=name, section=Section.VERSIONS, run=run, source=source, error=error,
-                 warning="another version than on most hosts of the store",
-                 causes=frozenset({"misconfiguration"}))  # fmt: skip
-
-
-def _system(name: str, run: Callable[[Host], Iterable[Outcome]], source: str, *, warning: str = "",
-            error: str = "", causes: frozenset[str] = HOST) -> Check:  # fmt: skip
-    return Check(name=name, section=Section.SYSTEM, run=run, source=source, warning=warning,
-                 error=error, causes=causes)  # fmt: skip
-
-
-def _own(name: str, run: Callable[[Host], Iterable[Outcome]], source: str, *, warning: str = "",
-         error: str = "") -> Check:  # fmt: skip
-    return Check(name=name, section=Section.INSTALLATION, run=run, source=source, warning=warning,
-                 error=error)  # fmt: skip
-
+_own = partial(Check, section=Section.INSTALLATION)
+_gpu = partial(Check, section=Section.GPUS, causes=COMPUTE | END)
+_version = partial(
+    Check,
+    section=Section.VERSIONS,
+    warning="another version than on most hosts of the store",
+    causes=frozenset({"misconfiguration"}),
+)
+_rdma = partial(Check, section=Section.RDMA, causes=NETWORK | END)
+_ethernet = partial(Check, section=Section.ETHERNET, causes=NETWORK)
+_nccl = partial(Check, section=Section.NCCL, causes=NETWORK)
+_system = partial(Check, section=Section.SYSTEM, causes=HOST)
 
 SMI = "`nvidia-smi -q -x`, else NVML"
 
@@ -150,25 +134,24 @@ CHECKS: tuple[Check, ...] = (
           warning="the nearest adapter of a GPU is across sockets, or farther than that of others"),
     _rdma("gpudirect", rdma.check_gpudirect, "`/proc/modules`, `/proc/driver/nvidia/version`",
           warning="neither nvidia_peermem nor DMA-BUF"),
-    Check(name="ethernet-link", section=Section.ETHERNET, run=ethernet.check_link,
-          source="sysfs, `ethtool INTERFACE`", warning="no link, or slower than possible",
-          error="half duplex", causes=NETWORK),
-    Check(name="ethernet-errors", section=Section.ETHERNET, run=ethernet.check_errors,
-          source="`statistics` in sysfs and `ethtool -S`, twice", warning="errors, many drops, or"
-          " packets beyond the allowance of a cloud, were counted",
-          error="a counter grows within a second", causes=NETWORK),
-    Check(name="nccl-transport", section=Section.NCCL, run=nccl.check_transport,
-          source="`--nccl-log`", warning="TCP sockets; no GPUDirect RDMA; unused ports; SHM in"
-          " spite of NVLink; warnings of NCCL", error="TCP in spite of active RDMA ports, or on"
-          " a local interface; completions with errors", causes=NETWORK),
-    Check(name="nccl-timeout", section=Section.NCCL, run=nccl.check_timeout,
-          source="`NCCL_IB_TIMEOUT`, `NCCL_IB_RETRY_CNT`, `/etc/nccl.conf`, `--nccl-log`",
+    _ethernet("ethernet-link", ethernet.check_link, "sysfs, `ethtool INTERFACE`",
+              warning="no link, or slower than possible", error="half duplex"),
+    _ethernet("ethernet-errors", ethernet.check_errors,
+              "`statistics` in sysfs and `ethtool -S`, twice", warning="errors, many drops, or"
+              " packets beyond the allowance of a cloud, were counted",
+              error="a counter grows within a second"),
+    _nccl("nccl-transport", nccl.check_transport, "`--nccl-log`",
+          warning="TCP sockets; no GPUDirect RDMA; unused ports; SHM in spite of NVLink; warnings"
+          " of NCCL", error="TCP in spite of active RDMA ports, or on a local interface;"
+          " completions with errors"),
+    _nccl("nccl-timeout", nccl.check_timeout,
+          "`NCCL_IB_TIMEOUT`, `NCCL_IB_RETRY_CNT`, `/etc/nccl.conf`, `--nccl-log`",
           warning="a job does not survive an outage of 10 s, or NCCL waits for more than 10 min",
           causes=END),
-    Check(name="nccl-settings", section=Section.NCCL, run=nccl.check_settings,
-          source="variables `NCCL_*` and others, `/etc/nccl.conf`",
-          warning="a setting that slows each step", error="RDMA is off in spite of active ports; a"
-          " name that no device has", causes=NETWORK | frozenset({"misconfiguration"})),
+    _nccl("nccl-settings", nccl.check_settings, "variables `NCCL_*` and others, `/etc/nccl.conf`",
+          warning="a setting that slows each step",
+          error="RDMA is off in spite of active ports; a name that no device has",
+          causes=NETWORK | frozenset({"misconfiguration"})),
     _system("disk-space", system.check_disk_space, "the root, the spool, temporary files",
             warning="less than 5 % are free", error="nothing is free", causes=STORAGE | END),
     _system("disk-latency", system.check_disk_latency, "8 durable writes of 4 KiB",
