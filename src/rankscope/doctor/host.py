@@ -159,9 +159,15 @@ class Host:
         """Return the output of a tool, which is run once; None if it is not installed."""
         return self.once(" ".join(command), lambda: self.tool_again(*command))
 
-    def first_tool(self, *commands: tuple[str, ...]) -> ToolOutput | None:
-        """Return the output of the first command whose tool is installed, or that was recorded."""
-        return next(filter(None, (self.tool(*command) for command in commands)), None)
+    def first_tool(self, command: tuple[str, ...], *recorded: tuple[str, ...]) -> ToolOutput | None:
+        """Return the output of a command; of a recorded host also that of its other forms."""
+        commands = (command, *recorded) if self.is_recorded else (command,)
+        return next(filter(None, (self.tool(*each) for each in commands)), None)
+
+    def tool_text(self, command: tuple[str, ...], *recorded: tuple[str, ...]) -> str:
+        """Return the text of the same; "" if the tool is not installed."""
+        output = self.first_tool(command, *recorded)
+        return "" if output is None else output.text
 
     def tool_again(self, *command: str) -> ToolOutput | None:
         """Run a tool, even if it was run before, and return its output."""

@@ -76,9 +76,7 @@ def check_diagnostic(host: Host) -> Iterator[Outcome]:
     if not (host.is_recorded or host.is_idle):
         yield not_applicable("run with --active only: it takes longer than the other checks")
         return
-    output = host.tool(*DIAGNOSTIC)
-    if output is None and host.is_recorded:
-        output = host.tool(*DIAGNOSTIC[:-1])
+    output = host.first_tool(DIAGNOSTIC, DIAGNOSTIC[:-1])
     if output is None:
         yield not_applicable("dcgmi is not installed")
         return

@@ -112,11 +112,7 @@ def check_link(host: Host) -> Iterator[Outcome]:
     if not interfaces:
         yield not_applicable(NO_INTERFACE)
         return
-    outputs = {name: host.tool("ethtool", name) for name in interfaces}
-    settings = {
-        name: parse_ethtool("" if output is None else output.text)
-        for name, output in outputs.items()
-    }
+    settings = {name: parse_ethtool(host.tool_text(("ethtool", name))) for name in interfaces}
     speeds = {
         name: settings[name].speed_mb_per_s or read_number(path / "speed") or 0
         for name, path in interfaces.items()

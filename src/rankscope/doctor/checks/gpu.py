@@ -86,10 +86,7 @@ def read_report(host: Host) -> Report | None:
 
 def report_output(host: Host) -> ToolOutput | None:
     """Return the output of `nvidia-smi`; of a recorded host its text form counts too."""
-    output = host.tool("nvidia-smi", "-q", "-x")
-    if output is None and host.is_recorded:
-        output = host.tool("nvidia-smi", "-q") or host.tool("nvidia-smi")
-    return output
+    return host.first_tool(("nvidia-smi", "-q", "-x"), ("nvidia-smi", "-q"), ("nvidia-smi",))
 
 
 def bus_gpus(host: Host) -> list[Path]:
@@ -514,8 +511,8 @@ def check_nvlink(host: Host) -> Iterator[Outcome]:
     if not gpus:
         yield not_applicable(NO_GPU)
         return
-    outputs = [host.tool("nvidia-smi", "nvlink", flag) for flag in ("-s", "-e")]
-    links = parse_links(*(output.text for output in outputs if output is not None))
+    texts = (host.tool_text(("nvidia-smi", "nvlink", flag)) for flag in ("-s", "-e"))
+    links = parse_links(*texts)
     most = max((len(of_gpu.speeds_gb_per_s) for of_gpu in links.values()), default=0)
     if not most:
         yield from _no_links(gpus, links)

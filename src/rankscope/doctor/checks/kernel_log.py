@@ -47,9 +47,7 @@ class _Message(NamedTuple):
 
 def check_kernel_log(host: Host) -> Iterator[Outcome]:
     """Find allow-listed messages of the last day that say something of the host."""
-    output = host.tool("dmesg")
-    if output is None and host.is_recorded:
-        output = host.first_tool(("dmesg", "-T"), ("journalctl", "-k"))
+    output = host.first_tool(("dmesg",), ("dmesg", "-T"), ("journalctl", "-k"))
     lines = [] if output is None or output.status else output.text.splitlines()
     if not lines or lines[0].startswith(FAILED):
         yield not_applicable("the kernel's log cannot be read")

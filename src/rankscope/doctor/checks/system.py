@@ -111,9 +111,9 @@ def _recorded_space(host: Host) -> dict[str, tuple[int, int]]:
 
 def _read_df(host: Host) -> dict[str, tuple[str, int, int]]:
     """Return device, free bytes and size by folder, of the output of `df`. Source: df(1)."""
-    output = host.first_tool(("df",), ("df", "-h"), ("df", "-k"), ("df", "-hT"), ("df", "-T"))
+    text = host.tool_text(("df",), ("df", "-h"), ("df", "-k"), ("df", "-hT"), ("df", "-T"))
     found = {}
-    for line in ("" if output is None else output.text).splitlines():
+    for line in text.splitlines():
         match = DF_LINE.match(line)
         if match is not None:
             size, used, free = (_df_bytes(match[name]) for name in ("size", "used", "free"))
@@ -144,11 +144,8 @@ def check_disk_latency(host: Host) -> Iterator[Outcome]:
                 os.fsync(file.fileno())
                 times_ns.append(time.monotonic_ns() - begun_ns)
     except OSError as problem:
-        yield error(
-            f"writing fails: {problem.strerror}",
-            "free space, or remount the file system",
-            part=str(folder),
-        )
+        remedy = "free space, or remount the file system"
+        yield error(f"writing fails: {problem.strerror}", remedy, part=str(folder))
         return
     median_ns = sorted(times_ns)[len(times_ns) // 2]
     text = f"a durable write of 4 KiB takes {format_duration(median_ns)}"
@@ -165,12 +162,9 @@ def check_read_only(host: Host) -> Iterator[Outcome]:
     if not local:
         yield not_applicable("no local file system is mounted")
         return
+    remedy = "see dmesg for errors of its disk, unless it is so on purpose"
     outcomes = [
-        warning(
-            "mounted read-only",
-            "see dmesg for errors of its disk, unless it is so on purpose",
-            part=point,
-        )
+        warning("mounted read-only", remedy, part=point)
         for point, options in sorted(local.items())
         if READ_ONLY & {*options}
     ]
@@ -180,12 +174,8 @@ def check_read_only(host: Host) -> Iterator[Outcome]:
 
 def _table(text: str | None) -> dict[str, int]:
     """Return the numbers of a file with a name and a number in each line."""
-    found = {}
-    for line in (text or "").splitlines():
-        match = re.match(r"^(\S+?):?\s+(\d+)(?: kB)?$", line)
-        if match is not None:
-            found[match[1]] = int(match[2])
-    return found
+    rows = re.findall(r"^(\S+?):?[ \t]+(\d+)(?: kB)?$", text or "", re.MULTILINE)
+    return {name: int(number) for name, number in rows}
 
 
 def check_swap(host: Host) -> Iterator[Outcome]:
@@ -211,19 +201,16 @@ def check_swap(host: Host) -> Iterator[Outcome]:
 
 def check_governor(host: Host) -> Iterator[Outcome]:
     """Check that the processors run at full frequency: governor, or preference of the driver."""
-    governors = {
-        path.parents[1].name: host.read(path) or ""
-        for path in host.glob("/sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor")
-    }
+    governors, preferences = (
+        {
+            path.parents[1].name: host.read(path) or ""
+            for path in host.glob(f"/sys/devices/system/cpu/cpu[0-9]*/cpufreq/{name}")
+        }
+        for name in ("scaling_governor", "energy_performance_preference")
+    )
     if not governors:
         yield not_applicable("the processors' frequency is not controlled here, as in a VM")
         return
-    preferences = {
-        path.parents[1].name: host.read(path) or ""
-        for path in host.glob(
-            "/sys/devices/system/cpu/cpu[0-9]*/cpufreq/energy_performance_preference"
-        )
-    }
     slow = [
         cpu
         for cpu, governor in governors.items()
@@ -249,28 +236,15 @@ def check_processors(host: Host) -> Iterator[Outcome]:
         return
     outcomes = []
     if online < present:
-        outcomes.append(
-            warning(
-                f"{present - online} of {present} processors are offline",
-                "see dmesg for machine checks, unless it is so on purpose",
-            )
-        )
-    throttled = [
-        path
-        for path in host.glob(
-            "/sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/package_throttle_count"
-        )
-        if (read_number(path) or 0) > 0
-    ]
+        text = f"{present - online} of {present} processors are offline"
+        remedy = "see dmesg for machine checks, unless it is so on purpose"
+        outcomes.append(warning(text, remedy))
+    counts = "/sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/package_throttle_count"
+    throttled = [number for path in host.glob(counts) if (number := read_number(path) or 0) > 0]
     if throttled:
-        most = max(read_number(path) or 0 for path in throttled)
-        outcomes.append(
-            warning(
-                f"heat has throttled {format_count(len(throttled), 'processor')},"
-                f" up to {most:,} times",
-                "check the host's cooling",
-            )
-        )
+        processors = format_count(len(throttled), "processor")
+        text = f"heat has throttled {processors}, up to {max(throttled):,} times"
+        outcomes.append(warning(text, "check the host's cooling"))
     text = f"{format_count(online, 'processor')} online, none throttled"
     yield from outcomes or [healthy(text)]
 
@@ -317,12 +291,8 @@ def check_clock(host: Host) -> Iterator[Outcome]:
 
 def _ask_chrony(host: Host) -> tuple[bool, str] | None:
     """Return whether the clock is synchronised, and how; None if chrony does not say."""
-    output = host.tool("chronyc", "-n", "tracking")
-    if output is None and host.is_recorded:
-        output = host.tool("chronyc", "tracking")
-    fields = dict(
-        re.findall(r"^([A-Z][\w ]*?) *: (.+)$", "" if output is None else output.text, re.MULTILINE)
-    )
+    text = host.tool_text(("chronyc", "-n", "tracking"), ("chronyc", "tracking"))
+    fields = dict(re.findall(r"^([A-Z][\w ]*?) *: (.+)$", text, re.MULTILINE))
     leap = fields.get("Leap status", "").strip()
     if not leap:
         return None
@@ -335,13 +305,9 @@ def _ask_chrony(host: Host) -> tuple[bool, str] | None:
 
 def _ask_systemd(host: Host) -> tuple[bool, str] | None:
     """Return the same of systemd."""
-    output = host.tool("timedatectl", "show", "-p", "NTPSynchronized")
-    if output is None and host.is_recorded:
-        output = host.first_tool(("timedatectl",), ("timedatectl", "status"))
-    answer = re.search(
-        r"(?:NTPSynchronized=|(?:System clock|NTP) synchronized: )(yes|no)",
-        "" if output is None else output.text,
-    )
+    show = ("timedatectl", "show", "-p", "NTPSynchronized")
+    text = host.tool_text(show, ("timedatectl",), ("timedatectl", "status"))
+    answer = re.search(r"(?:NTPSynchronized=|(?:System clock|NTP) synchronized: )(yes|no)", text)
     return None if answer is None else (
         answer[1] == "yes", f"systemd: {'' if answer[1] == 'yes' else 'not '}synchronised"
     )  # fmt: skip
@@ -417,14 +383,8 @@ def _shm_bytes(host: Host) -> int | None:
             return shutil.disk_usage(SHM).total
         except OSError:
             return None
-    line = next(
-        (
-            line
-            for line in (host.read("/proc/self/mounts") or "").splitlines()
-            if f" {SHM} " in line
-        ),
-        "",
-    )
+    mounts = (host.read("/proc/self/mounts") or "").splitlines()
+    line = next((line for line in mounts if f" {SHM} " in line), "")
     match = re.search(r"[ ,]size=(\d+)([kmg]?)", line)
     if match is not None:
         return int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[match[2]]
@@ -449,22 +409,14 @@ def check_container(host: Host) -> Iterator[Outcome]:
         outcomes.append(warning(f"{text} the periods", "raise or remove the limit of processors"))
     kills = _table(host.read(f"{group}/memory.events")).get("oom_kill", 0)
     if kills:
-        outcomes.append(
-            warning(
-                f"the OOM killer has ended processes of it: {kills}",
-                "raise the memory limit, or use less",
-            )
-        )
+        text = f"the OOM killer has ended processes of it: {kills}"
+        outcomes.append(warning(text, "raise the memory limit, or use less"))
     if most and used is not None and used > FULL_RATIO * most:
         text = f"{format_bytes(used)} of its {format_bytes(most)} of memory are used"
         outcomes.append(warning(text, "raise the memory limit, or use less"))
     if processes and num is not None and num > FULL_RATIO * processes:
-        outcomes.append(
-            warning(
-                f"it has {num:,} of at most {processes:,} processes and threads",
-                "raise pids.max (--pids-limit)",
-            )
-        )
+        text = f"it has {num:,} of at most {processes:,} processes and threads"
+        outcomes.append(warning(text, "raise pids.max (--pids-limit)"))
     is_inside = is_container(host)
     if not is_inside and not outcomes and not most:
         yield not_applicable("this is no container, and its control group has no limit")
