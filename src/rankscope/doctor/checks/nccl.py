@@ -228,13 +228,9 @@ def check_transport(host: Host) -> Iterator[Outcome]:
         outcomes.append(warning(text, "check EFA: fi_info -p efa, FI_PROVIDER, the security group"))
     if log.has_nvlink and any(name.startswith("SHM") for name in log.transports):
         num = sum(num for name, num in log.transports.items() if name.startswith("SHM"))
-        outcomes.append(
-            warning(
-                f"{format_count(num, 'channel')} between GPUs of one host go through"
-                " its memory, though there is NVLink",
-                "unset NCCL_P2P_DISABLE; check IOMMU, ACS and the container's access to all GPUs",
-            )
-        )
+        text = f"{format_count(num, 'channel')} between GPUs of one host go through its memory"
+        remedy = "unset NCCL_P2P_DISABLE; check IOMMU, ACS and the container's access to all GPUs"
+        outcomes.append(warning(f"{text}, though there is NVLink", remedy))
     outcomes += _judge_warnings(log)
     if not (outcomes or over_network or log.network or log.adapters or log.interfaces):
         yield not_applicable("the log does not say which network NCCL used")
@@ -391,18 +387,10 @@ def check_settings(host: Host) -> Iterator[Outcome]:
     active = [port for port in read_ports(host) if port.state == ACTIVE]
     if active and (settings.get("NCCL_IB_DISABLE") == "1" or settings.get("NCCL_NET") == "Socket"):
         name = "NCCL_IB_DISABLE=1" if settings.get("NCCL_IB_DISABLE") == "1" else "NCCL_NET=Socket"
-        outcomes.append(
-            error(
-                f"{name}: TCP is used, and {format_count(len(active), 'RDMA port')} are idle",
-                "unset it",
-            )
-        )
-    hcas = settings.get("NCCL_IB_HCA")
-    if (
-        hcas
-        and read_ports(host)
-        and not any(is_used_by_nccl(port, hcas) for port in read_ports(host))
-    ):
+        text = f"{name}: TCP is used, and {format_count(len(active), 'RDMA port')} are idle"
+        outcomes.append(error(text, "unset it"))
+    hcas, ports = settings.get("NCCL_IB_HCA"), read_ports(host)
+    if hcas and ports and not any(is_used_by_nccl(port, hcas) for port in ports):
         outcomes.append(error(f"NCCL_IB_HCA={hcas} names no port of this host", "correct it"))
     names = [path.name for path in host.glob("/sys/class/net/*")]
     wanted = settings.get("NCCL_SOCKET_IFNAME", "")

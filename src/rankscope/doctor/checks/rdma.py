@@ -104,21 +104,32 @@ class Port:
     physical: str
     """``LinkUp``, ``Polling``, ``Disabled``, ..."""
 
-    rate_gb_per_s: float | None
-    """Gb/s; None if unknown."""
+    rate: str = ""
+    """Such as ``400 Gb/sec (4X NDR)``, or the number alone; "" if unknown."""
 
-    lanes: int | None
-    layer: str
+    layer: str = ""
     """``InfiniBand``, ``Ethernet``, or ``Unspecified`` of an EFA; "" if unknown."""
 
-    card: str
+    card: str = ""
     """Equal for all ports of one card; "" if unknown."""
 
-    kind: str
+    kind: str = ""
     """Model of the adapter; "" if unknown."""
 
-    firmware: str
+    firmware: str = ""
     counters: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def rate_gb_per_s(self) -> float | None:
+        """Gb/s; None if unknown."""
+        match = RATE.match(self.rate)
+        return None if match is None else float(match[1])
+
+    @property
+    def lanes(self) -> int | None:
+        """Number of lanes; None if unknown."""
+        match = RATE.match(self.rate)
+        return None if match is None or match[2] is None else int(match[2])
 
     @property
     def name(self) -> str:
@@ -141,14 +152,12 @@ def read_ports(host: Host) -> list[Port]:
 
 def _port(host: Host, path: Path) -> Port:
     device = path.parents[1]
-    rate = RATE.match(host.read(path / "rate") or "")
     return Port(
         device=device.name,
         port=path.name,
         state=STATE_NUMBER.sub("", host.read(path / "state") or "").upper(),
         physical=STATE_NUMBER.sub("", host.read(path / "phys_state") or ""),
-        rate_gb_per_s=None if rate is None else float(rate[1]),
-        lanes=None if rate is None or rate[2] is None else int(rate[2]),
+        rate=host.read(path / "rate") or "",
         layer=host.read(path / "link_layer") or "",
         card=host.read(device / "sys_image_guid") or "",
         kind=host.read(device / "hca_type") or host.read(device / "board_id") or "",
@@ -176,15 +185,13 @@ def parse_ibstat(text: str) -> list[Port]:
         of_device = _fields(head)
         for number, port_body in zip(port_parts[::2], port_parts[1::2], strict=True):
             values = of_device | _fields(port_body)
-            rate = RATE.match(values.get("Rate", ""))
             ports.append(
                 Port(
                     device=device,
                     port=number,
                     state=values.get("State", "").upper(),
                     physical=values.get("Physical state", ""),
-                    rate_gb_per_s=None if rate is None else float(rate[1]),
-                    lanes=None,
+                    rate=values.get("Rate", ""),
                     layer=values.get("Link layer", ""),
                     card=values.get("System image GUID", ""),
                     kind=values.get("CA type", ""),
@@ -200,15 +207,14 @@ def parse_ibstatus(text: str) -> list[Port]:
     ports = []
     for device, number, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
         values = _fields(body)
-        rate = RATE.match(values.get("rate", ""))
         ports.append(
-            _listed(
-                device,
-                number,
-                state=STATE_NUMBER.sub("", values.get("state", "")),
+            Port(
+                device=device,
+                port=number,
+                state=STATE_NUMBER.sub("", values.get("state", "")).upper(),
                 physical=STATE_NUMBER.sub("", values.get("phys state", "")),
+                rate=values.get("rate", ""),
                 layer=values.get("link_layer", ""),
-                rate=rate,
             )
         )
     return ports
@@ -216,38 +222,19 @@ def parse_ibstatus(text: str) -> list[Port]:
 
 def parse_rdma_link(text: str) -> list[Port]:
     """Return the ports in the output of `rdma link`. Source: rdma-link(8)."""
-    return [
-        _listed(
-            match["device"],
-            match["port"],
-            state=match["state"],
-            physical=(match["physical"] or "").title().replace("_", ""),
-            layer=INFINIBAND
-            if "sm_lid" in match[0]
-            else ETHERNET
-            if "netdev" in match["rest"]
-            else "",
+    ports = []
+    for match in RDMA_LINK.finditer(text):
+        of_ethernet = ETHERNET if "netdev" in match["rest"] else ""
+        ports.append(
+            Port(
+                device=match["device"],
+                port=match["port"],
+                state=match["state"].upper(),
+                physical=(match["physical"] or "").title().replace("_", ""),
+                layer=INFINIBAND if "sm_lid" in match[0] else of_ethernet,
+            )
         )
-        for match in RDMA_LINK.finditer(text)
-    ]
-
-
-def _listed(
-    device: str,
-    port: str,
-    *,
-    state: str,
-    physical: str,
-    layer: str,
-    rate: re.Match[str] | None = None,
-) -> Port:
-    """Return a port of a tool that shows neither the card nor the firmware."""
-    return Port(
-        device=device, port=port, state=state.upper(), physical=physical, layer=layer,
-        rate_gb_per_s=None if rate is None else float(rate[1]),
-        lanes=None if rate is None or rate[2] is None else int(rate[2]),
-        card="", kind="", firmware="",
-    )  # fmt: skip
+    return ports
 
 
 PARSERS: dict[tuple[str, ...], Callable[[str], list[Port]]] = {
@@ -423,11 +410,8 @@ def check_gid(host: Host) -> Iterator[Outcome]:
     for name, types in tables.items():
         usable = [number for number, kind in sorted(types.items()) if "v2" in kind]
         if not usable:
-            outcomes.append(
-                error(
-                    "the port has no address of RoCE v2", "give its interface an address", part=name
-                )
-            )
+            text = "the port has no address of RoCE v2"
+            outcomes.append(error(text, "give its interface an address", part=name))
         elif index.isdigit() and int(index) not in usable:
             text = f"NCCL_IB_GID_INDEX={index} is no address of RoCE v2"
             remedy = f"unset it, or set it to {usable[-1]}"
@@ -501,26 +485,19 @@ def check_affinity(host: Host) -> Iterator[Outcome]:
             continue
         text = f"its nearest RDMA adapter is {distance} away"
         text += "" if distance == best else f", and {best} for other GPUs"
-        outcomes.append(
-            warning(
-                text,
-                "move an adapter to the GPU's PCIe switch or socket, or leave"
-                " this GPU out of jobs of several hosts",
-                part=f"GPU {gpu}",
-            )
+        remedy = (
+            "move an adapter to the GPU's PCIe switch or socket, or leave this GPU out of jobs of"
+            " several hosts"
         )
+        outcomes.append(warning(text, remedy, part=f"GPU {gpu}"))
     text = f"each of {format_count(len(nearest), 'GPU')} has an RDMA adapter at {best}"
     yield from outcomes or [healthy(text)]
 
 
 def read_distances(host: Host) -> dict[int, dict[str, str]]:
     """Return the distance of each RDMA adapter by GPU: GPU -> adapter -> one of `DISTANCES`."""
-    output = host.tool("nvidia-smi", "topo", "-m")
-    return parse_topology("" if output is None else output.text) or _bus_distances(host)
-
-
-def _bus_distances(host: Host) -> dict[int, dict[str, str]]:
-    """Return the distance of each RDMA adapter by GPU, from their places on the PCI bus."""
+    if listed := parse_topology(host.tool_text(("nvidia-smi", "topo", "-m"))):
+        return listed
     adapters = {path.name: path / "device" for path in host.glob(f"{CLASS}/*")}
     return {
         number: {name: _distance(host, gpu, link) for name, link in adapters.items()}
