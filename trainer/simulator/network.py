@@ -43,18 +43,16 @@ class Links:
         self._faults = faults
         self._slow_hosts = slow_hosts
         self._rings: dict[Axis, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
-        self._pairs: dict[tuple[int, int, int], NDArray[np.float64]] = {}
+        self._pairs: dict[tuple[int, int], NDArray[np.float64]] = {}
         self._experts: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
 
     def p2p_ns(self, src: int, dst: int) -> NDArray[np.float64]:
         """Return the transfer time of an activation between two stages, shape (dp, cp, tp)."""
-        num_bytes = self._scenario.activation_bytes
-        key = (src, dst, num_bytes)
-        if key not in self._pairs:
+        if (src, dst) not in self._pairs:
             grid = self._placement.rank
             latency_ns, ns_per_byte = self._between(grid[src], grid[dst])
-            self._pairs[key] = latency_ns + num_bytes * ns_per_byte
-        return self._pairs[key]
+            self._pairs[src, dst] = latency_ns + self._scenario.activation_bytes * ns_per_byte
+        return self._pairs[src, dst]
 
     def collective_ns(self, axis: Axis, *, num_bytes: int, passes: int) -> NDArray[np.float64]:
         """Return the time of a collective in each group, in the shape of the grid with size-1 axes.

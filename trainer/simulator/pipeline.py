@@ -16,7 +16,7 @@ from rankscope.tracer.span import SpanFlag, SpanKind
 from ..faults.spec import HANG_CAUSES, FaultCause
 from .chance import Purpose, stream
 from .cluster import NS_PER_MS
-from .placement import KIND_OF_AXIS, Axis
+from .placement import Axis
 from .recorder import NEVER, ON_DEVICE, ON_HOST, SpanTemplate
 from .scenario import Sends, TpDetail
 from .schedule import Schedule, receiver_of, sender_of
@@ -176,7 +176,12 @@ class Pipeline:
         )
         now = begin if stall is None else begin + stall
         if slot.is_forward and slot.chunk == slot.microbatch == 0:
-            now = self._recompile(stage, now)
+            compilation = SpanTemplate(
+                kind=SpanKind.HOST, name="recompile", track=MAIN, flags=ON_HOST, depth=1
+            )
+            after = now + state.effects.recompile_ns[stage]
+            state.record_lost(stage, compilation, now, after)
+            now = after
         if slot.is_weight:
             end = now + self._loaded(slot, own)
             pieces = [Piece(0.0, 1.0, now, end)]
@@ -252,12 +257,10 @@ class Pipeline:
     def _sync(self, slot: Slot, sync: Sync, start: Times) -> Times:
         """Run one collective inside a compute span and return its end on each member."""
         state = self._state
-        template = SpanTemplate(
-            kind=KIND_OF_AXIS[sync.axis],
-            name=sync.name,
-            track=TRACKS[sync.axis],
-            axis=sync.axis,
-            seq=state.seqs.next_of_group(sync.axis, slot.stage),
+        template = state.collective_template(
+            sync.axis,
+            slot.stage,
+            sync.name,
             microbatch=slot.microbatch,
             chunk=slot.chunk,
             num_bytes=sync.num_bytes,
@@ -289,27 +292,13 @@ class Pipeline:
             hit = rng.random(state.shape) < fault.probability
             pause = fault.extra_ns * np.exp(PAUSE_JITTER * rng.standard_normal(state.shape))
             after = ready + np.where(hit, pause, 0).astype(np.int64)
-            if hit.any() and fault.has_spans:
+            if fault.has_spans:
                 template = SpanTemplate(
                     kind=SpanKind.GC, name="gc generation 2", track=MAIN, flags=ON_HOST
                 )
-                rank = state.cluster.placement.rank[stage][hit]
-                state.recorder.add_some(template, rank, ready[hit], after[hit])
+                state.record_lost(stage, template, ready, after)
             ready = after
         return ready
-
-    def _recompile(self, stage: int, now: Times) -> Times:
-        """Recompile before the compute of a forward."""
-        state = self._state
-        after: Times = now + state.effects.recompile_ns[stage]
-        hit = after > now
-        if hit.any():
-            template = SpanTemplate(
-                kind=SpanKind.HOST, name="recompile", track=MAIN, flags=ON_HOST, depth=1
-            )
-            rank = state.cluster.placement.rank[stage][hit]
-            state.recorder.add_some(template, rank, now[hit], after[hit])
-        return after
 
     def _stop(self, slot: Slot, ready: Times) -> tuple[Times, Times | None]:
         """Stop the rank of a crash or hang.
@@ -320,7 +309,9 @@ class Pipeline:
         """
         state = self._state
         ending = state.effects.ending
-        if ending is None or not self._is_stopping_place(slot):
+        middle = state.scenario.num_microbatches // 2
+        is_here = slot.is_forward and slot.chunk == 0 and slot.microbatch == middle
+        if ending is None or not is_here:
             return ready, None
         here = state.cluster.placement.rank[slot.stage] == ending.ranks[0]
         if not here.any():
@@ -330,26 +321,13 @@ class Pipeline:
         if ending.cause in HANG_CAUSES:
             self.stopped_at = at
             if ending.cause is FaultCause.MISMATCH:
-                self._call_alone(ending.ranks[0], at)
+                # A collective of the whole job that one rank calls, and that never ends.
+                template = state.collective_template(Axis.WORLD, 0, "barrier")
+                rank = np.array(ending.ranks[:1], dtype=np.int32)
+                state.recorder.add_some(template, rank, np.array([at]), np.array([NEVER]))
             return ready + stall, None
         self.stopped_at = at + round(state.scenario.forward_ms * NS_PER_MS / 2)
         return ready, stall
-
-    def _call_alone(self, rank: int, at: int) -> None:
-        """Record a collective of the whole job that one rank calls, and that never ends."""
-        template = SpanTemplate(
-            kind=SpanKind.OTHER,
-            name="barrier",
-            track=TRACKS[Axis.WORLD],
-            axis=Axis.WORLD,
-            seq=self._state.seqs.next_of_group(Axis.WORLD, 0),
-        )
-        ranks, start, end = np.array([rank], dtype=np.int32), np.array([at]), np.array([NEVER])
-        self._state.recorder.add_some(template, ranks, start, end)
-
-    def _is_stopping_place(self, slot: Slot) -> bool:
-        middle = self._state.scenario.num_microbatches // 2
-        return slot.is_forward and slot.chunk == 0 and slot.microbatch == middle
 
 
 def _received(template: SpanTemplate, receiver: Slot) -> SpanTemplate:

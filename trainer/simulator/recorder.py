@@ -7,7 +7,7 @@ arrays of times stand for one span on each of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -114,6 +114,16 @@ COLUMN_NAMES = tuple(
 )
 
 
+PLACE_COLUMNS = ("axis", "src_stage", "dst_stage")
+"""Fields of a template that mean another value on each rank."""
+
+TEMPLATE_TYPES: dict[str, type[np.integer[Any]]] = {
+    "kind": np.int32, "name": np.int32, "track": np.int32, "seq": np.int64, "microbatch": np.int32,
+    "chunk": np.int32, "num_bytes": np.int64, "interval": np.int64, "flags": np.uint16,
+    "depth": np.int16, **dict.fromkeys(PLACE_COLUMNS, np.int32),
+}  # fmt: skip
+
+
 class Recorder:
     """Records the blocks of one step."""
 
@@ -180,12 +190,14 @@ class Recorder:
         grid = self._placement.rank
         rank = grid[stage].ravel()
         by_rank = np.argsort(rank, kind="stable")
-        start = np.stack([block.start.ravel() for block in blocks], axis=1)[by_rank]
-        end = np.stack([block.end.ravel() for block in blocks], axis=1)[by_rank]
-        launch = np.stack([block.launch.ravel() for block in blocks], axis=1)[by_rank]
+        start, end, launch = (
+            np.stack([getattr(block, name).ravel() for block in blocks], axis=1)[by_rank]
+            for name in ("start", "end", "launch")
+        )
         order = np.argsort(start, axis=1, kind="stable")
         row = np.arange(len(rank))[:, None]
-        template = _TemplateTable.of([block.template for block in blocks], *self._texts())
+        columns = self._template_columns([block.template for block in blocks])
+        axis, src, dst = (columns.pop(name)[order] for name in PLACE_COLUMNS)
         group_of_axis = self._groups.ids[:, stage].reshape(len(Axis), -1)[:, by_rank]
         no_rank = np.full((1, len(rank)), NONE, dtype=np.int32)
         rank_of_stage = np.concatenate((grid.reshape(len(grid), -1)[:, by_rank], no_rank))
@@ -194,34 +206,20 @@ class Recorder:
             start=start[row, order].ravel(),
             end=end[row, order].ravel(),
             launch=launch[row, order].ravel(),
-            group_id=group_of_axis[template.axis[order], row].ravel(),
-            src_rank=rank_of_stage[template.src_stage[order], row].ravel(),
-            dst_rank=rank_of_stage[template.dst_stage[order], row].ravel(),
-            kind=template.kind[order].ravel(),
-            name=template.name[order].ravel(),
-            track=template.track[order].ravel(),
-            seq=template.seq[order].ravel(),
-            microbatch=template.microbatch[order].ravel(),
-            chunk=template.chunk[order].ravel(),
-            num_bytes=template.num_bytes[order].ravel(),
-            interval=template.interval[order].ravel(),
-            flags=template.flags[order].ravel(),
-            depth=template.depth[order].ravel(),
+            group_id=group_of_axis[axis, row].ravel(),
+            src_rank=rank_of_stage[src, row].ravel(),
+            dst_rank=rank_of_stage[dst, row].ravel(),
+            **{name: values[order].ravel() for name, values in columns.items()},
             names=(),
             tracks=(),
         )
 
     def _sparse(self, some: _Some) -> SpanColumns:
         num = len(some.rank)
-        template = _TemplateTable.of([some.template], *self._texts())
+        columns = self._template_columns([some.template])
         none = np.full(num, NONE, dtype=np.int32)
         by_rank = np.argsort(self._placement.rank, axis=None)
         place = by_rank[some.rank]
-        alike = {
-            name: np.repeat(getattr(template, name), num)
-            for name in ("kind", "name", "track", "seq", "microbatch", "chunk", "num_bytes",
-                         "interval", "flags", "depth")
-        }  # fmt: skip
         return SpanColumns(
             rank=some.rank,
             start=some.start,
@@ -230,48 +228,27 @@ class Recorder:
             group_id=self._groups.ids[some.template.axis].ravel()[place],
             src_rank=none,
             dst_rank=none,
+            **{
+                name: np.repeat(values, num)
+                for name, values in columns.items()
+                if name not in PLACE_COLUMNS
+            },
             names=(),
             tracks=(),
-            **alike,
         )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TemplateTable:
-    """Labels as columns, one element a block."""
-
-    kind: NDArray[np.int32]
-    name: NDArray[np.int32]
-    track: NDArray[np.int32]
-    axis: NDArray[np.int32]
-    seq: NDArray[np.int64]
-    src_stage: NDArray[np.int32]
-    dst_stage: NDArray[np.int32]
-    microbatch: NDArray[np.int32]
-    chunk: NDArray[np.int32]
-    num_bytes: NDArray[np.int64]
-    interval: NDArray[np.int64]
-    flags: NDArray[np.uint16]
-    depth: NDArray[np.int16]
-
-    @classmethod
-    def of(
-        cls, templates: Sequence[SpanTemplate], names: tuple[str, ...], tracks: tuple[str, ...]
-    ) -> _TemplateTable:
-        name_at = {name: at for at, name in enumerate(names)}
-        track_at = {track: at for at, track in enumerate(tracks)}
-        return cls(
-            kind=np.array([KIND_CODES[template.kind] for template in templates], dtype=np.int32),
-            name=np.array([name_at[template.name] for template in templates], dtype=np.int32),
-            track=np.array([track_at[template.track] for template in templates], dtype=np.int32),
-            axis=np.array([template.axis for template in templates], dtype=np.int32),
-            seq=np.array([template.seq for template in templates], dtype=np.int64),
-            src_stage=np.array([template.src_stage for template in templates], dtype=np.int32),
-            dst_stage=np.array([template.dst_stage for template in templates], dtype=np.int32),
-            microbatch=np.array([template.microbatch for template in templates], dtype=np.int32),
-            chunk=np.array([template.chunk for template in templates], dtype=np.int32),
-            num_bytes=np.array([template.num_bytes for template in templates], dtype=np.int64),
-            interval=np.array([template.interval for template in templates], dtype=np.int64),
-            flags=np.array([int(template.flags) for template in templates], dtype=np.uint16),
-            depth=np.array([template.depth for template in templates], dtype=np.int16),
-        )
+    def _template_columns(self, templates: Sequence[SpanTemplate]) -> dict[str, NDArray[Any]]:
+        """Return one element for each template, by its field."""
+        names, tracks = self._texts()
+        codes = {
+            "kind": KIND_CODES,
+            "name": {name: at for at, name in enumerate(names)},
+            "track": {track: at for at, track in enumerate(tracks)},
+        }
+        columns = {}
+        for name, dtype in TEMPLATE_TYPES.items():
+            values = [getattr(template, name) for template in templates]
+            if name in codes:
+                values = [codes[name][value] for value in values]
+            columns[name] = np.array(values, dtype=dtype)
+        return columns

@@ -12,6 +12,7 @@ Source:
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -250,63 +251,34 @@ def v_slots(stage: int, *, pp: int, num_microbatches: int) -> list[Slot]:
     are removed.
     """
     num = max(2 * pp - 1, num_microbatches)
-    work = _Counter(stage)
+    slots: list[Slot] = []
+    counts: Counter[str] = Counter()
+
+    def run(*parts: str) -> None:
+        """Add the next forward (F), backward (B) or weights' gradients (W) of chunk 0 or 1."""
+        for part in parts:
+            kind, chunk = part
+            slots.append(Slot(stage, kind == "F", counts[part], int(chunk), kind == "W"))
+            counts[part] += 1
+
     for _ in range(2 * (pp - stage) - 1):
-        work.forward(0)
+        run("F0")
     for _ in range(stage):
-        work.forward(1)
-        work.forward(0)
+        run("F1", "F0")
     for _ in range(pp - stage):
-        work.forward(1)
-        work.backward(1)
-        work.weights(1)
-    while work.num_forwards[1] < num:
-        if work.num_forwards[0] < num:
-            work.forward(0)
-        work.backward(0)
-        work.weights(0)
-        work.forward(1)
-        work.backward(1)
-        work.weights(1)
+        run("F1", "B1", "W1")
+    while counts["F1"] < num:
+        if counts["F0"] < num:
+            run("F0")
+        run("B0", "W0", "F1", "B1", "W1")
     for _ in range(stage):
-        work.backward(0)
-        work.backward(1)
+        run("B0", "B1")
     for _ in range(pp - stage):
-        work.backward(0)
-        work.weights(0)
-    for chunk in (1, 0):
-        while work.num_weights[chunk] < num:
-            work.weights(chunk)
-    return [slot for slot in work.slots if slot.microbatch < num_microbatches]
-
-
-class _Counter:
-    """Counts the forwards and backwards of each chunk, and numbers them by micro-batch."""
-
-    def __init__(self, stage: int) -> None:
-        self._stage = stage
-        self.slots: list[Slot] = []
-        self.num_forwards = [0] * V_CHUNKS
-        self.num_backwards = [0] * V_CHUNKS
-        self.num_weights = [0] * V_CHUNKS
-
-    def forward(self, chunk: int) -> None:
-        self._add(self._slot(self.num_forwards[chunk], chunk, is_forward=True))
-        self.num_forwards[chunk] += 1
-
-    def backward(self, chunk: int) -> None:
-        self._add(self._slot(self.num_backwards[chunk], chunk, is_forward=False))
-        self.num_backwards[chunk] += 1
-
-    def weights(self, chunk: int) -> None:
-        self._add(_weights(self._slot(self.num_weights[chunk], chunk, is_forward=False)))
-        self.num_weights[chunk] += 1
-
-    def _slot(self, microbatch: int, chunk: int, *, is_forward: bool) -> Slot:
-        return Slot(self._stage, is_forward, microbatch, chunk)
-
-    def _add(self, slot: Slot) -> None:
-        self.slots.append(slot)
+        run("B0", "W0")
+    for part in ("W1", "W0"):
+        while counts[part] < num:
+            run(part)
+    return [slot for slot in slots if slot.microbatch < num_microbatches]
 
 
 def _weights(slot: Slot) -> Slot:

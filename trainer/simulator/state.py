@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rankscope.tracer.span import SpanKind
 
 from .chance import ItemNoise, Purpose, stream
-from .placement import Axis
+from .placement import KIND_OF_AXIS, Axis
 from .recorder import Recorder, SpanTemplate
 
 if TYPE_CHECKING:
@@ -107,7 +107,9 @@ class StepState:
         replaced, never changed."""
 
         self.shape = start.shape[1:]
-        self.scale = cluster.bias * effects.compute_factor * self._drift()
+        turn = 2 * np.pi * step / max(1, self.scenario.noise.drift_period_steps)
+        drift = float(1 + self.scenario.noise.drift_ratio * np.sin(turn))
+        self.scale = cluster.bias * effects.compute_factor * drift
         """Shape (pp, dp, cp, tp): factor on the duration of compute."""
 
     def ready(self, stage: int) -> Times:
@@ -148,6 +150,30 @@ class StepState:
         self.recorder.add(stage, template, start, end)
         self.recorder.add(stage, wait_template(template), start, end)
 
+    def collective_template(
+        self,
+        axis: Axis,
+        stage: int,
+        name: str,
+        **more: Any,  # noqa: ANN401  # fields
+    ) -> SpanTemplate:
+        """Return the template of the next collective of a stage's groups on an axis."""
+        return SpanTemplate(
+            kind=KIND_OF_AXIS[axis],
+            name=name,
+            track=TRACKS[axis],
+            axis=axis,
+            seq=self.seqs.next_of_group(axis, stage),
+            **more,
+        )
+
+    def record_lost(self, stage: int, template: SpanTemplate, begin: Times, end: Times) -> None:
+        """Record a span on those ranks of a stage on which it has a duration."""
+        hit = end > begin
+        if hit.any():
+            rank = self.cluster.placement.rank[stage][hit]
+            self.recorder.add_some(template, rank, begin[hit], end[hit])
+
     def wait(self, stage: int, bucket: Bucket, start: Times) -> Times:
         """Record the wait for a bucket and return its end."""
         end: Times = np.maximum(start, bucket.end)
@@ -157,11 +183,6 @@ class StepState:
     def filled(self, value: float) -> NDArray[np.float64]:
         """Return an array with the same value for all ranks of a stage."""
         return np.full(self.shape, value)
-
-    def _drift(self) -> float:
-        noise = self.scenario.noise
-        turn = 2 * np.pi * self.step / max(1, noise.drift_period_steps)
-        return float(1 + noise.drift_ratio * np.sin(turn))
 
 
 def wait_template(template: SpanTemplate) -> SpanTemplate:

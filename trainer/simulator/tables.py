@@ -96,7 +96,7 @@ def span_table(spans: SpanColumns, name: RowName) -> pa.Table:
             "launch_ns": number_column(spans.launch),
             "num_bytes": number_column(spans.num_bytes),
             "interval_id": number_column(spans.interval),
-            "parent_row": null_column(num_rows),
+            "parent_row": pa.nulls(num_rows, pa.uint32()),
             "flags": number_column(spans.flags),
             "depth": number_column(spans.depth),
             **name.row_columns(num_rows),
@@ -231,13 +231,6 @@ def number_column(values: NDArray[Any], dtype: Any = None) -> Column:  # noqa: A
     return pa.Array.from_buffers(
         ARROW_TYPES[held.dtype.name], len(held), [None, pa.py_buffer(held.data)]
     )
-
-
-def null_column(num_rows: int) -> Column:
-    """Return a column of null row numbers."""
-    bits, values = np.zeros(-(-num_rows // 8), dtype=np.uint8), np.zeros(num_rows, dtype=np.uint32)
-    buffers: list[pa.Buffer | None] = [pa.py_buffer(bits.data), pa.py_buffer(values.data)]
-    return pa.Array.from_buffers(pa.uint32(), num_rows, buffers)
 
 
 def text_column(texts: Sequence[str]) -> Column:

@@ -11,7 +11,7 @@ from rankscope.tracer.span import SpanFlag, SpanKind
 from .cluster import NS_PER_MS
 from .placement import Axis
 from .recorder import ON_DEVICE, ON_HOST, SpanTemplate
-from .state import MAIN, TRACKS, Bucket, time_at
+from .state import MAIN, Bucket, time_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,12 +45,10 @@ class Update:
         num_bytes = state.scenario.gradient_bytes // (num * state.scenario.vpp)
         mean_ns = state.collective_ns(stage, Axis.DP, num_bytes=num_bytes, passes=1)
         for number in range(num):
-            template = SpanTemplate(
-                kind=SpanKind.DP_COMM,
-                name="reduce_scatter_tensor",
-                track=TRACKS[Axis.DP],
-                axis=Axis.DP,
-                seq=state.seqs.next_of_group(Axis.DP, stage),
+            template = state.collective_template(
+                Axis.DP,
+                stage,
+                "reduce_scatter_tensor",
                 chunk=slot.chunk,
                 num_bytes=num_bytes,
                 flags=ON_DEVICE | SpanFlag.ASYNC,
@@ -82,7 +80,10 @@ class Update:
             state.now[stage] = end
             if not state.scenario.prefetch:
                 self._data_parallel(stage, "all_gather_into_tensor")
-            self._evaluate(stage)
+            evaluation = SpanTemplate(kind=SpanKind.FORWARD, name="evaluation", track=MAIN)
+            begin, end = state.now[stage], state.now[stage] + state.effects.evaluation_ns[stage]
+            state.record_lost(stage, evaluation, begin, end)
+            state.now[stage] = end
             self._checkpoint(stage)
 
     def _data_parallel(self, stage: int, name: str) -> None:
@@ -91,14 +92,7 @@ class Update:
         if not self._shares_gradients:
             return
         num_bytes = state.scenario.gradient_bytes
-        template = SpanTemplate(
-            kind=SpanKind.DP_COMM,
-            name=name,
-            track=TRACKS[Axis.DP],
-            axis=Axis.DP,
-            seq=state.seqs.next_of_group(Axis.DP, stage),
-            num_bytes=num_bytes,
-        )
+        template = state.collective_template(Axis.DP, stage, name, num_bytes=num_bytes)
         mean_ns = state.collective_ns(stage, Axis.DP, num_bytes=num_bytes, passes=1)
         start = state.now[stage]
         end = state.collective_end(Axis.DP, start, mean_ns)
@@ -110,14 +104,7 @@ class Update:
         state = self._state
         if state.scenario.world_size == 1:
             return
-        template = SpanTemplate(
-            kind=SpanKind.OTHER,
-            name="all_reduce",
-            track=TRACKS[Axis.WORLD],
-            axis=Axis.WORLD,
-            seq=state.seqs.next_of_group(Axis.WORLD, 0),
-            num_bytes=GRAD_NORM_BYTES,
-        )
+        template = state.collective_template(Axis.WORLD, 0, "all_reduce", num_bytes=GRAD_NORM_BYTES)
         mean_ns = state.effects.links.collective_ns(Axis.WORLD, num_bytes=GRAD_NORM_BYTES, passes=2)
         arrival = max(int(now.max()) for now in state.now)
         left = arrival + int(state.noise.transfer_ns(mean_ns).max())
@@ -125,17 +112,6 @@ class Update:
             end = left + state.noise.end_ns(state.shape)
             state.blocked(stage, template, start, end)
             state.now[stage] = end
-
-    def _evaluate(self, stage: int) -> None:
-        state = self._state
-        begin = state.now[stage]
-        end = begin + state.effects.evaluation_ns[stage]
-        hit = end > begin
-        if hit.any():
-            template = SpanTemplate(kind=SpanKind.FORWARD, name="evaluation", track=MAIN)
-            rank = state.cluster.placement.rank[stage][hit]
-            state.recorder.add_some(template, rank, begin[hit], end[hit])
-        state.now[stage] = end
 
     def _checkpoint(self, stage: int) -> None:
         state = self._state
@@ -171,12 +147,10 @@ class Gathers:
         free = launch = state.now[stage]
         for chunk in range(scenario.vpp):
             for _ in range(num):
-                template = SpanTemplate(
-                    kind=SpanKind.DP_COMM,
-                    name="all_gather_into_tensor",
-                    track=TRACKS[Axis.DP],
-                    axis=Axis.DP,
-                    seq=state.seqs.next_of_group(Axis.DP, stage),
+                template = state.collective_template(
+                    Axis.DP,
+                    stage,
+                    "all_gather_into_tensor",
                     chunk=chunk,
                     num_bytes=num_bytes,
                     flags=ON_DEVICE | SpanFlag.ASYNC,
