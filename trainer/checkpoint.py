@@ -9,12 +9,11 @@ Tensors are stored under their names in the whole model, so another layout can l
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
 import warnings
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
@@ -26,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from .config import coords_of
+from .parallel import broadcast_plain
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .loop import RankState
-
-T = TypeVar("T")
 
 NUM_KEPT = 2
 """Complete checkpoints that are kept."""
@@ -220,19 +218,6 @@ def weight_of(name: str) -> str:
     if not name.startswith(OPTIMIZER):
         return name
     return name.removeprefix(OPTIMIZER).rpartition(".")[0]
-
-
-def broadcast_plain(value: T, *, src: int, group: dist.ProcessGroup | None) -> T:
-    """Return the value of rank ``src``, which must be plain JSON, on all ranks of a group.
-
-    A tuple becomes a list.
-    """
-    sent = torch.tensor(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    size = torch.tensor(len(sent))
-    dist.broadcast(size, src=src, group=group)
-    text = sent if dist.get_rank() == src else torch.empty(int(size), dtype=torch.uint8)
-    dist.broadcast(text, src=src, group=group)
-    return cast("T", json.loads(bytes(text.tolist())))
 
 
 def copy_shard(target: torch.Tensor, whole: torch.Tensor) -> None:

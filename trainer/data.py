@@ -76,7 +76,8 @@ class Loader:
                 coords.cp, num_ranks=config.layout.cp, seq_length=config.model.seq_length
             )
         )
-        self._successors = _draw_successors(config)
+        size, generator = config.model.vocab_size, _generator(config, "successors")
+        self._successors = torch.randint(size, (size, NUM_SUCCESSORS), generator=generator)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="loader")
         self._prepared: tuple[int, Future[torch.Tensor]] | None = None
         self.position = 0
@@ -161,11 +162,6 @@ def read_samples(
     for choice in choices_by_place:
         tokens.append(successors[tokens[-1], choice])
     return torch.stack(tokens, dim=1)
-
-
-def _draw_successors(config: TrainerConfig) -> torch.Tensor:
-    size = config.model.vocab_size
-    return torch.randint(size, (size, NUM_SUCCESSORS), generator=_generator(config, "successors"))
 
 
 def _generator(config: TrainerConfig, what: str) -> torch.Generator:

@@ -229,7 +229,7 @@ def _attach_timer(
     if config.pace_ms is not None:
         timer = PacedSegments(pace_ns=round(config.pace_ms * 1e6), clock=clock)
     else:
-        timer = StretchedSegments(clock=clock)
+        timer = StretchedSegments(clock)
         if not any(
             fault.cause in COMPUTE_CAUSES and rank in fault.culprits(config.layout)
             for fault in config.faults

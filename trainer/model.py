@@ -54,7 +54,6 @@ class Exchange(Protocol):
             counts: int64, shape ``(experts,)``: rows of each expert.
             experts: Those of this rank.
         """
-        ...
 
 
 def normalize(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -45,11 +45,9 @@ class PaceClock(Protocol):
 
     def now_ns(self) -> int:
         """Return the current time."""
-        ...
 
     def sleep_ns(self, duration_ns: int) -> None:
         """Sleep for at least ``duration_ns``."""
-        ...
 
 
 class MonotonicPaceClock:
@@ -78,15 +76,12 @@ class SegmentTimer(Protocol):
 
     def begin(self) -> None:
         """Begin a segment. One that began before and has not ended is discarded."""
-        ...
 
     def reach(self, paces: float) -> None:
         """Return after a part of the segment's time; at once if not paced."""
-        ...
 
     def exclude(self, wait: Callable[[], object]) -> None:
         """Wait for communication inside of a segment, without counting the time."""
-        ...
 
     def end(self, paces: float) -> None:
         """End the segment, and return after its full time.
@@ -97,11 +92,9 @@ class SegmentTimer(Protocol):
         Raises:
             SegmentOrderError: No segment has begun.
         """
-        ...
 
     def reset_counts(self) -> None:
         """Reset the counts, after the warm-up."""
-        ...
 
 
 class _CountedSegments:
@@ -176,9 +169,6 @@ class StretchedSegments(_CountedSegments):
 
     There is no target, so there are no overruns.
     """
-
-    def __init__(self, *, clock: PaceClock) -> None:
-        super().__init__(clock)
 
     def end(self, paces: float) -> None:
         """Keep the core busy for ``(slowdown - 1)`` times the duration of the segment."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, TypeVar, cast, overload
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from .overlap import EarlyReduction
 
 
+T = TypeVar("T")
+
+
 def pick_device() -> torch.device:
     """Return this rank's CUDA device, or the CPU with one thread if there is none.
 
@@ -51,28 +55,35 @@ def pick_device() -> torch.device:
 
 def join_job(device: torch.device) -> None:
     """Join the process group: NCCL on CUDA, else gloo. Without torchrun it has one rank."""
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    device_id = device if device.type == "cuda" else None
+    store: dist.Store = torch._C._distributed_c10d.HashStore()
+    rank, world_size = 0, 1
     if "WORLD_SIZE" in os.environ:
         # torchrun restarts its ranks with the store of those before (torch 2.13), which has their
         # addresses.
-        store, rank, world_size = next(iter(rendezvous("env://")))
+        shared, rank, world_size = next(iter(rendezvous("env://")))
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        dist.init_process_group(
-            backend,
-            store=torch._C._distributed_c10d.PrefixStore(f"attempt-{attempt}", store),
-            rank=rank,
-            world_size=world_size,
-            device_id=device_id,
-        )
-    else:
-        dist.init_process_group(
-            backend,
-            store=torch._C._distributed_c10d.HashStore(),
-            rank=0,
-            world_size=1,
-            device_id=device_id,
-        )
+        store = torch._C._distributed_c10d.PrefixStore(f"attempt-{attempt}", shared)
+    is_cuda = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if is_cuda else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        device_id=device if is_cuda else None,
+    )
+
+
+def broadcast_plain(value: T, *, src: int, group: dist.ProcessGroup | None) -> T:
+    """Return the value of rank ``src``, which must be plain JSON, on all ranks of a group.
+
+    A tuple becomes a list.
+    """
+    sent = torch.tensor(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    size = torch.tensor(len(sent))
+    dist.broadcast(size, src=src, group=group)
+    text = sent if dist.get_rank() == src else torch.empty(int(size), dtype=torch.uint8)
+    dist.broadcast(text, src=src, group=group)
+    return cast("T", json.loads(bytes(text.tolist())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

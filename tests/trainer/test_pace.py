@@ -139,7 +139,7 @@ def test_an_end_without_a_begin_is_an_error() -> None:
 
 def test_without_pace_a_fault_stretches_a_segment_by_busy_waiting() -> None:
     clock = FakeClock(tick_ns=1)
-    timer = StretchedSegments(clock=clock)
+    timer = StretchedSegments(clock)
     timer.slowdown = 1.5
 
     duration_ns = run_segment(timer, clock, work_ms=10, paces=FORWARD_PACES)
@@ -152,6 +152,6 @@ def test_without_pace_a_fault_stretches_a_segment_by_busy_waiting() -> None:
 
 def test_without_pace_and_fault_a_segment_is_not_delayed() -> None:
     clock = FakeClock()
-    timer = StretchedSegments(clock=clock)
+    timer = StretchedSegments(clock)
 
     assert run_segment(timer, clock, work_ms=10, paces=BACKWARD_PACES) == 10 * MS

@@ -9,16 +9,15 @@ be larger than that.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 import torch.distributed as dist
 
 from ..errors import LinkError
+from ..parallel import broadcast_plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +39,10 @@ class Links:
 
     def __init__(self) -> None:
         mine = _connections()
-        by_ends = {ends: rank for rank, own in enumerate(_gather(list(mine))) for ends in own}
+        by_ends: dict[Ends, int] = {}
+        for rank in range(dist.get_world_size()):
+            for here, there in broadcast_plain(list(mine), src=rank, group=None):
+                by_ends[(here[0], here[1]), (there[0], there[1])] = rank
         self._fds: dict[int, list[int]] = {}
         for (here, there), fd in mine.items():
             peer = by_ends.get((there, here))
@@ -72,26 +74,6 @@ class Links:
                         f"the speed of a link cannot be set on this system ({problem}):"
                         " slow-link needs Linux"
                     ) from problem
-
-
-def _gather(own: list[Ends]) -> list[list[Ends]]:
-    """Return the connections of all ranks, by rank."""
-    # As JSON: torch's functions for objects unpickle what other ranks send.
-    data = bytearray(json.dumps(own).encode())
-    sizes = [int(size) for size in _all_gather(torch.tensor([len(data)]))]
-    padded = torch.zeros(max(sizes), dtype=torch.uint8)
-    padded[: len(data)] = torch.frombuffer(data, dtype=torch.uint8)
-    texts = zip(_all_gather(padded), sizes, strict=True)
-    return [
-        [((here[0], here[1]), (there[0], there[1])) for here, there in json.loads(text)]
-        for text in (tensor[:size].numpy().tobytes() for tensor, size in texts)
-    ]
-
-
-def _all_gather(own: torch.Tensor) -> list[torch.Tensor]:
-    tensors = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(tensors, own)
-    return tensors
 
 
 def _connections() -> dict[Ends, int]:

@@ -21,7 +21,6 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from rankscope.tracer.span import NS_PER_S
 
@@ -29,10 +28,10 @@ from ..config import coords_of
 from ..data import compute_factor, draw_documents
 from ..errors import CrashFaultError
 from ..model import pack
-from .extra_work import Evaluator, Recompiler
-from .hogs import CPU_PROGRAM, MEMORY_PROGRAM, Hogs
+from ..parallel import local_part
+from .extra_work import CPU_PROGRAM, MEMORY_PROGRAM, Evaluator, Hogs, Recompiler
 from .links import Links
-from .spec import ENDING_CAUSES, CrashKind, FaultCause, slowdown_of
+from .spec import ENDING_CAUSES, SKEW_PERIOD_STEPS, CrashKind, FaultCause, slowdown_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -42,9 +41,6 @@ if TYPE_CHECKING:
     from .spec import Fault
 
 HOG_PROGRAMS = {FaultCause.CPU_HOG: CPU_PROGRAM, FaultCause.MEMORY_HOG: MEMORY_PROGRAM}
-
-SKEW_PERIOD_STEPS = 8.0
-"""Steps after which the same member of a skewed group is latest again, as in the simulator."""
 
 
 class RankFaults:
@@ -388,9 +384,9 @@ def save_checkpoint(
         has_span: Whether to write by `torch.save`, for which the tracer records a span; else as
             plain bytes, and the pause is a gap in the trace.
     """
-    shards = [_local(value) for value in stage.state_dict().values()]
+    shards = [local_part(value.detach()) for value in stage.state_dict().values()]
     for state in optimizer.state.values():
-        shards += [_local(value) for value in state.values()]
+        shards += [local_part(value.detach()) for value in state.values()]
     with path.open("wb") as file:
         slow: Any = SlowFile(file, delay_ns)
         if has_span:
@@ -400,8 +396,3 @@ def save_checkpoint(
                 slow.write(shard.cpu().numpy().tobytes())
         file.flush()
         os.fsync(file.fileno())
-
-
-def _local(value: torch.Tensor) -> torch.Tensor:
-    value = value.detach()
-    return value.to_local() if isinstance(value, DTensor) else value

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..config import coords_of, ranks_of_stage
@@ -96,6 +97,9 @@ HANG_CAUSES = frozenset({FaultCause.HANG, FaultCause.MISMATCH})
 
 ENDING_CAUSES = frozenset({FaultCause.CRASH, *HANG_CAUSES})
 """Causes after which the job trains no more."""
+
+SKEW_PERIOD_STEPS = 8.0
+"""Steps after which the same member of a skewed group is latest again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -476,10 +480,6 @@ def _read_number(key: str, text: str, *, least: int = 0) -> int:
     return int(text)
 
 
-def _read_count(key: str, text: str) -> int:
-    return _read_number(key, text, least=1)
-
-
 def _read_ranks(key: str, text: str) -> tuple[int, ...]:
     ranks = sorted(_read_number(key, part) for part in text.split("+"))
     if len(set(ranks)) < len(ranks):
@@ -487,25 +487,19 @@ def _read_ranks(key: str, text: str) -> tuple[int, ...]:
     return tuple(ranks)
 
 
-def _read_factor(key: str, text: str) -> float:
-    factor = _float(text)
-    if not (math.isfinite(factor) and factor > 1):
-        raise ValueError(f"{key} must be a number above 1, got {text!r}")
-    return factor
+def _read_float(key: str, text: str, *, above: float = 0.0, most: float = math.inf) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (above < value <= most and math.isfinite(value)):
+        limit = f" and at most {most:g}" if math.isfinite(most) else ""
+        raise ValueError(f"{key} must be a number above {above:g}{limit}, got {text!r}")
+    return value
 
 
 def _read_ns(key: str, text: str) -> int:
-    milliseconds = _float(text)
-    if not (math.isfinite(milliseconds) and milliseconds > 0):
-        raise ValueError(f"{key} must be a number above 0, got {text!r}")
-    return round(milliseconds * 1e6)
-
-
-def _read_ratio(key: str, text: str) -> float:
-    ratio = _float(text)
-    if not 0 < ratio <= 1:
-        raise ValueError(f"{key} must be a number above 0 and at most 1, got {text!r}")
-    return ratio
+    return round(_read_float(key, text) * 1e6)
 
 
 def _read_steps(key: str, text: str) -> tuple[int, int]:
@@ -517,31 +511,10 @@ def _read_steps(key: str, text: str) -> tuple[int, int]:
     return first, last
 
 
-def _read_yes_no(key: str, text: str) -> bool:
-    if text not in ("yes", "no"):
-        raise ValueError(f"{key} must be one of yes, no, got {text!r}")
-    return text == "yes"
-
-
-def _read_reason(key: str, text: str) -> NetworkReason:
-    if text not in tuple(NetworkReason):
-        raise ValueError(f"{key} must be one of {', '.join(NetworkReason)}, got {text!r}")
-    return NetworkReason(text)
-
-
-def _read_crash_kind(_key: str, text: str) -> CrashKind:
-    return CrashKind(text)
-
-
-def _read_text(_key: str, text: str) -> str:
-    return text
-
-
-def _float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+def _read_choice(key: str, text: str, *, choices: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    if text not in choices:
+        raise ValueError(f"{key} must be one of {', '.join(choices)}, got {text!r}")
+    return choices[text]
 
 
 def _format(value: object) -> str:
@@ -566,6 +539,11 @@ class Key:
         return "" if value is None or value == () else self.write(value)
 
 
+_read_count = partial(_read_number, least=1)
+_read_ratio = partial(_read_float, most=1.0)
+_read_reason = partial(_read_choice, choices={str(reason): reason for reason in NetworkReason})
+_read_yes_no = partial(_read_choice, choices={"yes": True, "no": False})
+
 KEYS: dict[str, Key] = {
     "rank": Key("ranks", _read_ranks, lambda ranks: "+".join(map(str, ranks)), "RANK"),
     "host": Key("host", _read_number, placeholder="HOST"),
@@ -574,7 +552,7 @@ KEYS: dict[str, Key] = {
     "dst": Key("dst", _read_number, placeholder="RANK"),
     "stage": Key("stage", _read_number),
     "tp": Key("tp", _read_number),
-    "factor": Key("factor", _read_factor),
+    "factor": Key("factor", partial(_read_float, above=1.0)),
     "ms": Key("extra_ns", _read_ns, lambda extra_ns: f"{extra_ns / 1e6:g}"),
     "probability": Key("probability", _read_ratio, lambda ratio: f"{ratio:g}" if ratio else ""),
     "share": Key("share", _read_ratio),
@@ -583,9 +561,9 @@ KEYS: dict[str, Key] = {
     "ramp": Key("ramp", _read_count, lambda ramp: str(ramp or "")),
     "reason": Key("reason", _read_reason),
     "spans": Key("has_spans", _read_yes_no, lambda has_spans: "yes" if has_spans else "no"),
-    "variable": Key("variable", _read_text),
-    "value": Key("value", _read_text),
-    "kind": Key("crash_kind", _read_crash_kind),
+    "variable": Key("variable", lambda _, text: text),
+    "value": Key("value", lambda _, text: text),
+    "kind": Key("crash_kind", lambda _, text: CrashKind(text)),
     "step": Key("step", _read_number),
     "steps": Key("steps", _read_steps, lambda steps: f"{steps[0]}-{steps[1]}"),
 }

@@ -85,13 +85,7 @@ def manifest_of(cluster: Cluster, run_id: str, rank: int) -> dict[str, Any]:
         "boot_id": None,
         "started_ns": scenario.started_ns,
         "layout": scenario.layout.to_dict(),
-        "coords": {
-            "dp": int(at.dp[rank]),
-            "tp": int(at.tp[rank]),
-            "pp": int(at.stage[rank]),
-            "cp": int(at.cp[rank]),
-            "ep": int(at.dp[rank]) % scenario.ep,
-        },
+        "coords": coords_of(cluster, rank),
         "device": {
             "name": DEVICE_NAME,
             "uuid": None,
@@ -107,6 +101,13 @@ def manifest_of(cluster: Cluster, run_id: str, rank: int) -> dict[str, Any]:
         "versions": VERSIONS,
         "hosts": None,
     }
+
+
+def coords_of(cluster: Cluster, rank: int) -> dict[str, int]:
+    """Return the rank's position on each axis."""
+    at, dp = cluster.placement, int(cluster.placement.dp[rank])
+    of_rank = {"dp": dp, "tp": at.tp[rank], "pp": at.stage[rank], "cp": at.cp[rank]}
+    return {axis: int(place) for axis, place in of_rank.items()} | {"ep": dp % cluster.scenario.ep}
 
 
 def environment_of(cluster: Cluster, rank: int) -> dict[str, str]:
@@ -180,11 +181,7 @@ def rank_rows(
             "dtype": DTYPE,
             "peak_flops_per_s": PEAK_FLOPS_PER_S,
             "memory": memory_of(scenario),
-            "dp": int(at.dp[rank]),
-            "tp": int(at.tp[rank]),
-            "pp": int(at.stage[rank]),
-            "cp": int(at.cp[rank]),
-            "ep": int(at.dp[rank]) % scenario.ep,
+            **coords_of(cluster, rank),
             "switch": f"leaf-{rack:04d}",
             "rack": f"rack-{rack:04d}",
             "rail": f"rail-{at.local_rank[rank]}",

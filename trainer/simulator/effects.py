@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import ScenarioError
-from ..faults.spec import COMPUTE_CAUSES, ENDING_CAUSES, Fault, FaultCause, NetworkReason
+from ..faults.spec import (
+    COMPUTE_CAUSES,
+    ENDING_CAUSES,
+    SKEW_PERIOD_STEPS,
+    Fault,
+    FaultCause,
+    NetworkReason,
+)
 from .chance import Purpose, stream
 from .network import Links, ring_links
 from .placement import Axis, expert_blocks
@@ -24,9 +31,6 @@ NETWORK_CAUSES = frozenset({FaultCause.SLOW_LINK, FaultCause.NETWORK_DEGRADATION
 SLICE_NS = 3_000_000
 """Time slice of a process, for which another one on the same core waits. Source: Linux,
 ``sched_base_slice_ns`` on 8 processors or more."""
-
-SKEW_PERIOD_STEPS = 8.0
-"""Steps after which the same member of a skewed group is latest again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+T = TypeVar("T")
 
 
 class Schedule(StrEnum):
@@ -75,23 +81,40 @@ def run_order(
         vpp: Chunks per stage.
         schedule: The order of chunks in the model.
     """
-    at = [0] * len(waiting)
     done: set[Slot] = set()
     order: list[Slot] = []
-    while len(order) < sum(map(len, waiting)):
-        before = len(order)
-        for stage, slots in enumerate(waiting):
-            while at[stage] < len(slots):
-                slot = slots[at[stage]]
-                sender = sender_of(slot, pp=len(waiting), vpp=vpp, schedule=schedule)
-                if sender is not None and sender not in done:
-                    break
-                at[stage] += 1
-                done.add(slot)
-                order.append(slot)
-        if len(order) == before:
-            raise AssertionError(f"{schedule} of pp {len(waiting)} vpp {vpp} deadlocks")
+
+    def begin(slot: Slot) -> bool:
+        sender = sender_of(slot, pp=len(waiting), vpp=vpp, schedule=schedule)
+        if sender is not None and sender not in done:
+            return False
+        done.add(slot)
+        order.append(slot)
+        return True
+
+    _run_in_turns(waiting, begin, order, f"{schedule} of pp {len(waiting)} vpp {vpp}")
     return tuple(order)
+
+
+def _run_in_turns(
+    waiting: Sequence[Sequence[T]], begin: Callable[[T], bool], order: Sequence[object], what: str
+) -> None:
+    """Let each stage run its actions, one after the other, as far as each can begin.
+
+    Args:
+        waiting: Actions of each stage in its own order.
+        begin: Begins an action, if what it depends on was done, and appends to ``order``.
+        order: What was done.
+        what: Name of the schedule, for the error.
+    """
+    at = [0] * len(waiting)
+    while any(place < len(actions) for place, actions in zip(at, waiting, strict=True)):
+        before = len(order)
+        for stage, actions in enumerate(waiting):
+            while at[stage] < len(actions) and begin(actions[at[stage]]):
+                at[stage] += 1
+        if len(order) == before:
+            raise AssertionError(f"{what} deadlocks")
 
 
 def sender_of(
@@ -189,21 +212,16 @@ def exchange_order(*, pp: int, num_microbatches: int) -> tuple[Action, ...]:
     waiting = [
         stage_exchanges(stage, pp=pp, num_microbatches=num_microbatches) for stage in range(pp)
     ]
-    at = [0] * pp
     posted: set[tuple[Slot, bool]] = set()
     order: list[Action] = []
-    while any(place < len(actions) for place, actions in zip(at, waiting, strict=True)):
-        before = len(order)
-        for stage, actions in enumerate(waiting):
-            while at[stage] < len(actions):
-                action = actions[at[stage]]
-                if isinstance(action, Slot):
-                    order.append(action)
-                elif not _exchange(action, posted, order, pp=pp):
-                    break
-                at[stage] += 1
-        if len(order) == before:
-            raise AssertionError(f"the exchanges of pp {pp} m {num_microbatches} deadlock")
+
+    def begin(action: Slot | Exchange) -> bool:
+        if isinstance(action, Exchange):
+            return _exchange(action, posted, order, pp=pp)
+        order.append(action)
+        return True
+
+    _run_in_turns(waiting, begin, order, f"the exchanges of pp {pp} m {num_microbatches}")
     return tuple(order)
 
 

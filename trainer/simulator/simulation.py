@@ -23,13 +23,14 @@ from .state import MAIN, SequenceNumbers, StepState
 from .tables import (
     Event,
     RowName,
-    StepRows,
     StepTables,
     event_table,
     microbatch_table,
+    number_column,
+    same_number,
     sample_table,
     span_table,
-    step_table,
+    table,
 )
 from .update import Gathers, Update
 from .workload import Lengths, draw_lengths
@@ -37,6 +38,7 @@ from .workload import Lengths, draw_lengths
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from .describe import Row
@@ -176,8 +178,7 @@ class Simulation:
     def _tables(self, done: _Done, monitors: Monitors) -> StepTables:
         name = RowName(run_id=self.run_id, process_hash=self.process_hash, step=done.step)
         spans = span_table(self._read_spans(done.spans), name)
-        rows = self._step_rows(done)
-        steps = step_table(rows, name, first_row=spans.num_rows)
+        steps = self._step_table(done, name, first_row=spans.num_rows)
         lengths = done.lengths if self.scenario.record_lengths and done.ending is None else None
         microbatches = microbatch_table(
             lengths,
@@ -209,25 +210,31 @@ class Simulation:
         launch = self._unix_ns(spans.launch, host) if launched else start
         return replace(spans, start=start, end=end, launch=launch)
 
-    def _step_rows(self, done: _Done) -> StepRows:
-        """Return the step rows of all ranks; none if the step did not end."""
-        place = self.cluster.placement
+    def _step_table(self, done: _Done, name: RowName, *, first_row: int) -> pa.Table:
+        """Return table ``steps``, ranks ascending; without rows if the step did not end."""
+        place, scenario = self.cluster.placement, self.scenario
         by_rank = np.argsort(place.rank.ravel())
         by_rank = by_rank if done.ending is None else by_rank[:0]
-        rank = place.rank.ravel()[by_rank]
+        rank, num_rows = place.rank.ravel()[by_rank], len(by_rank)
         loss = LAST_LOSS + (FIRST_LOSS - LAST_LOSS) * math.exp(-done.step / LOSS_STEPS)
-        memory = (
-            PARAMETER_COPIES * self.scenario.gradient_bytes
-            + self.scenario.activation_bytes
-            * (self.scenario.pp - place.stage[rank].astype(np.int64))
+        num_tokens = scenario.num_microbatches * done.lengths.num_tokens
+        warm_up = scenario.pp - place.stage[rank].astype(np.int64)
+        memory = PARAMETER_COPIES * scenario.gradient_bytes + scenario.activation_bytes * warm_up
+        start, end = (
+            self._unix_ns(times.ravel()[by_rank], place.host[rank])
+            for times in (done.start, done.end)
         )
-        return StepRows(
-            rank=rank,
-            start_ns=self._unix_ns(done.start.ravel()[by_rank], place.host[rank]),
-            end_ns=self._unix_ns(done.end.ravel()[by_rank], place.host[rank]),
-            num_tokens=self.scenario.num_microbatches * done.lengths.num_tokens,
-            loss=loss,
-            peak_memory_bytes=memory,
+        return table(
+            {
+                **name.columns(num_rows),
+                "rank": number_column(rank, np.int32),
+                "start_ns": number_column(start),
+                "end_ns": number_column(end),
+                "num_tokens": same_number(num_tokens, num_rows, np.int64),
+                "loss": same_number(loss, num_rows, np.float64),
+                "peak_memory_bytes": number_column(memory),
+                **name.row_columns(num_rows, first_row=first_row),
+            }
         )
 
     def _events(self, done: _Done) -> tuple[Event, ...]:

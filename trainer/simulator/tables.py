@@ -104,35 +104,6 @@ def span_table(spans: SpanColumns, name: RowName) -> pa.Table:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRows:
-    """Step rows of the ranks that ended a step; ranks ascending."""
-
-    rank: NDArray[np.int32]
-    start_ns: NDArray[np.int64]
-    end_ns: NDArray[np.int64]
-    num_tokens: int
-    loss: float
-    peak_memory_bytes: NDArray[np.int64]
-
-
-def step_table(rows: StepRows, name: RowName, *, first_row: int) -> pa.Table:
-    """Return table ``steps``."""
-    num_rows = len(rows.rank)
-    return table(
-        {
-            **name.columns(num_rows),
-            "rank": number_column(rows.rank, np.int32),
-            "start_ns": number_column(rows.start_ns),
-            "end_ns": number_column(rows.end_ns),
-            "num_tokens": same_number(rows.num_tokens, num_rows, np.int64),
-            "loss": number_column(np.full(num_rows, rows.loss)),
-            "peak_memory_bytes": number_column(rows.peak_memory_bytes),
-            **name.row_columns(num_rows, first_row=first_row),
-        }
-    )
-
-
 def microbatch_table(
     lengths: Lengths | None,
     placement: Placement,
@@ -252,7 +223,7 @@ def same_column(text: str, num_rows: int) -> Column:
     return coded_column(np.zeros(num_rows, dtype=np.int32), [text])
 
 
-def same_number(value: int, num_rows: int, dtype: Any) -> Column:  # noqa: ANN401  # a numpy dtype
+def same_number(value: float, num_rows: int, dtype: Any) -> Column:  # noqa: ANN401  # a numpy dtype
     """Return a column with ``value`` in every row."""
     return number_column(np.full(num_rows, value, dtype=dtype))
 
