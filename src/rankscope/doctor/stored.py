@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.report.text import format_count
@@ -72,14 +73,11 @@ def compare_values(checks: Sequence[StoredCheck]) -> list[StoredCheck]:
         if len(alike) < MIN_HOSTS or num == len(alike) or 2 * num <= len(alike):
             continue
         found += [
-            StoredCheck(
-                host=check.host,
-                at_ns=check.at_ns,
-                occasion=check.occasion,
-                run_id=check.run_id,
-                epoch=check.epoch,
-                section=check.section,
-                name=check.name,
+            replace(
+                check,
+                part="",
+                device="",
+                value="",
                 state=WARNING,
                 reason=f"{check.value} here, and {value} on {num} of"
                 f" {format_count(len(alike), 'host')}",

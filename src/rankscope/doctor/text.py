@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from .result import Result
 
-COLOURS = {State.ERROR: "red", State.WARNING: "yellow", State.HEALTHY: "green"}
+COLOURS = {State.ERROR: "red", State.WARNING: "yellow"}
 STATE_WIDTH = 9
 MAX_LINE = 200
 """Letters of a line of `--before-job`: Slurm puts them into the reason of the drained host."""
@@ -32,12 +32,15 @@ def format_results(
         width: Columns.
         is_full: Whether to list healthy and not applicable checks too.
     """
-    lines = _wrapped(f"{host}: {_summary(results)}", width)
+    counts = _counts(results)
+    if not any(result.is_deviation for result in results):
+        counts = ["nothing is wrong", *counts]
+    lines = wrap_text(printable(f"{host}: {', '.join(counts)}"), width)
     for section, of_section in groupby(results, key=lambda result: result.section):
         group = [*of_section]
         shown = [result for result in group if is_full or result.is_deviation]
-        rest = [result for result in group if result not in shown]
-        title = section if not rest else f"{section}: {_summary(rest, has_deviations=False)}"
+        rest = _counts([result for result in group if result not in shown])
+        title = f"{section}: {', '.join(rest)}" if rest else section
         lines += ["", title] if shown or is_full else [title]
         for result in shown:
             lines += _result_lines(result, width)
@@ -53,23 +56,12 @@ def error_lines(host: str, results: Sequence[Result]) -> list[str]:
     ]
 
 
-def _summary(results: Sequence[Result], *, has_deviations: bool = True) -> str:
-    counted = count_states(results)
-    parts = [f"{number} {state}" for state, number in counted.items() if number]
-    if has_deviations:
-        errors, warnings = (counted[state] for state in (State.ERROR, State.WARNING))
-        found = [
-            format_count(number, noun)
-            for number, noun in ((errors, "error"), (warnings, "warning"))
-            if number
-        ]
-        parts = found or ["nothing is wrong"]
-        parts += [
-            f"{counted[state]} {state}"
-            for state in (State.HEALTHY, State.NOT_APPLICABLE)
-            if counted[state]
-        ]
-    return ", ".join(parts)
+def _counts(results: Sequence[Result]) -> list[str]:
+    return [
+        format_count(number, state) if state in COLOURS else f"{number} {state}"
+        for state, number in count_states(results).items()
+        if number
+    ]
 
 
 def _name(result: Result) -> str:
@@ -78,18 +70,12 @@ def _name(result: Result) -> str:
 
 def _result_lines(result: Result, width: int) -> list[str]:
     state = "n/a" if result.state is State.NOT_APPLICABLE else str(result.state)
-    padded = state.ljust(STATE_WIDTH)
-    colour = COLOURS.get(result.state)
-    first = f"  {emphasize(padded, colour) if colour else padded}{printable(_name(result))}"
-    text = printable(result.reason)
-    lines = [f"{' ' * (STATE_WIDTH + 2)}{line}" for line in _wrapped(text, width - STATE_WIDTH - 2)]
+    padded, text = state.ljust(STATE_WIDTH), printable(result.reason)
     if not result.is_deviation:
         return wrap_text(text, width, first=f"  {padded}{_name(result)}: ")
+    indent = " " * (STATE_WIDTH + 2)
+    lines = [f"  {emphasize(padded, COLOURS[result.state])}{printable(_name(result))}"]
+    lines += [f"{indent}{line}" for line in wrap_text(text, width - len(indent))]
     if result.remedy:
-        indent = " " * (STATE_WIDTH + 2)
         lines += wrap_text(printable(result.remedy), width, first=f"{indent}-> ")
-    return [first, *lines]
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return wrap_text(printable(text), width)
+    return lines

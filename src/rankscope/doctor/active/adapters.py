@@ -49,7 +49,10 @@ def own_adapters(device: str, local_rank: int, *, host: Host | None = None) -> l
     if local_rank:
         return []
     names = [name for name in os.environ.get(GLOO_VARIABLE, "").split(",") if name]
-    return [_of_interface(host, name) for name in names] or [Adapter(part="")]
+    return [
+        Adapter(part=name, interface=name, kind=host.read(f"/sys/class/net/{name}/speed") or "")
+        for name in names
+    ] or [Adapter(part="")]
 
 
 def _of_gpu(host: Host, gpu: int) -> Adapter:
@@ -61,10 +64,6 @@ def _of_gpu(host: Host, gpu: int) -> Adapter:
         port.device: f"{port.rate_gb_per_s:g}" for port in read_ports(host) if port.rate_gb_per_s
     }
     return Adapter(part=f"GPU {gpu} over {name}", kind=rates.get(name, ""))
-
-
-def _of_interface(host: Host, name: str) -> Adapter:
-    return Adapter(part=name, interface=name, kind=host.read(f"/sys/class/net/{name}/speed") or "")
 
 
 @contextmanager

@@ -192,7 +192,8 @@ def _named(host: Host, tool: str) -> dict[str, Path]:
 
 def _errors(host: Host, name: str, path: Path) -> tuple[dict[str, int], bool]:
     """Return the errors of an interface by kind, and whether it shows any counter."""
-    of_kernel = _counters(path)
+    read = {kind: read_number(path / "statistics" / kind) for kind in ERRORS}
+    of_kernel = {kind: num for kind, num in read.items() if num is not None and num >= 0}
     output = host.tool_again("ethtool", "-S", name)
     statistics = {
         kind: int(number)
@@ -209,11 +210,6 @@ def _errors(host: Host, name: str, path: Path) -> tuple[dict[str, int], bool]:
         if statistics.get(kind, 0) > MIN_DROP_RATIO * packets
     }
     return errors, bool(of_kernel or statistics)
-
-
-def _counters(path: Path) -> dict[str, int]:
-    found = {name: read_number(path / "statistics" / name) for name in ERRORS}
-    return {name: value for name, value in found.items() if value is not None and value >= 0}
 
 
 def _counts(counters: dict[str, int]) -> str:

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import sys
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import requires
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from ...errors import find_exit_code, format_error
 from ...extras import installed_version
 from ..places import MOUNTS, NETWORK_FILE_SYSTEMS, file_system, nearest_folder
 from ..result import Outcome, error, healthy, not_applicable, warning
+from .versions import package_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,11 +74,9 @@ def _missing_packages(extra: str) -> list[str]:
     for requirement in requires("rankscope") or ():
         package, _, condition = requirement.partition(";")
         name = re.split(r"[^\w.-]", package, maxsplit=1)[0]
-        if re.search(rf"""extra == ['"]{extra}['"]""", condition):
-            try:
-                version(name)
-            except PackageNotFoundError:
-                missing.append(name)
+        is_of_extra = re.search(rf"""extra == ['"]{extra}['"]""", condition)
+        if is_of_extra and package_version(name) is None:
+            missing.append(name)
     return missing
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.report.text import format_count
 
 from ..result import Outcome, error, healthy, not_applicable, warning
 from .rdma import ACTIVE, ETHERNET, INFINIBAND, is_used_by_nccl, read_ports, training_ports
+from .versions import package_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -192,12 +192,8 @@ def nccl_version(host: Host) -> str | None:
     log = read_log(host)
     if log is not None and log.version:
         return log.version
-    for package in () if host.is_recorded else PACKAGES:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            continue
-    return None
+    packages = () if host.is_recorded else PACKAGES
+    return next(filter(None, map(package_version, packages)), None)
 
 
 def check_version(host: Host) -> Iterator[Outcome]:

@@ -66,14 +66,20 @@ def _torch_cuda() -> str | None:
     return None if match is None else match[1]
 
 
+def package_version(name: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
 def check_torch(_host: Host) -> Iterator[Outcome]:
     """Report the version of torch."""
-    try:
-        found = version("torch")
-    except PackageNotFoundError:
+    if found := package_version("torch"):
+        yield healthy(f"torch {found}", value=found)
+    else:
         yield not_applicable("torch is not installed: needed only where a job trains")
-        return
-    yield healthy(f"torch {found}", value=found)
 
 
 def check_kernel(host: Host) -> Iterator[Outcome]:
