@@ -245,12 +245,7 @@ def find_newest(folder: Path, *, most: int | None = None) -> int | None:
 
 
 def read_tensors(path: Path, *, names: Collection[str] | None) -> dict[str, torch.Tensor]:
-    """Return tensors of a checkpoint, whole, and the states of the optimizer that belong to them.
-
-    Args:
-        path: The checkpoint.
-        names: Names of weights, or `POSITION`; None: all.
-    """
+    """Return weights of a checkpoint by name, whole, with their optimizer states; None: all."""
     metadata = FileSystemReader(path).read_metadata().state_dict_metadata
     read: dict[str, torch.Tensor] = {}
     for name, stored in metadata.items():

@@ -82,10 +82,6 @@ def warm_up(state: RankState, batch: Batch) -> None:
 
     The first step fills caches of DTensor, opens connections and creates the optimizer's state:
     as a normal step it would look slow. All ranks must call this.
-
-    Args:
-        state: This rank.
-        batch: Any batch of the right shape.
     """
     rates = [group["lr"] for group in state.optimizer.param_groups]
     for group in state.optimizer.param_groups:

@@ -155,13 +155,8 @@ def shard_stage(
     """Shard a stage in place: blocks over tp, sequences over cp, experts over ep, all over dp.
 
     Embedding, head, norms and experts are replicated over tp. Weights stay gathered from their
-    first use in a step to its end, because a pipeline needs them in every micro-batch.
-
-    Args:
-        stage: The stage.
-        config: Settings.
-        meshes: Those of the job.
-        reduction: Reduces the gradients, behind the last backward; None: FSDP does.
+    first use in a step to its end, because a pipeline needs them in every micro-batch. Without a
+    ``reduction``, FSDP reduces the gradients.
     """
     layout, mesh = config.layout, meshes.mesh
     blocks: list[Block] = list(stage.blocks.values())  # type: ignore[arg-type]

@@ -114,15 +114,6 @@ def build_schedule(  # noqa: PLR0913 - what a stage calls
     """Return the schedule of this rank's stages.
 
     Shapes are given, so that no rank runs an extra forward to infer them.
-
-    Args:
-        stages: The chunks of this rank, sharded.
-        config: Settings.
-        mesh: The mesh, of which the axis ``pp`` is the pipeline.
-        device: Device of this rank.
-        faults: Faults of this rank.
-        segments: Those of each stage, None if they are not timed.
-        prefetch: Begins to read the next batch.
     """
     model, layout = config.model, config.layout
     num_rows = num_sent = config.rows_per_microbatch

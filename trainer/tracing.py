@@ -21,13 +21,7 @@ PACED_DEVICE_NAME = "paced-cpu"
 
 
 def start_tracing(state: RankState, *, spool: str | None, run: str | None) -> None:
-    """Install the tracer on this rank; without a folder it does nothing.
-
-    Args:
-        state: The rank, with its model sharded and the process group joined.
-        spool: Folder for the records; None for that of ``RANKSCOPE_TRACE``.
-        run: Name of the run; None for the tracer's default.
-    """
+    """Install the tracer on this rank; without a folder it does nothing."""
     config = state.config
     paced = config.pace_ms is not None
     tracer.install(

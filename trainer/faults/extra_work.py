@@ -50,12 +50,7 @@ class Recompiler:
 
 
 class Evaluator:
-    """A whole model that only this rank has, and evaluates.
-
-    Args:
-        config: Sizes.
-        device: Where it runs.
-    """
+    """A whole model that only this rank has, and evaluates."""
 
     def __init__(self, config: TrainerConfig, device: torch.device) -> None:
         self._model = Stage(config.model, stage=0, num_stages=1)
@@ -98,11 +93,7 @@ COPIED_BYTES = 64 << 20
 
 
 class Hogs:
-    """Processes that share a core with this rank, on Linux; they end when it does.
-
-    Args:
-        program: What each of them runs.
-    """
+    """Processes that share a core with this rank, on Linux; they end when it does."""
 
     def __init__(self, program: str) -> None:
         self._program = program.format(parent=os.getpid(), size=COPIED_BYTES)

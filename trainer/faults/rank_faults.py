@@ -44,14 +44,7 @@ HOG_PROGRAMS = {FaultCause.CPU_HOG: CPU_PROGRAM, FaultCause.MEMORY_HOG: MEMORY_P
 
 
 class RankFaults:
-    """The faults of one rank. It does nothing before the first `begin_step`.
-
-    Args:
-        config: Settings of the job, with its faults.
-        rank: This rank.
-        stage: Its part of the model.
-        timer: Timer of its segments.
-    """
+    """The faults of one rank. It does nothing before the first `begin_step`."""
 
     def __init__(
         self, config: TrainerConfig, *, rank: int, stage: nn.Module, timer: SegmentTimer
@@ -298,11 +291,7 @@ MAX_OBJECTS = 3_000_000
 
 
 class GarbageHeap:
-    """Live objects that make every full garbage collection take a set time.
-
-    Args:
-        pause_ns: Duration of a collection.
-    """
+    """Live objects that make every full garbage collection take a set time."""
 
     def __init__(self, pause_ns: int) -> None:
         self._pause_ns = pause_ns
@@ -344,12 +333,7 @@ class GarbageHeap:
 
 
 class SlowFile:
-    """A file whose first write is delayed.
-
-    Args:
-        file: The file.
-        delay_ns: Delay of the first write.
-    """
+    """A file whose first write is delayed."""
 
     def __init__(self, file: IO[bytes], delay_ns: int) -> None:
         self._file = file

@@ -123,15 +123,7 @@ def environment_of(cluster: Cluster, rank: int) -> dict[str, str]:
 def run_row(
     cluster: Cluster, run_id: str, *, created_ns: int, ended_ns: int | None, state: str
 ) -> Row:
-    """Return the row of table ``runs``.
-
-    Args:
-        cluster: The cluster.
-        run_id: Name of the run.
-        created_ns: When the store got its first row, Unix ns.
-        ended_ns: When its last process ended, Unix ns; None if one still runs.
-        state: "ended", "failed" or "running".
-    """
+    """Return the row of table ``runs``."""
     scenario = cluster.scenario
     return {
         "run_id": run_id,
@@ -155,15 +147,7 @@ def run_row(
 def rank_rows(
     cluster: Cluster, run_id: str, *, process: str, ending: Ending | None, ended_ns: int | None
 ) -> Iterator[Row]:
-    """Yield the rows of table ``ranks``, without the hash of the manifest.
-
-    Args:
-        cluster: The cluster.
-        run_id: Name of the run.
-        process: Name of the process that writes the rows.
-        ending: The crash or hang that ended the run; None without one.
-        ended_ns: When it ended, Unix ns; None if it still runs.
-    """
+    """Yield the rows of table ``ranks``, without the hash of the manifest."""
     scenario, at = cluster.scenario, cluster.placement
     for rank in range(scenario.world_size):
         host, rack = int(at.host[rank]), int(at.rack[rank])
@@ -212,12 +196,7 @@ def memory_of(scenario: Scenario) -> str:
 
 
 def clock_rows(cluster: Cluster, *, process: str) -> Iterator[Row]:
-    """Yield the rows of table ``clock``: aligned clocks, with their error bound.
-
-    Args:
-        cluster: The cluster.
-        process: Name of the process that writes the rows.
-    """
+    """Yield the rows of table ``clock``: aligned clocks, with their error bound."""
     scenario = cluster.scenario
     for host in range(scenario.num_hosts):
         yield {

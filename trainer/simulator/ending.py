@@ -104,12 +104,7 @@ def cut_off(spans: SpanColumns, ending: Ending) -> SpanColumns:
 
 
 def exit_events(ending: Ending, at_ns: NDArray[np.int64]) -> tuple[Event, ...]:
-    """Return the exit event of each process in the order of time; none in a hang.
-
-    Args:
-        ending: The ending.
-        at_ns: Shape (ranks,): when each rank was last seen, Unix time on its clock.
-    """
+    """Return the exit event of each process, by its time on its own clock; none in a hang."""
     if ending.is_hang:
         return ()
     order = np.argsort(ending.last_seen, kind="stable")

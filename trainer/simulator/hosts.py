@@ -70,12 +70,7 @@ class Monitors:
         self._hosts = tuple(host_name(host) for host in range(cluster.scenario.num_hosts))
 
     def read(self, step: int, *, at_ns: int) -> SampleColumns:
-        """Return all samples of one moment of a step.
-
-        Args:
-            step: The step.
-            at_ns: The moment, Unix time.
-        """
+        """Return all samples of one moment of a step."""
         place = self._cluster.placement
         values = np.concatenate((self._gauges(step), self._counted(step)))
         names = GAUGES + COUNTERS if self._cluster.scenario.record_samples else ()

@@ -39,13 +39,7 @@ PAUSE_JITTER = 0.2
 
 
 class Pipeline:
-    """The forwards and backwards of one step.
-
-    Args:
-        state: Current times of the ranks.
-        lengths: Sequence lengths of the micro-batches.
-        gathers: Parameters that are being gathered.
-    """
+    """The forwards and backwards of one step."""
 
     def __init__(self, state: StepState, lengths: Lengths, gathers: Gathers) -> None:
         self._state = state

@@ -16,7 +16,7 @@ from rankscope.tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
 from .placement import Axis
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -240,7 +240,7 @@ class Recorder:
     def _template_columns(self, templates: Sequence[SpanTemplate]) -> dict[str, NDArray[Any]]:
         """Return one element for each template, by its field."""
         names, tracks = self._texts()
-        codes = {
+        codes: dict[str, Mapping[Any, int]] = {
             "kind": KIND_CODES,
             "name": {name: at for at, name in enumerate(names)},
             "track": {track: at for at, track in enumerate(tracks)},

@@ -74,13 +74,7 @@ def stage_slots(stage: int, *, pp: int, vpp: int, num_microbatches: int) -> list
 def run_order(
     waiting: list[list[Slot]], *, vpp: int, schedule: Schedule = Schedule.ONE_F_ONE_B
 ) -> tuple[Slot, ...]:
-    """Return the slots of all stages, each after those that it depends on.
-
-    Args:
-        waiting: Slots of each stage in its own order.
-        vpp: Chunks per stage.
-        schedule: The order of chunks in the model.
-    """
+    """Return the slots of all stages, each after those that it depends on."""
     done: set[Slot] = set()
     order: list[Slot] = []
 
@@ -99,14 +93,7 @@ def run_order(
 def _run_in_turns(
     waiting: Sequence[Sequence[T]], begin: Callable[[T], bool], order: Sequence[object], what: str
 ) -> None:
-    """Let each stage run its actions, one after the other, as far as each can begin.
-
-    Args:
-        waiting: Actions of each stage in its own order.
-        begin: Begins an action, if what it depends on was done, and appends to ``order``.
-        order: What was done.
-        what: Name of the schedule, for the error.
-    """
+    """Begin the actions of each stage in its order; ``begin`` appends what it does to ``order``."""
     at = [0] * len(waiting)
     while any(place < len(actions) for place, actions in zip(at, waiting, strict=True)):
         before = len(order)
@@ -275,8 +262,8 @@ def v_slots(stage: int, *, pp: int, num_microbatches: int) -> list[Slot]:
     def run(*parts: str) -> None:
         """Add the next forward (F), backward (B) or weights' gradients (W) of chunk 0 or 1."""
         for part in parts:
-            kind, chunk = part
-            slots.append(Slot(stage, kind == "F", counts[part], int(chunk), kind == "W"))
+            kind, chunk = part[0], int(part[1])
+            slots.append(Slot(stage, kind == "F", counts[part], chunk, kind == "W"))
             counts[part] += 1
 
     for _ in range(2 * (pp - stage) - 1):

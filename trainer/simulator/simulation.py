@@ -269,12 +269,7 @@ class StepResult:
 
 
 def run_step(state: StepState, lengths: Lengths) -> StepResult:
-    """Run a step.
-
-    Args:
-        state: State at the begin of the step.
-        lengths: Sequence lengths of its micro-batches.
-    """
+    """Run a step."""
     gathers = Gathers(state)
     pipeline, update = Pipeline(state, lengths, gathers), Update(state)
     for stage in range(len(state.now)):

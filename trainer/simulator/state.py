@@ -74,15 +74,7 @@ def time_at(pieces: Sequence[Piece], share: float) -> Times:
 
 
 class StepState:
-    """State of a running step.
-
-    Args:
-        cluster: The cluster.
-        step: Number of the step.
-        start: Shape (pp, dp, cp, tp): start of the step on each rank.
-        effects: Effects of the faults in this step.
-        seqs: Sequence numbers, which continue over the steps.
-    """
+    """State of a running step, which each rank of the (pp, dp, cp, tp) grid begins at ``start``."""
 
     def __init__(
         self,

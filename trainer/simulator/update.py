@@ -23,11 +23,7 @@ GRAD_NORM_BYTES = 4
 
 
 class Update:
-    """The end of a step, after its backwards.
-
-    Args:
-        state: Current times of the ranks.
-    """
+    """The end of a step, after its backwards."""
 
     def __init__(self, state: StepState) -> None:
         self._state = state
@@ -128,11 +124,7 @@ class Update:
 
 
 class Gathers:
-    """Gathering of parameters ahead of the forwards that need them, as in FSDP and ZeRO.
-
-    Args:
-        state: Current times of the ranks.
-    """
+    """Gathering of parameters ahead of the forwards that need them, as in FSDP and ZeRO."""
 
     def __init__(self, state: StepState) -> None:
         self._state = state

@@ -48,14 +48,9 @@ class Lengths:
 def draw_lengths(scenario: Scenario, step: int, *, spread: float) -> Lengths:
     """Return random lengths for the micro-batches of a step, with equal tokens in each.
 
-    ::
+    ``spread`` is the standard deviation of the logarithm of::
 
         factor = (1 - SQUARED_SHARE + SQUARED_SHARE * squares / typical squares) * batch
-
-    Args:
-        scenario: Sizes and seed.
-        step: The step.
-        spread: Standard deviation of the factor's logarithm; 0 makes every micro-batch typical.
     """
     shape = (scenario.num_microbatches, scenario.dp)
     typical = scenario.tokens_per_microbatch**2 / SEQUENCES_PER_MICROBATCH
@@ -86,10 +81,6 @@ def draw_loads(scenario: Scenario, step: int) -> NDArray[np.float64] | None:
     ::
 
         load = ep * weight * exp(spread * normal) / the group's sum of that
-
-    Args:
-        scenario: Sizes, weights, spread and seed.
-        step: The step.
 
     Returns:
         Shape (pp, chunks, micro-batches, dp), equal in forward and backward and on all partners

@@ -102,13 +102,8 @@ def confirm_findings(
     """Return what the checks of the hosts of each finding say of it, in the order of the findings.
 
     An examination counts if it was made after the onset of the finding, and at most `AFTER_NS`
-    after the run's last step. The newest one that confirms counts, else the newest.
-
-    Args:
-        store: The store.
-        run_id: The run.
-        findings: Findings of the run.
-        now_ns: Unix time of a run whose end is unknown. None: now.
+    after the run's last step, or after ``now_ns`` if its end is unknown. The newest one that
+    confirms counts, else the newest.
     """
     named = {rank for finding in findings for rank in finding.ranks}
     if not named:

@@ -100,12 +100,7 @@ def plan_pairs(num_hosts: int) -> list[list[Group]]:
 
 
 def find_suspects(groups: Sequence[Group], slow: Collection[Group]) -> Suspects:
-    """Return the slow hosts, from the groups that were slow.
-
-    Args:
-        groups: All groups of all rounds.
-        slow: Those of them that were slow.
-    """
+    """Return the slow hosts, from all groups and from those that were slow."""
     cleared = {host for group in groups if group not in slow for host in group}
     candidates = {group: tuple(host for host in group if host not in cleared) for group in slow}
     certain = {hosts[0] for hosts in candidates.values() if len(hosts) == 1}

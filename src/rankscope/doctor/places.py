@@ -18,12 +18,7 @@ def nearest_folder(path: Path) -> Path:
 
 
 def file_system(path: Path, mounts: Path) -> str:
-    """Return the type of the file system of a path; "" if it is unknown.
-
-    Args:
-        path: An existing path.
-        mounts: The list of mounted file systems, as `/proc/self/mounts` has it.
-    """
+    """Return the type of the file system of an existing path; "" if ``mounts`` does not say."""
     best, kind = -1, ""
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -57,11 +57,7 @@ def check_rows(
 
 
 def compare_values(checks: Sequence[StoredCheck]) -> list[StoredCheck]:
-    """Return a warning for each host whose version is not that of most hosts.
-
-    Args:
-        checks: The newest examination of each host.
-    """
+    """Return a warning for each host whose newest version is not that of most hosts."""
     by_name: dict[str, list[StoredCheck]] = {}
     for check in checks:
         if check.value:

@@ -24,14 +24,7 @@ MAX_LINE = 200
 def format_results(
     host: str, results: Sequence[Result], *, width: int, is_full: bool = False
 ) -> str:
-    """Return the results as text.
-
-    Args:
-        host: Name of the host.
-        results: In the order of their sections.
-        width: Columns.
-        is_full: Whether to list healthy and not applicable checks too.
-    """
+    """Return the results as text: deviations, or with ``is_full`` all."""
     counts = _counts(results)
     if not any(result.is_deviation for result in results):
         counts = ["nothing is wrong", *counts]

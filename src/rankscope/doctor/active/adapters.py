@@ -37,11 +37,6 @@ def own_adapters(device: str, local_rank: int, *, host: Host | None = None) -> l
 
     NCCL sends from the adapter that is nearest to the GPU, so that each rank tests its own. Without
     GPUs the first rank of a host tests each interface of `GLOO_VARIABLE`, or gloo's own choice.
-
-    Args:
-        device: Type of the rank's device, as torch has it.
-        local_rank: Number of the rank on its host.
-        host: The host. None: this one.
     """
     host = Host() if host is None else host
     if device == "cuda":

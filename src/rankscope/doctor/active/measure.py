@@ -113,11 +113,7 @@ def measure_loopback() -> float:
 
 
 class Collectives:
-    """All-reduce and all-to-all of a group, timed on this rank.
-
-    Args:
-        device: Device of the buffers.
-    """
+    """All-reduce and all-to-all of a group, timed on this rank."""
 
     def __init__(self, device: Any) -> None:  # noqa: ANN401  # torch.device
         self._device = device

@@ -86,12 +86,7 @@ class Place:
 
 
 class World:
-    """The ranks of the test, and the process groups among them.
-
-    Args:
-        host: Name of this rank's host.
-        collectives: Times the collectives of a group on this rank.
-    """
+    """The ranks of the test, and the process groups among them."""
 
     def __init__(
         self, host: str, *, collectives: Callable[[Any], Collectives] = Collectives
@@ -118,12 +113,7 @@ class World:
         self._collectives = collectives(self.device)
 
     def gather(self, value: Any, kind: Any) -> list[Any]:  # noqa: ANN401  # of any type
-        """Return the values of all ranks, by rank.
-
-        Args:
-            value: The value of this rank.
-            kind: Its type.
-        """
+        """Return the values of all ranks, which are of one kind, by rank."""
         import torch
 
         adapter = TypeAdapter(kind)
@@ -190,12 +180,7 @@ class World:
 def run_tests(
     host: str, *, collectives: Callable[[Any], Collectives] = Collectives
 ) -> list[tuple[str, Result]] | None:
-    """Return the results of all tests with the host of each, on rank 0; None on the others.
-
-    Args:
-        host: Name of this rank's host.
-        collectives: Times the collectives of a group.
-    """
+    """Return the results of all tests with the host of each, on rank 0; None on the others."""
     world = World(host, collectives=collectives)
     try:
         results = [
@@ -349,11 +334,7 @@ Pair = tuple[int, Group]
 
 
 class AdapterPairs:
-    """Pairs of adapters: those of one number on two hosts.
-
-    Args:
-        world: The ranks.
-    """
+    """Pairs of adapters: those of one number on two hosts."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -409,12 +409,7 @@ def check_pcie(host: Host) -> Iterator[Outcome]:
 
 
 def judge_pcie(gpu: Gpu, widest: float) -> Iterator[Outcome]:
-    """Yield the deviations of the PCIe link of a GPU.
-
-    Args:
-        gpu: The GPU.
-        widest: Lanes of the host's widest link.
-    """
+    """Yield the deviations of a GPU's PCIe link, beside the lanes of the host's widest link."""
     width = gpu.number(f"{LINK}/link_widths/current_link_width")
     most_width = gpu.number(f"{LINK}/link_widths/max_link_width")
     generation = gpu.number(f"{LINK}/pcie_gen/current_link_gen")
