@@ -6,60 +6,49 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch.distributed  # noqa: F401  # once, before the ranks are forked
 
-from rankscope.doctor.active.trials import ACTIVE_TESTS, judge_speeds
+from rankscope.doctor.active.measure import Collectives
+from rankscope.doctor.active.trials import ACTIVE_TESTS, judge_speeds, run_tests
 from rankscope.doctor.result import State
 from tests.support.paths import ROOT
 from tests.support.ports import fixed_port
+from tests.support.tracer.ranks import run_ranks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 NUM_HOSTS = 6
 
-WORKER = """
-import json, os, sys, time
-from dataclasses import asdict
-from rankscope.doctor.active import measure, trials
 
-class Paced(measure.Collectives):
-    '''Collectives that take a fixed time more on slow hosts, and much longer than noise.'''
+class Paced(Collectives):
+    """Collectives that take a fixed time more on slow hosts, and much longer than noise."""
 
-    pause_s = 0.15 if os.environ["RANK"] in sys.argv[2].split(",") else 0.03
+    pause_s = 0.03
 
-    def _median(self, work, group):
-        def paced():
+    def _median(self, work: Callable[[], object], group: Any) -> float:  # noqa: ANN401
+        def paced() -> None:
             time.sleep(self.pause_s)
             work()
+
         return super()._median(paced, group)
 
-found = trials.run_tests(sys.argv[1], collectives=Paced)
-if found is not None:
-    print(json.dumps([(host, asdict(result)) for host, result in found]))
-"""
 
-
-def run_hosts(bad: str) -> list[tuple[str, dict[str, str]]]:
-    """Run the tests on hosts of one rank, and return the results of rank 0."""
-    shared = {
-        **os.environ, "PYTHONPATH": str(ROOT / "src"), "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(fixed_port()), "WORLD_SIZE": str(NUM_HOSTS), "LOCAL_RANK": "0",
-        "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, f"n{rank}", bad],
-            env={**shared, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True,
-        )
-        for rank in range(NUM_HOSTS)
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=240)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * NUM_HOSTS
-    found: list[tuple[str, dict[str, str]]] = json.loads(outputs[0])
-    return found
+def main(rank: int, num_hosts: int, folder: Path, bad: Sequence[str]) -> None:
+    """Run the tests on a host of one rank; the first one saves the results."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_hosts), "LOCAL_RANK": "0"}
+    if str(rank) in bad:
+        Paced.pause_s = 0.15
+    found = run_tests(f"n{rank}", collectives=Paced)
+    if found is not None:
+        results = [(host, asdict(result)) for host, result in found]
+        (folder / "found.json").write_text(json.dumps(results))
 
 
 @pytest.mark.multiproc
@@ -70,16 +59,20 @@ def run_hosts(bad: str) -> list[tuple[str, dict[str, str]]]:
     [
         pytest.param("", marks=pytest.mark.nightly),
         pytest.param("2", marks=pytest.mark.nightly),
-        "1,4",
+        "1 4",
     ],
     ids=["none", "one", "two"],
 )
-def test_paced_hosts_are_named_by_their_groups(bad: str) -> None:
-    found = run_hosts(bad)
+def test_paced_hosts_are_named_by_their_groups(bad: str, tmp_path: Path) -> None:
+    port = str(fixed_port())
+    run_ranks(
+        __name__, NUM_HOSTS, tmp_path, *bad.split(), MASTER_ADDR="127.0.0.1", MASTER_PORT=port
+    )
 
+    found = json.loads((tmp_path / "found.json").read_text())
     groups = {host: result["state"] for host, result in found if result["check"] == "groups"}
     named = [host for host, state in groups.items() if state == State.ERROR]
-    assert named == [f"n{rank}" for rank in filter(None, bad.split(","))]
+    assert named == [f"n{rank}" for rank in bad.split()]
     assert len(groups) == NUM_HOSTS
     assert {result["check"] for _, result in found} == {test.name for test in ACTIVE_TESTS}
 
