@@ -138,15 +138,9 @@ def _run(
 
 
 def _find_position(state: RankState, saver: Checkpoints | None, *, replayed: int | None) -> int:
-    """Load the newest checkpoint, set the loader to its position, and record it.
+    """Load the newest checkpoint, record the position of the loader, and return the first step.
 
-    Args:
-        state: This rank.
-        saver: Its checkpoints; None without them.
-        replayed: The step that is replayed: a checkpoint after it is not loaded.
-
-    Returns:
-        The first step to train.
+    No checkpoint after a replayed step is loaded.
     """
     from rankscope import tracer
 

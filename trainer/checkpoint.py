@@ -46,12 +46,9 @@ EXPERT = re.compile(r"(?<=\.experts\.)\d+")
 
 
 class Checkpoints:
-    """The checkpoints of one job in one folder. All ranks must make it, and call what it offers.
+    """The checkpoints of one job, in a folder that all hosts share, every so many steps.
 
-    Args:
-        folder: A file system that all hosts share.
-        every: Steps between two checkpoints.
-        state: This rank.
+    All ranks must make it, and call what it offers.
     """
 
     def __init__(self, folder: Path, *, every: int, state: RankState) -> None:
@@ -150,7 +147,6 @@ class Checkpoints:
         return {EXPERT.sub(str(number), name) for name in self._parameters() for number in experts}
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        """Return weights and optimizer state by name, of this rank."""
         state = self._state.optimizer.state
         parameters = self._parameters()
         position = torch.tensor(self._state.loader.position)

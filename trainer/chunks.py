@@ -148,7 +148,6 @@ class ChunkedProducts(Products):
         return result
 
     def _pass(self, paces: float, num_done: int, num: int) -> None:
-        """Return at the end of a chunk."""
         if self.timer is None:
             return
         if num_done < num:

@@ -352,7 +352,6 @@ class TrainerConfig:
             )
 
     def _check_tokens(self) -> None:
-        """Check that the tokens of a micro-batch can be divided over cp and tp."""
         layout, length = self.layout, self.model.seq_length
         if layout.cp > 1 and length % (2 * layout.cp):
             raise ConfigError(

@@ -50,13 +50,8 @@ class Loader:
     One rank of each tensor-parallel group reads, and sends the tokens to the others. A sequence
     depends only on the seed and on its sample id, which counts the sequences of a run. The samples
     of a step are assigned to the data-parallel positions in order: dp 2 with one micro-batch trains
-    on the same sequences as dp 1 with two.
-
-    Args:
-        config: Sizes, seed, and where the tokens come from.
-        coords: Position of the rank.
-        device: Where the batches go.
-        group: The tensor-parallel group; None if the rank is alone in it.
+    on the same sequences as dp 1 with two. Without a ``group``, the rank is alone in its
+    tensor-parallel group.
     """
 
     def __init__(
@@ -143,10 +138,7 @@ def read_samples(
 ) -> torch.Tensor:
     """Return sequences, shape ``(samples, seq_length + 1)``: walks from token to successor.
 
-    Args:
-        config: Sizes, seed, and where the tokens come from.
-        samples: Sample ids.
-        successors: Those of each token, shape ``(vocab_size, NUM_SUCCESSORS)``.
+    ``successors`` has the shape ``(vocab_size, NUM_SUCCESSORS)``.
     """
     length = config.model.seq_length + 1
     if config.data is DataSource.ZEROS:
@@ -184,13 +176,6 @@ def draw_documents(
 
     All ranks of this micro-batch get the same lengths. The logarithm of the paced compute has
     the standard deviation ``spread``, as far as the length of a sequence allows.
-
-    Args:
-        config: Sizes and seed.
-        step: The step.
-        dp: Data-parallel position.
-        microbatch: Index in the step.
-        spread: Standard deviation; 0 makes every micro-batch typical.
     """
     rng = random.Random(f"{config.seed}/{step}/{dp}/{microbatch}")  # noqa: S311  # no secret
     length = config.model.seq_length

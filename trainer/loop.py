@@ -251,12 +251,8 @@ def clip_gradients(
     """Scale all gradients so that the norm over the whole model is at most its maximum.
 
     One all-reduce over all ranks. Each rank sums the squares of its shards, each divided by the
-    number of ranks that hold a copy of it.
-
-    Args:
-        stage: This rank's part of the model; parameters without a gradient are skipped.
-        config: The layout, and ``max_gradient_norm``.
-        loss_share: Scalar; the shares of all ranks sum to the step's loss.
+    number of ranks that hold a copy of it. Parameters without a gradient are skipped. The shares
+    of the loss of all ranks sum to that of the step.
     """
     layout, max_norm = config.layout, config.max_gradient_norm
     gradients: list[torch.Tensor] = []

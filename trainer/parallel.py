@@ -55,7 +55,7 @@ def pick_device() -> torch.device:
 
 def join_job(device: torch.device) -> None:
     """Join the process group: NCCL on CUDA, else gloo. Without torchrun it has one rank."""
-    store: dist.Store = torch._C._distributed_c10d.HashStore()
+    store: torch._C._distributed_c10d.Store = torch._C._distributed_c10d.HashStore()
     rank, world_size = 0, 1
     if "WORLD_SIZE" in os.environ:
         # torchrun restarts its ranks with the store of those before (torch 2.13), which has their

@@ -55,13 +55,7 @@ def describe_pace(pace_ms: float) -> dict[str, object]:
 
 
 def note_microbatches(config: TrainerConfig, documents: tuple[tuple[int, ...], ...] | None) -> None:
-    """Record tokens and squared lengths of the micro-batches of this step.
-
-    Args:
-        config: Sizes.
-        documents: Lengths of the documents in each sequence, by micro-batch; None if each
-            sequence is one document.
-    """
+    """Record tokens and squared lengths of this step's micro-batches; None: whole sequences."""
     whole = ((config.model.seq_length,),) * config.num_microbatches
     for index, lengths in enumerate(documents or whole):
         tracer.microbatch(

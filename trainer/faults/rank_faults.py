@@ -154,7 +154,6 @@ class RankFaults:
         return any(self._rank in fault.culprits(layout) for fault in self._faults_of(cause))
 
     def _recompile(self, *_: object) -> None:
-        """Recompile in the first forward of a step."""
         if self._recompiler is None or self._recompiled_step == self._step:
             return
         self._recompiled_step = self._step
@@ -360,13 +359,8 @@ def save_checkpoint(
 ) -> None:
     """Write this rank's shards of weights and optimizer to ``path``, durably.
 
-    Args:
-        path: The file.
-        stage: The weights.
-        optimizer: The optimizer of the weights.
-        delay_ns: Additional delay of the file system.
-        has_span: Whether to write by `torch.save`, for which the tracer records a span; else as
-            plain bytes, and the pause is a gap in the trace.
+    With a span it writes by `torch.save`, which the tracer records; else plain bytes, and the
+    pause is a gap in the trace.
     """
     shards = [local_part(value.detach()) for value in stage.state_dict().values()]
     for state in optimizer.state.values():

@@ -460,7 +460,6 @@ def _parse(text: str, vocabulary: Vocabulary) -> Fault:
 
 
 def _split(text: str, cause: FaultCause, keys: CauseKeys) -> dict[str, str]:
-    """Return the values of ``key=value,...`` by key."""
     values: dict[str, str] = {}
     for pair in text.split(","):
         key, equals, value = (part.strip() for part in pair.partition("="))

@@ -165,7 +165,14 @@ class Effects:
             sequence_spread=spread,
             pauses=tuple(item for item in active if item[1].cause is FaultCause.GC_PAUSE),
             links=self._links_of(step, active),
-            ending=self._ending(step),
+            ending=next(
+                (
+                    fault
+                    for fault in self._scenario.faults
+                    if fault.cause in ENDING_CAUSES and fault.step == step
+                ),
+                None,
+            ),
         )
 
     def is_degraded(self, number: int, step: int) -> bool:
@@ -219,14 +226,6 @@ class Effects:
             )
         return self._links[numbers]
 
-    def _ending(self, step: int) -> Fault | None:
-        found = (
-            fault
-            for fault in self._scenario.faults
-            if fault.cause in ENDING_CAUSES and fault.step == step
-        )
-        return next(found, None)
-
 
 def _slow_hosts(scenario: Scenario, number: int, fault: Fault) -> NDArray[np.bool_]:
     """Choose the hosts with a degraded network at random: a share of them, at least one."""
@@ -265,7 +264,6 @@ def _check_used(
     fault: Fault,
     slow_hosts: NDArray[np.bool_] | None,
 ) -> None:
-    """Raise `ScenarioError` for a fault on links that the job does not use."""
     links = used_links(scenario, placement)
     state = Links(scenario, placement, [fault], slow_hosts)
     if (state.slowing(links[:, 0], links[:, 1]) > 1).any():

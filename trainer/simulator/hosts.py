@@ -12,8 +12,10 @@ from rankscope.tracer.span import NS_PER_S
 from ..faults.spec import FaultCause, NetworkReason
 from .chance import Purpose, stream
 from .placement import host_name
+from .tables import coded_column, number_column, same_column, same_number, table
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from .cluster import Cluster
@@ -40,27 +42,6 @@ HEALTHY_RATES = (40.0, 0.5, 0.0)
 DEGRADED_RATES = (40_000.0, 4_000.0, 2.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleColumns:
-    """Samples by name, host and device."""
-
-    host: NDArray[np.int32]
-    """Index into ``hosts``."""
-
-    device: NDArray[np.int32]
-    """Local rank."""
-
-    at_ns: NDArray[np.int64]
-    """Unix time."""
-
-    name: NDArray[np.int32]
-    """Index into ``names``."""
-
-    value: NDArray[np.float64]
-    hosts: tuple[str, ...]
-    names: tuple[str, ...]
-
-
 class Monitors:
     """Gauges and counters of all hosts over the steps."""
 
@@ -69,20 +50,22 @@ class Monitors:
         self._counts = np.zeros((len(COUNTERS), cluster.scenario.world_size))
         self._hosts = tuple(host_name(host) for host in range(cluster.scenario.num_hosts))
 
-    def read(self, step: int, *, at_ns: int) -> SampleColumns:
-        """Return all samples of one moment of a step."""
+    def read(self, step: int, run_id: str, *, at_ns: int) -> pa.Table:
+        """Return table ``samples`` of one moment of a step, Unix time."""
         place = self._cluster.placement
         values = np.concatenate((self._gauges(step), self._counted(step)))
         names = GAUGES + COUNTERS if self._cluster.scenario.record_samples else ()
         values = values[: len(names)]
-        return SampleColumns(
-            host=np.tile(place.host, len(names)),
-            device=np.tile(place.local_rank, len(names)),
-            at_ns=np.full(values.size, at_ns, dtype=np.int64),
-            name=np.repeat(np.arange(len(names), dtype=np.int32), len(place.host)),
-            value=values.ravel(),
-            hosts=self._hosts,
-            names=names,
+        num_rows, num_ranks = values.size, len(place.host)
+        return table(
+            {
+                "run_id": same_column(run_id, num_rows),
+                "host": coded_column(np.tile(place.host, len(names)), self._hosts),
+                "device": number_column(np.tile(place.local_rank, len(names)), np.int32),
+                "at_ns": same_number(at_ns, num_rows, np.int64),
+                "name": coded_column(np.repeat(np.arange(len(names)), num_ranks), names),
+                "value": number_column(values.ravel()),
+            }
         )
 
     def _gauges(self, step: int) -> NDArray[np.float64]:

@@ -114,9 +114,10 @@ def _fault_label(cluster: Cluster, number: int, fault: Fault) -> Label:
 def _with_partners(cluster: Cluster, fault: Fault, ranks: tuple[int, ...]) -> tuple[int, ...]:
     """Return the ranks that the trace cannot distinguish from the culprits."""
     scenario, at = cluster.scenario, cluster.placement
-    is_inside = fault.cause in OF_COMPUTE or (
-        fault.cause is FaultCause.SLOW_LINK and _are_partners(cluster, ranks)
-    )
+    # Messages between the ranks of one worker are not traced.
+    workers = {(int(at.stage[rank]), int(at.dp[rank])) for rank in ranks}
+    are_partners = len(ranks) > 1 and len(workers) == 1
+    is_inside = fault.cause in OF_COMPUTE or (fault.cause is FaultCause.SLOW_LINK and are_partners)
     hidden = is_inside and scenario.tp_detail is TpDetail.COLLAPSED
     if not ranks or not hidden or scenario.tp * scenario.cp == 1:
         return ranks
@@ -126,13 +127,6 @@ def _with_partners(cluster: Cluster, fault: Fault, ranks: tuple[int, ...]) -> tu
         for rank in at.rank[at.stage[culprit], at.dp[culprit]].ravel().tolist()
     }
     return tuple(sorted(partners))
-
-
-def _are_partners(cluster: Cluster, ranks: tuple[int, ...]) -> bool:
-    """Return whether several ranks belong to one worker, so that their messages are not traced."""
-    at = cluster.placement
-    places = {(int(at.stage[rank]), int(at.dp[rank])) for rank in ranks}
-    return len(ranks) > 1 and len(places) == 1
 
 
 def _detail(fault: Fault) -> str:

@@ -119,7 +119,6 @@ class Links:
     def _between(
         self, src: NDArray[np.int32], dst: NDArray[np.int32]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return latency and time per byte of each link."""
         network, at = self._scenario.network, self._placement
         crosses = at.host[src] != at.host[dst]
         link_class = crosses.astype(np.int8) + (at.rack[src] != at.rack[dst])

@@ -105,7 +105,6 @@ class Pipeline:
         state.now[stage] = now
 
     def _messages(self, exchange: Exchange) -> list[tuple[Slot, Slot]]:
-        """Return the (sending, receiving) slots of an exchange."""
         pp = self._state.scenario.pp
         out = [(slot, receiver_of(slot, pp=pp, vpp=1)) for slot in exchange.sends]
         into = [(sender_of(slot, pp=pp, vpp=1), slot) for slot in exchange.receives]
@@ -151,7 +150,6 @@ class Pipeline:
         )
 
     def _compute(self, slot: Slot) -> list[Piece]:
-        """Run one forward or backward and return its compute."""
         state = self._state
         stage = slot.stage
         ready = state.ready(stage)
@@ -186,7 +184,6 @@ class Pipeline:
         return pieces
 
     def _name(self, slot: Slot) -> str:
-        """Return the name that the tracer gives the span."""
         if slot.is_forward:
             return "forward"
         if self._state.scenario.schedule is Schedule.ONE_F_ONE_B:
@@ -249,7 +246,6 @@ class Pipeline:
         return load[:, None, None]
 
     def _sync(self, slot: Slot, sync: Sync, start: Times) -> Times:
-        """Run one collective inside a compute span and return its end on each member."""
         state = self._state
         template = state.collective_template(
             sync.axis,
@@ -268,7 +264,6 @@ class Pipeline:
         return end
 
     def _run_unrecorded_syncs(self, stage: int, start: Times, syncs: Sequence[Sync]) -> Times:
-        """Return the end on each rank of collectives that are not recorded."""
         state = self._state
         end = start
         for sync in syncs:
@@ -280,7 +275,6 @@ class Pipeline:
         return end
 
     def _pause(self, stage: int, ready: Times) -> Times:
-        """Pause random ranks for a garbage collection."""
         state = self._state
         for fault, rng in self._pauses:
             hit = rng.random(state.shape) < fault.probability

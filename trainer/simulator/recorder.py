@@ -186,7 +186,6 @@ class Recorder:
         )
 
     def _stage(self, stage: int, blocks: Sequence[_Block]) -> SpanColumns:
-        """Return the spans of a stage, rank by rank."""
         grid = self._placement.rank
         rank = grid[stage].ravel()
         by_rank = np.argsort(rank, kind="stable")

@@ -28,7 +28,6 @@ from .tables import (
     microbatch_table,
     number_column,
     same_number,
-    sample_table,
     span_table,
     table,
 )
@@ -154,26 +153,18 @@ class Simulation:
             effects = self.cluster.effects.of_step(step)
             lengths = draw_lengths(self.scenario, step, spread=effects.sequence_spread)
             state = StepState(self.cluster, step, start=now, effects=effects, seqs=seqs)
-            result = run_step(state, lengths)
-            spans, ending = result.spans, None
+            end, stopped_at = run_step(state, lengths)
+            spans, ending = state.recorder.columns(), None
             if effects.ending is not None:
-                ending = ending_of(self.cluster, effects.ending, stopped_at=result.stopped_at)
+                ending = ending_of(self.cluster, effects.ending, stopped_at=stopped_at)
                 spans = cut_off(spans, ending)
-            done = _Done(
-                step=step, start=now, end=result.end, spans=spans, lengths=lengths, ending=ending
-            )
-            now, self.ending = done.end, done.ending
-            self.ended_ns = self._ended_ns(now)
+            done = _Done(step=step, start=now, end=end, spans=spans, lengths=lengths, ending=ending)
+            now, self.ending = end, ending
+            is_hang = ending is not None and ending.is_hang
+            self.ended_ns = None if is_hang else self.scenario.started_ns + done.last_ns
             yield self._tables(done, monitors)
-            if self.ending is not None:
+            if ending is not None:
                 return
-
-    def _ended_ns(self, end: NDArray[np.int64]) -> int | None:
-        if self.ending is None:
-            return self.scenario.started_ns + int(end.max())
-        if self.ending.is_hang:
-            return None
-        return self.scenario.started_ns + int(self.ending.last_seen.max())
 
     def _tables(self, done: _Done, monitors: Monitors) -> StepTables:
         name = RowName(run_id=self.run_id, process_hash=self.process_hash, step=done.step)
@@ -184,9 +175,12 @@ class Simulation:
             lengths,
             self.cluster.placement,
             name,
-            num_tokens=done.lengths.num_tokens,
             first_row=spans.num_rows + steps.num_rows,
         )
+        events: tuple[Event, ...] = ()
+        if done.ending is not None:
+            seen_ns = self._unix_ns(done.ending.last_seen, self.cluster.placement.host)
+            events = exit_events(done.ending, seen_ns)
         middle_ns = self.scenario.started_ns + (int(done.start.min()) + done.last_ns) // 2
         return StepTables(
             step=done.step,
@@ -194,8 +188,8 @@ class Simulation:
             spans=spans,
             steps=steps,
             microbatches=microbatches,
-            samples=sample_table(monitors.read(done.step, at_ns=middle_ns), self.run_id),
-            events=event_table(self._events(done), self.run_id, process=self.process),
+            samples=monitors.read(done.step, self.run_id, at_ns=middle_ns),
+            events=event_table(events, self.run_id, process=self.process),
         )
 
     def _read_spans(self, spans: SpanColumns) -> SpanColumns:
@@ -237,12 +231,6 @@ class Simulation:
             }
         )
 
-    def _events(self, done: _Done) -> tuple[Event, ...]:
-        if done.ending is None:
-            return ()
-        host = self.cluster.placement.host
-        return exit_events(done.ending, self._unix_ns(done.ending.last_seen, host))
-
     def _unix_ns(self, true_ns: NDArray[np.int64], host: NDArray[np.int32]) -> NDArray[np.int64]:
         return self.scenario.started_ns + self._clocks.read_ns(true_ns, host)
 
@@ -256,20 +244,13 @@ def simulate(scenario: Scenario, *, run_id: str = DEFAULT_RUN_ID) -> Simulation:
     return Simulation(scenario, run_id=run_id)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """A finished step; times are true ns from the start of the run."""
+def run_step(state: StepState, lengths: Lengths) -> tuple[Times, int]:
+    """Run a step; ``state`` has recorded its spans.
 
-    end: Times
-    """Shape (pp, dp, cp, tp): end of the step on each rank."""
-
-    spans: SpanColumns
-    stopped_at: int
-    """When the rank of a crash or hang stopped; `NEVER` without one."""
-
-
-def run_step(state: StepState, lengths: Lengths) -> StepResult:
-    """Run a step."""
+    Returns:
+        The end of the step on each rank, shape (pp, dp, cp, tp), and when the rank of a crash or
+        hang stopped, `NEVER` without one; true ns from the start of the run.
+    """
     gathers = Gathers(state)
     pipeline, update = Pipeline(state, lengths, gathers), Update(state)
     for stage in range(len(state.now)):
@@ -282,7 +263,11 @@ def run_step(state: StepState, lengths: Lengths) -> StepResult:
         state.now[stage] = end
         if state.scenario.prefetch and state.scenario.dp * state.scenario.cp > 1:
             gathers.launch(stage)
-    launching = _last_backwards(state) if state.scenario.overlap else frozenset()
+    launching: set[Slot] = set()
+    if state.scenario.overlap:
+        slots = (action for action in state.cluster.order if isinstance(action, Slot))
+        last = {(slot.stage, slot.chunk): slot for slot in slots if not slot.is_forward}
+        launching = {*last.values()}  # each completes the gradients of a chunk
     for action in state.cluster.order:
         match action:
             case Posted(exchange):
@@ -294,15 +279,4 @@ def run_step(state: StepState, lengths: Lengths) -> StepResult:
                 if slot in launching:
                     update.launch(slot, pieces)
     update.finish()
-    return StepResult(
-        end=np.stack(state.now),
-        spans=state.recorder.columns(),
-        stopped_at=pipeline.stopped_at,
-    )
-
-
-def _last_backwards(state: StepState) -> frozenset[Slot]:
-    """Return the last backward of each chunk, which completes its gradients."""
-    slots = (action for action in state.cluster.order if isinstance(action, Slot))
-    last = {(slot.stage, slot.chunk): slot for slot in slots if not slot.is_forward}
-    return frozenset(last.values())
+    return np.stack(state.now), pipeline.stopped_at

@@ -59,12 +59,7 @@ class Piece:
 
 
 def time_at(pieces: Sequence[Piece], share: float) -> Times:
-    """Return when each rank had done a share of a slot's compute.
-
-    Args:
-        pieces: All pieces of the slot, in order.
-        share: From 0 to 1.
-    """
+    """Return when each rank had done a share, from 0 to 1, of a slot's compute."""
     here = next(each for each in pieces if share <= each.last_share + SHARE_SLACK)
     part = (share - here.first_share) / (here.last_share - here.first_share)
     at: Times = here.start + np.rint((here.end - here.start) * min(max(part, 0.0), 1.0)).astype(

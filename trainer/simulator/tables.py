@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from .hosts import SampleColumns
     from .placement import Placement
     from .recorder import SpanColumns
     from .workload import Lengths
@@ -109,7 +108,6 @@ def microbatch_table(
     placement: Placement,
     name: RowName,
     *,
-    num_tokens: int,
     first_row: int,
 ) -> pa.Table:
     """Return table ``microbatches``; without rows if ``lengths`` is None."""
@@ -120,6 +118,7 @@ def microbatch_table(
         else np.zeros((0, 0), dtype=np.int64)
     )
     num_microbatches, num_rows = squares.shape[1], squares.size
+    num_tokens = lengths.num_tokens if lengths else 0
     return table(
         {
             **name.columns(num_rows),
@@ -130,21 +129,6 @@ def microbatch_table(
             "num_tokens": same_number(num_tokens, num_rows, np.int64),
             "sum_squared_lengths": number_column(squares.ravel()),
             **name.row_columns(num_rows, first_row=first_row),
-        }
-    )
-
-
-def sample_table(samples: SampleColumns, run_id: str) -> pa.Table:
-    """Return table ``samples``."""
-    num_rows = len(samples.at_ns)
-    return table(
-        {
-            "run_id": same_column(run_id, num_rows),
-            "host": coded_column(samples.host, samples.hosts),
-            "device": number_column(samples.device, np.int32),
-            "at_ns": number_column(samples.at_ns),
-            "name": coded_column(samples.name, samples.names),
-            "value": number_column(samples.value),
         }
     )
 

@@ -96,7 +96,6 @@ class Update:
         state.now[stage] = end
 
     def _reduce_norm(self) -> None:
-        """Reduce the norm of the gradients over all ranks."""
         state = self._state
         if state.scenario.world_size == 1:
             return

@@ -47,7 +47,6 @@ def _num_devices() -> int:
 
 
 def _run_here(host: str, *, num_ranks: int) -> list[tuple[str, Result]]:
-    """Run the tests in one process for each device of this host."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]

@@ -320,7 +320,6 @@ def group_outcomes(world: GroupTimer) -> Iterator[Found]:
 
 
 def _pair_outcomes(world: World) -> Iterator[Found]:
-    """Test each network adapter with its counterparts on other hosts."""
     if len(world.hosts) == 1:
         yield world.hosts[0], "nic-pairs", not_applicable("one host")
         return

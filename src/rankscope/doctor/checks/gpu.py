@@ -258,7 +258,6 @@ def _judge_each(
 
 
 def _of(gpu: Gpu, outcome: Outcome) -> Outcome:
-    """Return an outcome with its GPU, if it is a deviation."""
     if not outcome.is_deviation:
         return outcome
     return replace(outcome, part=gpu.part, device=plain_uuid(gpu.uuid))

@@ -69,7 +69,6 @@ def check_packages(_host: Host) -> Iterator[Outcome]:
 
 
 def _missing_packages(extra: str) -> list[str]:
-    """Return the packages of an extra that are not installed."""
     missing = []
     for requirement in requires("rankscope") or ():
         package, _, condition = requirement.partition(";")

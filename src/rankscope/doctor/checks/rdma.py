@@ -421,7 +421,6 @@ def check_gid(host: Host) -> Iterator[Outcome]:
 
 
 def _gid_types(host: Host, port: Port) -> dict[int, str]:
-    """Return the types of the addresses that are set, by index."""
     folder = host.path(f"{CLASS}/{port.device}/ports/{port.port}")
     types = {}
     for file in (folder / "gid_attrs" / "types").glob("*"):

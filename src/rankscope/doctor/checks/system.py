@@ -94,7 +94,6 @@ def check_disk_space(host: Host) -> Iterator[Outcome]:
 
 
 def _measured_space(host: Host) -> dict[str, tuple[int, int]]:
-    """Return the free bytes and the size of the file system of each folder."""
     folders = {Path("/"), Path(tempfile.gettempdir())} | ({host.spool} if host.spool else set())
     usages = {folder: shutil.disk_usage(nearest_folder(folder)) for folder in folders}
     return {str(folder): (usage.free, usage.total) for folder, usage in usages.items()}
