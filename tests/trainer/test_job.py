@@ -100,12 +100,6 @@ def test_the_loss_goes_down(alone: FinishedJob) -> None:
     assert alone.losses[-1] < 3.5
 
 
-@pytest.mark.nightly
-def test_dp_and_tp_train_like_one_process(alone: FinishedJob, sharded: FinishedJob) -> None:
-    assert len(sharded.losses) == NUM_STEPS
-    assert sharded.losses == pytest.approx(alone.losses[:NUM_STEPS], abs=2e-3)
-
-
 def test_a_paced_pipeline_trains_like_one_process(
     alone: FinishedJob, paced_pipeline: TracedJob
 ) -> None:

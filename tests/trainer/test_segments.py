@@ -40,15 +40,8 @@ def test_a_middle_stage_is_timed_like_the_ends() -> None:
     output = model(torch.zeros(4, 16, requires_grad=True))
     output.backward(torch.ones_like(output))
 
-    assert (
-        log.calls
-        == ["begin", f"end {FORWARD_PACES}"] * 2
-        + [
-            "begin",
-            f"end {BACKWARD_PACES}",
-        ]
-        * 2
-    )
+    forward, backward = ["begin", f"end {FORWARD_PACES}"], ["begin", f"end {BACKWARD_PACES}"]
+    assert log.calls == [*forward, *forward, *backward, *backward]
 
 
 def test_a_split_backward_has_half_segments_and_one_for_all_weights() -> None:
