@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .cluster import Cluster
     from .ending import Ending
     from .scenario import Scenario
+    from .simulation import Simulation
 
 Row = dict[str, Any]
 
@@ -120,18 +121,16 @@ def environment_of(cluster: Cluster, rank: int) -> dict[str, str]:
     return ENVIRONMENT | differing
 
 
-def run_row(
-    cluster: Cluster, run_id: str, *, created_ns: int, ended_ns: int | None, state: str
-) -> Row:
+def run_row(simulation: Simulation, *, created_ns: int) -> Row:
     """Return the row of table ``runs``."""
-    scenario = cluster.scenario
+    scenario = simulation.scenario
     return {
-        "run_id": run_id,
+        "run_id": simulation.run_id,
         "epoch": EPOCH,
         "created_ns": created_ns,
         "started_ns": scenario.started_ns,
-        "ended_ns": ended_ns,
-        "state": state,
+        "ended_ns": simulation.ended_ns,
+        "state": run_state(simulation.ending),
         "source_format": SOURCE_FORMAT,
         "world_size": scenario.world_size,
         "layout": scenario.layout.to_dict(),
@@ -139,25 +138,26 @@ def run_row(
         "flops_per_token": flops_per_token(scenario),
         "flops_convention": FLOPS_CONVENTION,
         "paced": "",
-        "manifest": json.dumps(manifest_of(cluster, run_id, 0)),
+        "manifest": json.dumps(simulation.manifest(0)),
         "revision": 1,
     }
 
 
-def rank_rows(
-    cluster: Cluster, run_id: str, *, process: str, ending: Ending | None, ended_ns: int | None
-) -> Iterator[Row]:
+def rank_rows(simulation: Simulation) -> Iterator[Row]:
     """Yield the rows of table ``ranks``, without the hash of the manifest."""
-    scenario, at = cluster.scenario, cluster.placement
+    scenario, at, ending = simulation.scenario, simulation.cluster.placement, simulation.ending
     for rank in range(scenario.world_size):
         host, rack = int(at.host[rank]), int(at.rack[rank])
+        exit_ns = simulation.ended_ns
+        if ending is not None and not ending.is_hang:
+            exit_ns = scenario.started_ns + int(ending.last_seen[rank])
         yield {
-            "run_id": run_id,
+            "run_id": simulation.run_id,
             "epoch": EPOCH,
             "rank": rank,
-            "process": process,
+            "process": simulation.process,
             "host": host_name(host),
-            "boot_id": boot_id_of(host, process),
+            "boot_id": boot_id_of(host, simulation.process),
             "local_rank": int(at.local_rank[rank]),
             "pod": "",
             "device_uuid": f"GPU-{rank:08x}",
@@ -165,14 +165,14 @@ def rank_rows(
             "dtype": DTYPE,
             "peak_flops_per_s": PEAK_FLOPS_PER_S,
             "memory": memory_of(scenario),
-            **coords_of(cluster, rank),
+            **coords_of(simulation.cluster, rank),
             "switch": f"leaf-{rack:04d}",
             "rack": f"rack-{rack:04d}",
             "rail": f"rail-{at.local_rank[rank]}",
             "pid": NONE,
             "started_ns": scenario.started_ns,
             "exit_state": run_state(ending),
-            "exit_ns": _exit_ns(scenario, ending, rank, ended_ns),
+            "exit_ns": exit_ns,
             "dropped": {},
             "revision": 1,
         }
@@ -195,13 +195,13 @@ def memory_of(scenario: Scenario) -> str:
     return json.dumps(sizes)
 
 
-def clock_rows(cluster: Cluster, *, process: str) -> Iterator[Row]:
+def clock_rows(simulation: Simulation) -> Iterator[Row]:
     """Yield the rows of table ``clock``: aligned clocks, with their error bound."""
-    scenario = cluster.scenario
+    scenario = simulation.scenario
     for host in range(scenario.num_hosts):
         yield {
             "host": host_name(host),
-            "boot_id": boot_id_of(host, process),
+            "boot_id": boot_id_of(host, simulation.process),
             "at_ns": scenario.started_ns,
             "offset_ns": 0,
             "drift_ppb": 0,
@@ -219,11 +219,3 @@ def run_state(ending: Ending | None) -> str:
     if ending is None:
         return "ended"
     return "running" if ending.is_hang else "failed"
-
-
-def _exit_ns(
-    scenario: Scenario, ending: Ending | None, rank: int, ended_ns: int | None
-) -> int | None:
-    if ending is None:
-        return ended_ns
-    return None if ending.is_hang else scenario.started_ns + int(ending.last_seen[rank])

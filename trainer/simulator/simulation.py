@@ -12,7 +12,7 @@ import numpy as np
 from rankscope.tracer.span import SpanKind
 
 from .cluster import NS_PER_MS, Cluster, make_cluster
-from .describe import clock_rows, manifest_of, rank_rows, run_row, run_state
+from .describe import clock_rows, manifest_of, rank_rows, run_row
 from .ending import Ending, cut_off, ending_of, exit_events
 from .hosts import Monitors, make_clocks
 from .labels import labels_of
@@ -110,23 +110,11 @@ class Simulation:
 
     def run_row(self, *, created_ns: int) -> Row:
         """Return the row of table ``runs``; complete when `tables` is exhausted."""
-        return run_row(
-            self.cluster,
-            self.run_id,
-            created_ns=created_ns,
-            ended_ns=self.ended_ns,
-            state=run_state(self.ending),
-        )
+        return run_row(self, created_ns=created_ns)
 
     def rank_rows(self) -> Iterator[Row]:
         """Yield the rows of table ``ranks``; complete when `tables` is exhausted."""
-        return rank_rows(
-            self.cluster,
-            self.run_id,
-            process=self.process,
-            ending=self.ending,
-            ended_ns=self.ended_ns,
-        )
+        return rank_rows(self)
 
     def group_rows(self) -> Iterator[Row]:
         """Yield the rows of table ``groups``."""
@@ -142,7 +130,7 @@ class Simulation:
 
     def clock_rows(self) -> Iterator[Row]:
         """Yield the rows of table ``clock``."""
-        return clock_rows(self.cluster, process=self.process)
+        return clock_rows(self)
 
     def tables(self) -> Iterator[StepTables]:
         """Run all steps and yield the tables of each; every call begins at the first step."""
