@@ -1,6 +1,6 @@
 """The command `rankscope` with its subcommands, each of which loads what it needs when it runs."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +23,9 @@ from .runs import findings, runs
 from .serve import serve
 from .simulate import simulate
 from .token import token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 app = typer.Typer(
     name="rankscope",
@@ -54,23 +57,15 @@ def main(
     """Find the slow rank of a distributed training, the ranks that wait for it, and the cause."""
 
 
+COMMANDS: "tuple[Callable[..., object], ...]" = (
+    analyze, compare, simulate, export, findings, serve, agent, control, log, mcp, demo, notebooks,
+    doctor,
+)  # fmt: skip
+
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command("import")(import_)
 app.command("check-spool")(check_spool)
-app.command()(analyze)
-app.command()(compare)
-app.command()(simulate)
-app.command()(export)
-app.command()(findings)
-app.command()(serve)
-app.command()(agent)
-app.command()(control)
-app.command()(log)
-app.command()(mcp)
-app.command()(demo)
-app.command()(notebooks)
-app.command()(doctor)
-app.add_typer(runs)
-app.add_typer(alerts)
-app.add_typer(hosts)
-app.add_typer(token)
+for command in COMMANDS:
+    app.command()(command)
+for group in (runs, alerts, hosts, token):
+    app.add_typer(group)

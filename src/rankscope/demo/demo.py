@@ -7,7 +7,6 @@ import secrets
 import shutil
 import sys
 import tempfile
-import time
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,10 +30,6 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
 
     from ..server.listen import Endpoint
-
-STEP_TIMEOUT_S = 0.5
-POLL_S = 2.0
-"""Between two polls of the spool: the ranks need the cores more than the store does."""
 
 PROGRESS_EVERY = 5
 MAX_LAST_POLLS = 20
@@ -139,17 +134,10 @@ def _train_and_store(
     ):
         with Progress(every=PROGRESS_EVERY) as progress:
             progress.show(f"starting {plan.layout.world_size} processes")
-            next_poll_s = 0.0
-            while training.status is None:
-                step = training.next_step(STEP_TIMEOUT_S)
-                if step is not None:
-                    progress.show(_format_progress(step, plan.num_steps))
-                if time.monotonic() >= next_poll_s:
-                    tail.poll()
-                    next_poll_s = time.monotonic() + POLL_S
-        status, reason = training.status, training.last_error()
+            for step in training.follow(tail):
+                progress.show(_format_progress(step, plan.num_steps))
         drain(tail)
-    return status, reason
+        return training.status, training.last_error()
 
 
 def _describe(plan: DemoPlan) -> str:

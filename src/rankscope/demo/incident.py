@@ -29,9 +29,9 @@ from rankscope.tracer.topology import Layout
 from ..errors import FailedError
 from ..server.signals import sigterm_as_interrupt
 from ..terminal.lines import wrap_text
-from .demo import POLL_S, STEP_TIMEOUT_S, TRAINING_LOG, drain
+from .demo import TRAINING_LOG, drain
 from .plan import plan_demo
-from .training import Training, require_torch, training_command
+from .training import STEP_TIMEOUT_S, Training, require_torch, training_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,12 +125,12 @@ def run_incident(store_url: str | None) -> int:
             begun_s=time.monotonic(),
         )
         _announce(job)
-        _train(job, HOSTS, epoch=0)
-        culprit = _diagnose(job)
+        culprit = _diagnose(job, _train(job, HOSTS, epoch=0))
         hosts = _replace_hosts(job, culprit.hosts)
         job.show("restart", f"epoch 1 on {', '.join(hosts)}")
-        if _train(job, hosts, epoch=1) != 0:
-            raise FailedError(f"the restarted training failed: {_last_error(job, epoch=1)}")
+        restarted = _train(job, hosts, epoch=1)
+        if restarted.status != 0:
+            raise FailedError(f"the restarted training failed: {restarted.last_error()}")
         job.show("end", f"all {NUM_STEPS} steps are trained")
         _print_goodput(job, url)
     return 0 if culprit.ranks == (FAULTY_RANK,) else 1
@@ -147,8 +147,8 @@ def _announce(job: _Job) -> None:
     )
 
 
-def _train(job: _Job, hosts: Sequence[str], *, epoch: int) -> int:
-    """Run one incarnation of the job until it ends; return its exit status."""
+def _train(job: _Job, hosts: Sequence[str], *, epoch: int) -> Training:
+    """Run one incarnation of the job until it ends, and store what it recorded."""
     fault = f"crash:rank={FAULTY_RANK},step={FAULT_STEP},kind=kill" if epoch == 0 else "none"
     command = [
         *training_command(job.plan, spool=job.folder / "spool"),
@@ -159,19 +159,12 @@ def _train(job: _Job, hosts: Sequence[str], *, epoch: int) -> int:
     with Training(
         command,
         run_id=job.run_id,
-        log=_log(job, epoch),
+        log=job.folder / f"{epoch}-{TRAINING_LOG}",
         environment={"RANKSCOPE_EPOCH": str(epoch)},
     ) as training:
-        is_first, next_poll_s = True, 0.0
-        while training.status is None:
-            step = training.next_step(STEP_TIMEOUT_S)
-            if step is not None and is_first:
-                is_first = False
+        for number, step in enumerate(training.follow(job.tail)):
+            if number == 0:
                 job.show("training", f"epoch {epoch} begins with step {step.step}")
-            if time.monotonic() >= next_poll_s:
-                job.tail.poll()
-                next_poll_s = time.monotonic() + POLL_S
-        status = training.status
     until_s = time.monotonic() + END_TIMEOUT_S
     while time.monotonic() < until_s:
         drain(job.tail)
@@ -179,10 +172,10 @@ def _train(job: _Job, hosts: Sequence[str], *, epoch: int) -> int:
         if job.store.rows(COUNT_ENDED, bound)[0]["num"] >= len(hosts):
             break
         time.sleep(STEP_TIMEOUT_S)
-    return status
+    return training
 
 
-def _diagnose(job: _Job) -> Finding:
+def _diagnose(job: _Job, training: Training) -> Finding:
     """Print which process was lost and what the diagnosis says; return its finding.
 
     Raises:
@@ -201,7 +194,7 @@ def _diagnose(job: _Job) -> Finding:
     if not finding.hosts:
         raise FailedError(
             f"the diagnosis names no host ({finding.cause}): {finding.evidence}."
-            f" The training said: {_last_error(job, epoch=0)}"
+            f" The training said: {training.last_error()}"
         )
     first, _, _ = finding.evidence.partition(";")
     job.show("finding", f"{finding.cause}: {first}")
@@ -263,13 +256,3 @@ def _print_goodput(job: _Job, url: str) -> None:
     at = write_address(View(run=job.run_id), base_path=f"http://{LOOPBACK}:{DEFAULT_PORT}/")
     sys.stdout.write("\n".join(["", *lines, "", f"rankscope serve --store {url}", at, ""]))
     sys.stdout.flush()
-
-
-def _log(job: _Job, epoch: int) -> Path:
-    return job.folder / f"{epoch}-{TRAINING_LOG}"
-
-
-def _last_error(job: _Job, *, epoch: int) -> str:
-    text = _log(job, epoch).read_text(encoding="utf-8", errors="replace")
-    lines = [line.strip() for line in text.splitlines() if "Error" in line]
-    return next(iter(lines), "nothing")[:300]

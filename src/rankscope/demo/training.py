@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -17,12 +18,18 @@ from typing import TYPE_CHECKING, Self
 from ..errors import BadInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from rankscope.collector.spool.tail import SpoolTail
 
     from .plan import DemoPlan
 
 STEP_LINE = re.compile(r"step (?P<step>\d+) loss (?P<loss>\S+) time_s (?P<seconds>\S+)")
+STEP_TIMEOUT_S = 0.5
+POLL_S = 2.0
+"""Between two polls of the spool: the ranks need the cores more than the store does."""
+
 GRACE_S = 15.0
 """Time for the launcher to end the ranks, which are in sessions of their own."""
 
@@ -130,6 +137,17 @@ class Training:
         except Empty:
             return None
         return read_step(line)
+
+    def follow(self, tail: SpoolTail) -> Iterator[StepDone]:
+        """Yield the steps until it ends, and store what it records meanwhile."""
+        next_poll_s = 0.0
+        while self.status is None:
+            step = self.next_step(STEP_TIMEOUT_S)
+            if step is not None:
+                yield step
+            if time.monotonic() >= next_poll_s:
+                tail.poll()
+                next_poll_s = time.monotonic() + POLL_S
 
     def last_error(self) -> str:
         """Return the line of stderr that most likely says why it failed; "" if there is none."""
