@@ -39,6 +39,9 @@ MAX_ROWS = 100
 MAX_CHARS = 24_000
 """Characters of an answer, some 8,000 tokens."""
 
+PICTURE = ("proof", "noise_s")
+"""Fields of a finding that only `Answers.evidence` has."""
+
 SELECTS = re.compile(r"\s*(\(|SELECT\b|WITH\b)", re.IGNORECASE)
 """Begin of a statement whose result may be limited from outside."""
 
@@ -100,7 +103,8 @@ class Answers:
                 "steps": [report.steps[0], report.steps[-1]] if report.steps else [],
                 "mfu": mfu and {"convention": mfu["convention"], "mean": mfu["mean"]},
                 "findings": [
-                    _brief(finding) | {"what_to_do": _advice(run, known)}
+                    {key: value for key, value in finding.items() if key not in PICTURE}
+                    | {"what_to_do": _advice(run, known)}
                     for finding, known in zip(document["findings"], report.findings, strict=True)
                 ],
                 "waiting_ranks": document["starved"],
@@ -215,11 +219,6 @@ class Answers:
 
 def _runs(causes_by_run: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
     return [{"run": run, "causes": list(causes)} for run, causes in causes_by_run.items()]
-
-
-def _brief(finding: dict[str, Any]) -> dict[str, Any]:
-    """Return a finding without its picture, which `Answers.evidence` has."""
-    return {key: value for key, value in finding.items() if key not in ("proof", "noise_s")}
 
 
 def _advice(run: str, finding: Finding) -> dict[str, Any] | None:

@@ -78,12 +78,10 @@ class LiveLine:
             # A line further and back: the cursor may be in the row that is taken from the job.
             begin = f"\x1bD{SAVE}\x1b[1;{rows - 1}r{RESTORE}\x1b[1A"
             self._size = columns, rows
-        shown = _cut(printable(text), columns - 1)
+        shown = printable(text)
+        if len(shown) >= columns:
+            shown = f"{shown[: columns - 2]}…"
         _write(f"{begin}{SAVE}\x1b[{rows};1H{ERASE}{shown}{RESTORE}")
-
-
-def _cut(text: str, columns: int) -> str:
-    return text if len(text) <= columns else f"{text[: columns - 1]}…"
 
 
 def _write(text: str) -> None:

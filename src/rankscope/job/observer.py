@@ -105,7 +105,12 @@ def main() -> None:
     except Exception as error:
         if find_exit_code(error) is None:
             raise
-        _send(Message.VERDICT, f"rankscope: no diagnosis: {format_error(error)}. {_keep(settings)}")
+        spool = Path(settings.folder) / SPOOL
+        _send(
+            Message.VERDICT,
+            f"rankscope: no diagnosis: {format_error(error)}. The records are in {spool}:"
+            f" `rankscope import {spool} --format rankscope` stores them",
+        )
 
 
 class Job:
@@ -441,11 +446,6 @@ def _drain(tail: SpoolTail) -> tuple[TailProgress, list[str]]:
         progress = tail.poll()
         problems += progress.problems
     return progress, problems
-
-
-def _keep(settings: Settings) -> str:
-    spool = Path(settings.folder) / SPOOL
-    return f"The records are in {spool}: `rankscope import {spool} --format rankscope` stores them"
 
 
 def _send(kind: Message, text: str) -> None:

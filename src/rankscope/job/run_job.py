@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
@@ -16,14 +17,14 @@ from typing import TYPE_CHECKING, Self
 
 import rankscope.tracer.autostart
 from rankscope.collector.identity import check_run_name
-from rankscope.collector.store.location import default_store_url
+from rankscope.collector.store.location import data_folder, default_store_url
 
+from ..doctor.places import MOUNTS, NETWORK_FILE_SYSTEMS, file_system, nearest_folder
 from ..server.signals import sigterm_as_interrupt
 from ..terminal.lines import say, terminal_width
 from .live_line import LiveLine
 from .observer import SPOOL, Message, Settings
 from .process import CommandStartError, check_program, run_command, signals_blocked
-from .spool_place import make_job_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -97,6 +98,19 @@ def _run(options: JobOptions, name: str) -> int:
             with suppress(KeyboardInterrupt), sigterm_as_interrupt():
                 _finish(observer, line, serves=options.serve and sys.stderr.isatty())
     return status
+
+
+def make_job_folder(name: str) -> Path:
+    """Make the folder of a job: in the data folder, or a temporary one if that is on a network.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    jobs = data_folder() / "jobs"
+    if file_system(nearest_folder(jobs), MOUNTS).startswith(NETWORK_FILE_SYSTEMS):
+        return Path(tempfile.mkdtemp(prefix=f"rankscope-{name}-"))
+    jobs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=jobs))
 
 
 def _finish(observer: Observer, line: LiveLine, *, serves: bool) -> None:

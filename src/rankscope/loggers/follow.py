@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -158,7 +158,9 @@ class _Follower:
             new = self._reader.read_new(summary, after=self._logged.step)
             if new is not None:
                 _write(self._sink, *new, self._logged)
-                _keep(self._path, self._logged)
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with new_file(self._path, mode=0o600) as file:
+                    file.write(json.dumps(asdict(self._logged)).encode())
         self.is_over = self.has_ended
 
     def reopen(self, error: Exception) -> None:
@@ -185,8 +187,12 @@ class _Follower:
 
     def _open(self, summary: RunSummary) -> Sink:
         request = self._request
-        self._path = self._folder / f"{_key(request, summary)}.json"
-        self._logged = _read(self._path)
+        store = request.store_url or default_store_url()
+        texts = (store, request.run, str(summary.started_ns), request.to, request.into or "")
+        name = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:32]
+        self._path = self._folder / f"{name}.json"
+        with suppress(FileNotFoundError):
+            self._logged = Logged(**json.loads(self._path.read_text(encoding="utf-8")))
         target = Target(
             run=request.run,
             started_ns=summary.started_ns or 0,
@@ -219,26 +225,6 @@ def _write(sink: Sink, steps: Sequence[LoggedStep], diagnosis: Diagnosis, logged
 
 def _finding_key(finding: Finding) -> list[str]:
     return [finding.cause, str(finding.severity or ""), ",".join(map(str, finding.ranks))]
-
-
-def _key(request: LogRequest, summary: RunSummary) -> str:
-    """Return the name of what is kept about a run and a place where it is logged."""
-    store = request.store_url or default_store_url()
-    texts = (store, request.run, str(summary.started_ns), request.to, request.into or "")
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:32]
-
-
-def _read(path: Path) -> Logged:
-    try:
-        return Logged(**json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return Logged()
-
-
-def _keep(path: Path, logged: Logged) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with new_file(path, mode=0o600) as file:
-        file.write(json.dumps(asdict(logged)).encode())
 
 
 @contextmanager

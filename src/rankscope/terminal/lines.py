@@ -113,19 +113,17 @@ class Progress:
         """Show the text on a terminal alone; return whether stderr is one."""
         is_dumb = os.environ.get("TERM") == "dumb"
         is_shown = (sys.stderr.isatty() and not is_dumb) or self._status is not None
-        if is_shown:
-            self._show_on_terminal(text)
-        return is_shown
-
-    def _show_on_terminal(self, text: str) -> None:
-        from rich.console import Console
-        from rich.status import Status
-
+        if not is_shown:
+            return False
         if self._status is None:
+            from rich.console import Console
+            from rich.status import Status
+
             console = Console(stderr=True)
             self._status = Status("", console=console, refresh_per_second=REFRESHES_PER_S)
             self._status.start()
         self._status.update(_Timed(printable(text)))
+        return True
 
 
 class _Timed:

@@ -63,7 +63,7 @@ MIN_WAIT_RATIO = 0.005
 
 FINDING_ALIGNED = "lkllrr"
 
-LEGEND = (
+LEGEND = (  # of the figures of the details
     "GPU slowdown: replayed over ideal step time; replayed is without the delays of the hosts.",
     "Host delays: recorded over replayed step time. Replay error: that of a replay with them.",
     "M_W, M_S, the paper's estimate: arXiv 2505.05713; beyond 0 to 100 % another path is critical.",
@@ -146,7 +146,8 @@ def report_text(
     if view.rank is None:
         blocks.append(kernel_lines(report.kernels, top=view.top, width=view.table_width))
     if view.has_details:
-        blocks += [_format_bandwidth(report.bandwidth, view), _legend(width)]
+        legend = [line for text in LEGEND for line in _paragraph(text, width)]
+        blocks += [_format_bandwidth(report.bandwidth, view), legend]
     blocks.append(_format_quality(report, width))
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
@@ -318,14 +319,6 @@ def _format_times(report: RunReport, width: int, view: View) -> list[str]:
     for label, text in rows.items():
         if text:
             lines += wrap_text(text, width, first=label.ljust(LABEL_WIDTH))
-    return lines
-
-
-def _legend(width: int) -> list[str]:
-    """Return what the figures of the details mean."""
-    lines = []
-    for line in LEGEND:
-        lines += _paragraph(line, width)
     return lines
 
 
