@@ -69,7 +69,7 @@ def _stored_runs(store: Store) -> None:
     for run_id, scenario in SCENARIOS.items():
         simulation = simulate(scenario, run_id=run_id)
         store_simulation(store, simulation, simulation.tables())
-        roll(Rollups(store))
+    roll(Rollups(store))
 
 
 def roll(rollups: Rollups) -> None:
@@ -146,7 +146,7 @@ def test_every_stored_cell_equals_one_drawn_from_the_spans(
     assert {(level.line_ranks, level.zoom) for level in compared} == levels
 
 
-@pytest.mark.parametrize("run_id", SCENARIOS)
+@pytest.mark.parametrize("run_id", [MANY, DEEP, pytest.param(FEW, marks=pytest.mark.nightly)])
 def test_tiles_drawn_in_portions_equal_those_drawn_from_all_spans(
     store: Store, run_id: str
 ) -> None:
@@ -194,8 +194,16 @@ def assert_old_or_absent(picture: StepPicture | None, num_spans: int) -> None:
     assert picture is None or picture.num_spans == num_spans
 
 
-@pytest.mark.parametrize("by", TILED)
-@pytest.mark.parametrize("run_id", SCENARIOS)
+@pytest.mark.parametrize(
+    ("run_id", "by"),
+    [
+        pytest.param(
+            run_id, by, marks=() if run_id == MANY or by == RowOrder.PP else pytest.mark.nightly
+        )
+        for run_id in SCENARIOS
+        for by in TILED
+    ],
+)
 def test_the_figure_of_tiles_equals_the_figure_of_spans(
     store: Store, run_id: str, by: RowOrder
 ) -> None:
@@ -334,40 +342,16 @@ def test_deleting_a_run_deletes_its_pictures(store: Store) -> None:
     assert read_kept_picture(store, step_zero(copy)) is None
 
 
-def test_finer_levels_expire_with_the_spans_and_the_top_level_stays(store: Store) -> None:
-    copy = copy_run(store, DEEP)
-    copy_spans(store, DEEP, copy, "1")
-    roll(Rollups(store))
-    whole = picture_in(store, copy)
-    assert whole is not None
-    length = whole.end_ns - whole.begin_ns
-    viewport = Viewport(begin_ns=length // 4, end_ns=length // 2, first_row=0, end_row=4)
-    fine = picture_in(store, copy, viewport=viewport)
-    assert fine is not None
-    in_three_days = time.time_ns() + 3 * DAY_NS
-
-    Retention(store, Deletions(store), unix_ns=lambda: in_three_days).expire()
-
-    assert not len(StoreSource(store).spans(copy))
-    top = picture_in(store, copy)
-    assert top is not None
-    assert np.array_equal(top.raster.compute.kind, whole.raster.compute.kind)
-    coarse = picture_in(store, copy, viewport=viewport)
-    assert coarse is not None
-    assert coarse.raster.compute.kind.shape[1] == NUM_BINS // 4
-    assert fine.raster.compute.kind.shape[1] == NUM_BINS
-
-
 @pytest.fixture(scope="module")
 def wide(store: Store) -> str:
     """Store a run of 1,025 ranks, without tiles: lines of three ranks, the last of two."""
-    simulation = simulate(Scenario(dp=205, pp=5, num_steps=1, num_microbatches=5), run_id="wide")
+    simulation = simulate(Scenario(dp=205, pp=5, num_steps=1, num_microbatches=1), run_id="wide")
     store_simulation(store, simulation, simulation.tables())
     return "wide"
 
 
 @pytest.mark.parametrize(
-    ("by", "portion_spans"), [(RowOrder.PP, 5_000), (RowOrder.DP, 7_000), (RowOrder.PP, 10**9)]
+    ("by", "portion_spans"), [(RowOrder.PP, 1_700), (RowOrder.DP, 2_400), (RowOrder.PP, 10**9)]
 )
 def test_a_picture_drawn_in_portions_equals_one_drawn_from_all_spans(
     store: Store, wide: str, by: RowOrder, portion_spans: int
@@ -422,11 +406,7 @@ def test_the_page_of_a_large_step_is_drawn_in_the_background_in_portions(
 def test_some_ranks_of_a_step_are_those_of_the_whole_step(
     store: Store, wide: str, *, is_closed: bool
 ) -> None:
-    run_id = "closed" if is_closed else wide
-    if is_closed:  # those of `SCENARIOS` have expired
-        simulation = simulate(SCENARIOS[FEW], run_id=run_id)
-        store_simulation(store, simulation, simulation.tables())
-        roll(Rollups(store))
+    run_id = FEW if is_closed else wide
     source, ranks = StoreSource(store), (1, 40, 41)
     provider = StoreProvider(source, Reports(source), store=store, timeout_s=TIMEOUT_S)
     whole = timeline_in(store, run_id)
@@ -447,6 +427,28 @@ def test_a_large_step_without_spans_is_an_error(store: Store, wide: str) -> None
 
     with pytest.raises(EmptyRunError, match="no spans of step 7 in epoch 0"):
         draw_in_portions(store, info, nowhere, order=RowOrder.PP)
+
+
+def test_finer_levels_expire_with_the_spans_and_the_top_level_stays(store: Store) -> None:
+    # The last test of the module: the spans of its runs expire.
+    whole = picture_in(store, DEEP)
+    assert whole is not None
+    length = whole.end_ns - whole.begin_ns
+    viewport = Viewport(begin_ns=length // 4, end_ns=length // 2, first_row=0, end_row=4)
+    fine = picture_in(store, DEEP, viewport=viewport)
+    assert fine is not None
+    in_three_days = time.time_ns() + 3 * DAY_NS
+
+    Retention(store, Deletions(store), unix_ns=lambda: in_three_days).expire()
+
+    assert not len(StoreSource(store).spans(DEEP))
+    top = picture_in(store, DEEP)
+    assert top is not None
+    assert np.array_equal(top.raster.compute.kind, whole.raster.compute.kind)
+    coarse = picture_in(store, DEEP, viewport=viewport)
+    assert coarse is not None
+    assert coarse.raster.compute.kind.shape[1] == NUM_BINS // 4
+    assert fine.raster.compute.kind.shape[1] == NUM_BINS
 
 
 def copy_run(store: Store, run_id: str) -> str:
