@@ -17,7 +17,6 @@ from rankscope.run import Run, open_run
 from rankscope.sources.result_tables import table_html, with_steps
 from rankscope.tracer.span import NONE, SpanFlag, SpanKind
 from tests.support.collector.spool_builder import SpoolBuilder
-from tests.support.dashboard.builders import traces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,13 +55,10 @@ def write_rank(spool_dir: Path, rank: int, compute: int) -> None:
         begin = step * 200 * MS
         spool.span("forward", step=step, start_ns=begin, duration_ns=compute, chunk=0)
         spool.span(
-            "all_reduce",
-            step=step,
-            kind=SpanKind.DP_COMM,
-            start_ns=begin + compute,
-            duration_ns=110 * MS - compute,
+            "all_reduce", step=step, kind=SpanKind.DP_COMM,
+            start_ns=begin + compute, duration_ns=110 * MS - compute,
             comm=(GROUP, step, NONE, NONE, 1024, 0),
-        )
+        )  # fmt: skip
         spool.step(step, start_ns=begin, duration_ns=110 * MS, num_tokens=8, loss=1.0)
     spool.group(GROUP, kind="dp-comm", name="dp", members=[0, 1])
     spool.end(at_ns=500 * MS)
@@ -74,19 +70,14 @@ def write_ahead(spool_dir: Path) -> None:
     spool = SpoolBuilder(spool_dir, run_id="ahead", world_size=1)
     for step in (0, 1):
         begin = (1 + 62 * step) * MS
-        for kind, start_ns, duration_ns in (
+        for kind, start, duration in (
             (SpanKind.FORWARD, begin, 60 * MS),
             (SpanKind.OPTIMIZER, begin + 60 * MS, 2 * MS),
         ):
             spool.span(
-                kind.value,
-                kind=kind,
-                step=step,
-                start_ns=start_ns,
-                duration_ns=duration_ns,
-                chunk=0,
+                kind.value, kind=kind, step=step, start_ns=start, duration_ns=duration, chunk=0,
                 flags=device,
-            )
+            )  # fmt: skip
         spool.step(step, start_ns=step * MS, duration_ns=MS)
     spool.end(at_ns=500 * MS)
 
@@ -145,10 +136,6 @@ def test_the_tables_are_data_frames_too(run: Run, monkeypatch: pytest.MonkeyPatc
         run.df.steps()
 
 
-def test_a_step_begins_with_its_first_rank(run: Run) -> None:
-    assert run.steps()["start_ns"].to_pylist() == run.rank_steps()["start_ns"].to_pylist()[::2]
-
-
 def test_communications_of_several_steps_are_those_of_each(run: Run) -> None:
     both = run.communications((0, 9))
 
@@ -160,8 +147,7 @@ def test_communications_of_several_steps_are_those_of_each(run: Run) -> None:
 
 def test_the_figures_are_those_of_the_pages_or_none(run: Run) -> None:
     names = [name for name in dir(run) if name.startswith("figure_")]
-    needed = {"figure_rank": (1,), "figure_place": (1,), "figure_waits": (1,)}
-    needed["figure_timeline"] = (1,)
+    needed = dict.fromkeys(("figure_rank", "figure_place", "figure_waits", "figure_timeline"), (1,))
     drawn = {name: getattr(run, name)(*needed.get(name, ())) for name in names}
 
     # No pair sends, no span is outside of the steps, and no finding of the two ranks has a proof.
@@ -170,7 +156,10 @@ def test_the_figures_are_those_of_the_pages_or_none(run: Run) -> None:
         "figure_proof",
         "figure_start_up",
     }
+    assert all(figure.data for figure in drawn.values() if figure is not None)
     assert "heatmap" in {one.type for one in drawn["figure_ranks"].data}
+    bars = [one for one in drawn["figure_timeline"].data if one.orientation == "h"]
+    assert sum(len(trace.x) for trace in bars) >= len(run.timeline(1).spans)
     assert run.figure_rank(7) is None
 
 
@@ -214,11 +203,8 @@ def test_the_spans_of_one_rank_and_kind_are_one_line(run: Run) -> None:
     assert spans.select(["step", "rank", "kind", "duration_ns"]).to_pylist() == [
         {"step": 1, "rank": 1, "kind": "forward", "duration_ns": 100 * MS}
     ]
-    assert (run.spans().num_rows, run.spans((0, 1)).num_rows, run.spans(ranks=(0, 7)).num_rows) == (
-        8,
-        8,
-        4,
-    )
+    found = run.spans(), run.spans((0, 1)), run.spans(ranks=(0, 7))
+    assert [table.num_rows for table in found] == [8, 8, 4]
 
 
 def test_steps_have_their_times_tokens_and_loss(run: Run) -> None:
@@ -226,16 +212,12 @@ def test_steps_have_their_times_tokens_and_loss(run: Run) -> None:
 
     assert [row["actual_s"] for row in steps] == [0.11, 0.11]
     assert [(row["ideal_s"], row["loss"]) for row in steps] == [(0.09, 1.0)] * 2
+    assert [row["slowdown"] for row in steps] == pytest.approx([11 / 9] * 2)
+    # A step begins with its first rank.
+    begins = run.rank_steps()["start_ns"].to_pylist()
+    assert ([row["start_ns"] for row in steps], len(begins)) == (begins[::2], 4)
     # Both ranks are positions of their own: 8 tokens each.
     assert steps[0]["num_tokens"] == 16
-    assert run.rank_steps().num_rows == 4
-
-
-def test_a_table_is_a_data_frame_in_one_call(run: Run) -> None:
-    frame = run.steps().to_pandas()
-
-    assert frame["actual_s"].max() == 0.11
-    assert frame["slowdown"].tolist() == pytest.approx([11 / 9] * 2)
 
 
 def test_ranks_and_waits_name_the_rank_that_others_wait_for(run: Run) -> None:
@@ -257,20 +239,18 @@ def test_the_times_of_a_step_by_kind(run: Run) -> None:
 def test_the_communications_of_a_step_have_their_waits_and_who_came_last(run: Run) -> None:
     rows = run.communications(0).to_pylist()
 
-    assert [(row["rank"], row["kind"], row["seq"]) for row in rows] == [
-        (0, "dp-comm", 0),
-        (1, "dp-comm", 0),
-    ]
-    assert [(row["wait_ns"], row["transfer_ns"], row["last_rank"]) for row in rows] == [
-        (40 * MS, 10 * MS, 1),
-        (0, 10 * MS, 1),
+    columns = ("rank", "kind", "seq", "wait_ns", "transfer_ns", "last_rank")
+    assert [tuple(row[name] for name in columns) for row in rows] == [
+        (0, "dp-comm", 0, 40 * MS, 10 * MS, 1),
+        (1, "dp-comm", 0, 0, 10 * MS, 1),
     ]
 
 
-def test_events_and_settings_are_tables(run: Run) -> None:
+def test_findings_events_settings_and_samples_are_tables(run: Run) -> None:
+    assert run.findings()["cause"].to_pylist() == [each.cause for each in run.report.findings]
     assert {row["kind"] for row in run.events().to_pylist()} == {"exit"}
-    settings = run.settings().to_pylist()
-    assert {row["num_ranks"] for row in settings} <= {1, 2}
+    assert {row["num_ranks"] for row in run.settings().to_pylist()} <= {1, 2}
+    assert run.samples().column_names == run.samples("gpu-clock-hz").column_names
 
 
 def test_a_query_has_parameters_and_returns_a_table(stored: str) -> None:
@@ -286,12 +266,6 @@ def test_a_sample_has_the_step_that_had_begun_last(run: Run) -> None:
     found = with_steps(pa.table({"at_ns": at_ns}), steps)
 
     assert found["step"].to_pylist() == [None, 0, 1]
-
-
-def test_findings_and_samples_are_tables(run: Run) -> None:
-    assert run.findings().num_rows == len(run.report.findings)
-    assert run.findings()["cause"][0].as_py() == run.report.findings[0].cause
-    assert run.samples().column_names == run.samples("gpu-clock-hz").column_names
 
 
 def test_a_cell_of_a_notebook_shows_the_verdict_and_escapes_names(run: Run) -> None:
@@ -311,13 +285,6 @@ def test_tables_and_comparisons_are_shown_as_escaped_html(stored: str) -> None:
     )
     html = compare("r", "ahead", store=stored)._repr_html_()
     assert "ahead against r: a step is 44 % faster" in html
-
-
-def test_figures_are_those_of_the_pages(run: Run) -> None:
-    bars = [one for one in traces(run.figure_timeline(1)) if one.orientation == "h"]
-    assert sum(len(trace.x) for trace in bars) >= len(run.timeline(1).spans)
-    for figure in (run.figure_steps(), run.figure_excess(), run.figure_workers()):
-        assert figure.data
 
 
 def test_runs_are_listed(stored: str) -> None:
@@ -347,21 +314,11 @@ def test_the_package_names_its_entry_points_and_no_others() -> None:
 
 def test_each_table_is_a_frame_of_polars_with_the_same_rows(run: Run, stored: str) -> None:
     polars = pytest.importorskip("polars", reason="polars is not installed: 180 MB for one test")
-    tables = {
+    needed = {"kind_times": (1,), "communications": (1,)}
+    tables = {name: getattr(run, name)(*needed.get(name, ())) for name in dir(run.df)}
+    tables |= {
         "runs": rankscope.runs(store=stored),
         "query": rankscope.query("SELECT * FROM spans FINAL", store=stored),
-        "findings": run.findings(),
-        "spans": run.spans(),
-        "steps": run.steps(),
-        "rank_steps": run.rank_steps(),
-        "ranks": run.ranks(),
-        "waits": run.waits(),
-        "kind_times": run.kind_times(1),
-        "communications": run.communications(1),
-        "events": run.events(),
-        "settings": run.settings(),
-        "samples": run.samples(),
-        "waterfall": run.waterfall(),
         "numbers": compare("r", "ahead", store=stored).numbers(),
     }
 

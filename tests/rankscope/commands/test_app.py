@@ -1,10 +1,8 @@
-"""The command line as a whole: version, hints, and stores that do not exist."""
+"""The command line as a whole: hints, and stores that do not exist."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,18 +17,6 @@ from rankscope.commands.runs import delete_stored, list_findings, list_runs
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-
-def test_the_version_is_printed() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "rankscope", "--version"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-    assert (done.returncode, done.stdout) == (0, f"rankscope {version('rankscope')}\n")
 
 
 @pytest.mark.parametrize(
