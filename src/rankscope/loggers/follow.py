@@ -217,7 +217,6 @@ def _write(sink: Sink, steps: Sequence[LoggedStep], diagnosis: Diagnosis, logged
     texts = [diagnosis.verdict, str(diagnosis.severity), diagnosis.link]
     if new or texts != logged.verdict:
         sink.log_diagnosis(diagnosis, new)
-    sink.flush()
     logged.step = steps[-1].step if steps else logged.step
     logged.verdict = texts
     logged.findings += map(_finding_key, new)

@@ -81,9 +81,6 @@ class OtlpSink:
         if logs:
             self._send(self._logs, logs, "logs")
 
-    def flush(self) -> None:
-        """Do nothing: each call returns when its rows are sent."""
-
     def close(self, *, has_ended: bool) -> None:
         """Close the connections."""
         for exporter in (self._spans, self._metrics, self._logs):

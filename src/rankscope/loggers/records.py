@@ -97,7 +97,10 @@ class Target:
 
 
 class Sink(Protocol):
-    """A tracker that takes a run. A failure to write is an exception: the rows are sent again."""
+    """A tracker that takes a run. A failure to write is an exception: the rows are sent again.
+
+    What a call has written is durable, or sent, or with the tracker's own process or thread.
+    """
 
     into: str
     """Where it writes, such that a sink that is opened there continues it."""
@@ -107,9 +110,6 @@ class Sink(Protocol):
 
     def log_diagnosis(self, diagnosis: Diagnosis, new: Sequence[Finding]) -> None:
         """Write a diagnosis that differs from the last one, with the findings that did not have."""
-
-    def flush(self) -> None:
-        """Make durable, or send, what was written."""
 
     def close(self, *, has_ended: bool) -> None:
         """Close it; `has_ended` says whether the run is over."""

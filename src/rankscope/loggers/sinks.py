@@ -82,9 +82,6 @@ class WandbSink:
             }
         )
 
-    def flush(self) -> None:
-        """Do nothing: W&B's own process sends, and keeps what it can't send."""
-
     def close(self, *, has_ended: bool) -> None:
         """Wait until all is sent."""
         self._run.finish()
@@ -138,9 +135,6 @@ class MlflowSink:
         for name, text in tags.items():
             self._client.set_tag(self.into, name, text[:MAX_TAG])
 
-    def flush(self) -> None:
-        """Do nothing: each call returns when its rows are stored."""
-
     def close(self, *, has_ended: bool) -> None:
         """End the run if it is rankscope's, and over."""
         if self._is_own and has_ended:
@@ -168,14 +162,12 @@ class TensorBoardSink:
         for step in steps:
             for name, value in step.values().items():
                 self._add(step.step, step.end_ns, self._scalar(name, value))
+        self._writer.flush()
 
     def log_diagnosis(self, diagnosis: Diagnosis, new: Sequence[Finding]) -> None:
         """Write a text at the newest step."""
         text = self._text(f"{PREFIX}verdict", diagnosis.to_markdown())
         self._add(max(diagnosis.step, 0), diagnosis.at_ns, text)
-
-    def flush(self) -> None:
-        """Write what is queued."""
         self._writer.flush()
 
     def close(self, *, has_ended: bool) -> None:
@@ -212,9 +204,6 @@ class TrackioSink:
         """Raise an alert with the verdict and the link."""
         level = self._trackio.AlertLevel[level_of(diagnosis.severity)]
         self._run.alert(diagnosis.verdict, text=diagnosis.link, level=level)
-
-    def flush(self) -> None:
-        """Do nothing: trackio's thread writes twice a second."""
 
     def close(self, *, has_ended: bool) -> None:
         """Wait until all is written."""

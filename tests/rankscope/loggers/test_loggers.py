@@ -20,11 +20,13 @@ from rankscope.errors import BadInputError, FailedError
 from rankscope.loggers.follow import LogRequest, log_run
 from rankscope.loggers.records import Target
 from rankscope.loggers.sinks import SINKS
-from tests.support.rankscope.growing_run import NUM_STEPS, RUN, begin_run, end_run
+from tests.support.rankscope.incident_runs import store_run
 from tests.support.receiver import Receiver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from rankscope.collector.store.store import Store
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,6 +36,16 @@ pytestmark = [
     pytest.mark.filterwarnings("default::ResourceWarning"),
     pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning"),
 ]
+
+RUN = "live"
+WHOLE = "whole"
+NUM_STEPS = 12
+
+COPY = """
+INSERT INTO {table} SELECT * REPLACE ({changes}) FROM (
+    SELECT * FROM {table} FINAL WHERE run_id = 'whole' AND {condition}
+)
+"""
 
 ADDRESS = "https://rankscope.example"
 FAULT = "slow-compute:rank=5,factor=1.8,steps=3-11"
@@ -50,6 +62,33 @@ SIGNALS = {
 WANDB_HEADER = 7
 BLOCK, CHUNK_HEADER = 32_768, 7
 FULL, LAST = 1, 4
+
+
+def begin_run(store: Store, *faults: str, num_steps: int) -> None:
+    """Store a running job with its first steps."""
+    store_run(store, WHOLE, *faults, num_steps=NUM_STEPS)
+    for table in ("ranks", "groups", "manifests", "ledger"):
+        store.command(_copy(table))
+    _add_steps(store, 0, num_steps)
+    store.command(_copy("runs", state="running"))
+
+
+def end_run(store: Store, *, num_stored: int) -> None:
+    """Store the other steps, and end the job."""
+    _add_steps(store, num_stored, NUM_STEPS)
+    store.command(_copy("runs", state="ended"))
+
+
+def _add_steps(store: Store, begin: int, end: int) -> None:
+    for table in ("spans", "steps", "microbatches"):
+        store.command(_copy(table, condition=f"step >= {begin} AND step < {end}"))
+
+
+def _copy(table: str, *, state: str | None = None, condition: str = "1") -> str:
+    changes = f"'{RUN}' AS run_id"
+    if state is not None:
+        changes += f", '{state}' AS state, toUnixTimestamp64Nano(now64(9)) AS created_ns"
+    return COPY.format(table=table, changes=changes, condition=condition)
 
 
 @pytest.fixture(scope="module")
