@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 EXAMPLE = run_path(str(ROOT / "docs" / "spool_example.py"))
 KIND, FLAGS, STEP, START, END, GROUP, SEQ = 1, 2, 8, 24, 32, 64, 72
 FORWARD, DP, RECV, WAIT = (EXAMPLE[name] for name in ("FORWARD", "DP", "RECV", "WAIT"))
-HAS_COMM, ASYNC = EXAMPLE["HAS_COMM"], EXAMPLE["ASYNC"]
+HAS_COMM = EXAMPLE["HAS_COMM"]
 
 
 @pytest.fixture
@@ -53,36 +53,48 @@ def change(spool: Path, edit: Callable[[bytearray, int], None], *, ranks: range 
         path.write_bytes(data)
 
 
+def change_kind(
+    kind: int,
+    edit: Callable[[bytearray, int], None],
+    *,
+    record_type: int = 1,
+    ranks: range = range(4),
+) -> Damage:
+    """Return a damage of the records of one type and kind."""
+
+    def edit_own(data: bytearray, at: int) -> None:
+        if data[at] == record_type and data[at + KIND] == kind:
+            edit(data, at)
+
+    return lambda spool: change(spool, edit_own, ranks=ranks)
+
+
 def set_field(kind: int, offset: int, form: str, value: int, *, ranks: range = range(4)) -> Damage:
-
     def edit(data: bytearray, at: int) -> None:
-        if data[at] == 1 and data[at + KIND] == kind:
-            struct.pack_into(form, data, at + offset, value)
+        struct.pack_into(form, data, at + offset, value)
 
-    return lambda spool: change(spool, edit, ranks=ranks)
+    return change_kind(kind, edit, ranks=ranks)
 
 
-def set_flags(kind: int, *, remove: int = 0, add: int = 0) -> Damage:
+def remove_flag(kind: int, flag: int) -> Damage:
     def edit(data: bytearray, at: int) -> None:
-        if data[at] == 1 and data[at + KIND] == kind:
-            (old,) = struct.unpack_from("<H", data, at + FLAGS)
-            struct.pack_into("<H", data, at + FLAGS, old & ~remove | add)
+        (old,) = struct.unpack_from("<H", data, at + FLAGS)
+        struct.pack_into("<H", data, at + FLAGS, old & ~flag)
 
-    return lambda spool: change(spool, edit)
+    return change_kind(kind, edit)
+
+
+def to_other(data: bytearray, at: int) -> None:
+    """Make a record to a span of kind ``other``."""
+    data[at : at + 2] = bytes((1, 14))
+    struct.pack_into("<H", data, at + FLAGS, 16)
 
 
 def drop_records(*, record_type: int = 1, kind: int, ranks: range = range(4)) -> Damage:
-    """Return a damage that makes records of a kind to spans of kind ``other``."""
-
-    def edit(data: bytearray, at: int) -> None:
-        if data[at] == record_type and data[at + KIND] == kind:
-            data[at : at + 2] = bytes((1, 14))
-            struct.pack_into("<H", data, at + FLAGS, 16)
-
-    return lambda spool: change(spool, edit, ranks=ranks)
+    return change_kind(kind, to_other, record_type=record_type, ranks=ranks)
 
 
-def set_header(offset: int, form: str, value: int, files: str = "*.rsp") -> Damage:
+def set_header(offset: int, form: str, value: int | bytes, files: str = "*.rsp") -> Damage:
     def damage(spool: Path) -> None:
         for path in spool.rglob(files):
             data = bytearray(path.read_bytes())
@@ -110,36 +122,22 @@ def truncate_unsealed(spool: Path) -> None:
 
 def swap_times(data: bytearray, at: int) -> None:
     start, end = struct.unpack_from("<qq", data, at + START)
-    if data[at] == 1 and data[at + KIND] == FORWARD:
-        struct.pack_into("<qq", data, at + START, end, start)
+    struct.pack_into("<qq", data, at + START, end, start)
 
 
 def overlap(data: bytearray, at: int) -> None:
-    if data[at] == 1 and data[at + KIND] == FORWARD:
-        (end,) = struct.unpack_from("<q", data, at + END)
-        struct.pack_into("<q", data, at + END, end + 5_000_000)
+    (end,) = struct.unpack_from("<q", data, at + END)
+    struct.pack_into("<q", data, at + END, end + 5_000_000)
 
 
-def other_host(spool: Path) -> None:
-    for name in ("process.rsp", "seg-000000.rsp"):
-        path = folder_of(spool, 3) / name
-        data = bytearray(path.read_bytes())
-        data[80:144] = b"second-host".ljust(64, b"\0")
-        path.write_bytes(data)
+RANK_3 = "e0-r00003-*/*.rsp"
+other_host = set_header(80, "64s", b"second-host", RANK_3)
+other_anchor = set_header(216, "<q", EXAMPLE["UNIX_NS"] + 10**9, RANK_3)
 
 
 def other_clock(spool: Path) -> None:
     other_host(spool)
     other_anchor(spool)
-
-
-def other_anchor(spool: Path) -> None:
-    for name in ("process.rsp", "seg-000000.rsp"):
-        path = folder_of(spool, 3) / name
-        data = bytearray(path.read_bytes())
-        (unix_ns,) = struct.unpack_from("<q", data, 216)
-        struct.pack_into("<q", data, 216, unix_ns + 10**9)
-        path.write_bytes(data)
 
 
 def declared_clock_error(spool: Path) -> None:
@@ -177,8 +175,8 @@ CASES: dict[str, tuple[Damage, str]] = {
     "p2p with another group": (set_field(RECV, GROUP, "<Q", 77), "one-sided"),
     "collective with group 0": (set_field(DP, GROUP, "<Q", 0), "no-group"),
     "collective without seq": (set_field(DP, SEQ, "<q", -1), "no-group"),
-    "communication without flag": (set_flags(DP, remove=HAS_COMM), "no-group"),
-    "wait without flag": (set_flags(WAIT, remove=HAS_COMM), "wait-flag"),
+    "communication without flag": (remove_flag(DP, HAS_COMM), "no-group"),
+    "wait without flag": (remove_flag(WAIT, HAS_COMM), "wait-flag"),
     "wait for another": (set_field(WAIT, SEQ, "<q", 900), "wait-unmatched"),
     "no wait": (drop_records(kind=WAIT), "no-wait"),
     "no group record": (remove("groups.jsonl", 0, 1, 2, 3), "no-group-record"),
@@ -197,8 +195,8 @@ CASES: dict[str, tuple[Damage, str]] = {
     "truncated": (truncate, "lost-rows"),
     "truncated while written": (truncate_unsealed, "lost-rows"),
     "empty name table": (empty_names, "names"),
-    "overlap": (lambda spool: change(spool, overlap), "overlap"),
-    "negative durations": (lambda spool: change(spool, swap_times), "invalid-record"),
+    "overlap": (change_kind(FORWARD, overlap), "overlap"),
+    "negative durations": (change_kind(FORWARD, swap_times), "invalid-record"),
     "several hosts": (other_host, "clock-error"),
     "clocks that differ": (other_clock, "clock-order"),
     "anchors of one host that differ": (other_anchor, "anchors"),

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankscope.analysis.readers.bytedance.format import TraceColumns
-from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo
+from rankscope.analysis.trace.tables import RankInfo
 from rankscope.tracer.topology import Coords, Layout
 from tests.support.analysis.bytedance_files import source_of
 from tests.support.analysis.bytedance_jobs import Job
 from tests.support.analysis.cluster import MS
+from tests.support.analysis.tables import one_epoch
 
 if TYPE_CHECKING:
     from tests.support.analysis.bytedance_jobs import ComputeTime
@@ -77,12 +78,6 @@ class ByteDanceCluster:
             names=names,
         )
         workers = [(self.rank(d, s), d, s) for d in range(self.dp) for s in range(self.pp)]
-        ranks = tuple(RankInfo(rank=r, coords=Coords(dp=d, pp=s)) for r, d, s in sorted(workers))
-        info = RunInfo(
-            run_id="tiny",
-            source_format="bytedance",
-            layout=layout,
-            world_size=layout.world_size,
-            epochs=(EpochInfo(epoch=0, ranks=ranks),),
-        )
+        ranks = [RankInfo(rank=r, coords=Coords(dp=d, pp=s)) for r, d, s in sorted(workers)]
+        info = one_epoch("tiny", layout, ranks, source_format="bytedance")
         return source_of(info, columns, microbatch=np.array(mb, np.int32))

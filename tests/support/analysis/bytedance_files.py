@@ -12,10 +12,10 @@ import yaml
 
 from rankscope.analysis.readers.bytedance.format import TraceColumns
 from rankscope.analysis.trace.rows import make_span_table
-from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo, SpanTable, StepTable
+from rankscope.analysis.trace.tables import RankInfo, SpanTable, StepTable
 from rankscope.tracer.topology import Coords, Layout
 from tests.support.analysis.cluster import Source
-from tests.support.analysis.tables import table_of
+from tests.support.analysis.tables import one_epoch, table_of
 from tests.support.traces import TRACES, require_traces
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from rankscope.analysis.trace.tables import RunInfo
     from tests.support.analysis.bytedance_jobs import Job, Row
 
 NARROW = {
@@ -134,20 +135,12 @@ def published(name: str) -> tuple[Source, dict[str, Any], float, float]:
         chunk=column["mc"],
         names=tuple(optype.dictionary.to_pylist()),
     )
-    positions = set(
-        zip(
-            *(column[key].tolist() for key in ("rank", "dp_rank", "stage")),
-            strict=True,
-        )
-    )
-    ranks = tuple(RankInfo(rank=r, coords=Coords(dp=d, pp=s)) for r, d, s in sorted(positions))
-    info = RunInfo(
-        run_id=name,
-        source_format="bytedance",
-        layout=Layout(dp=meta["dp_size"], pp=meta["pp_size"], tp=meta["tp_size"]),
-        world_size=meta["world_size"],
-        epochs=(EpochInfo(epoch=0, ranks=ranks),),
-    )
+    places = (column[key].tolist() for key in ("rank", "dp_rank", "stage"))
+    positions = set(zip(*places, strict=True))
+    ranks = [RankInfo(rank=r, coords=Coords(dp=d, pp=s)) for r, d, s in sorted(positions)]
+    layout = Layout(dp=meta["dp_size"], pp=meta["pp_size"], tp=meta["tp_size"])
+    sizes = {"source_format": "bytedance", "world_size": meta["world_size"]}
+    info = one_epoch(name, layout, ranks, **sizes)
     result = json.loads((TRACES / f"result-{name}.json").read_text())
     m_w = json.loads((TRACES / f"mw-{name}.json").read_text())["rem"]
     m_s = json.loads((TRACES / f"ms-{name}.json").read_text())["rem"]

@@ -17,7 +17,6 @@ from rankscope.analysis.trace.account import RecordAccount
 from rankscope.analysis.trace.context import RunContext
 from rankscope.analysis.trace.rows import make_span_table
 from rankscope.analysis.trace.tables import (
-    EpochInfo,
     GroupInfo,
     RankInfo,
     RunInfo,
@@ -27,7 +26,7 @@ from rankscope.analysis.trace.tables import (
 )
 from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
 from rankscope.tracer.topology import Coords, Layout
-from tests.support.analysis.tables import table_of
+from tests.support.analysis.tables import one_epoch, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -186,24 +185,12 @@ class Cluster:
         )
 
     def run_info(self) -> RunInfo:
-        ranks = range(self.layout.world_size)
-        return RunInfo(
-            run_id="tiny",
-            source_format="rankscope",
-            layout=self.layout,
-            world_size=self.layout.world_size,
-            clock_error_ns=0,
-            epochs=(
-                EpochInfo(
-                    epoch=0,
-                    ranks=tuple(RankInfo(rank=r, coords=self.coords(r)) for r in ranks),
-                    groups=tuple(
-                        GroupInfo(group_id=group, kind=kind, name=f"g{group}", members=members)
-                        for group, (kind, members) in self.groups.items()
-                    ),
-                ),
-            ),
-        )
+        ranks = [RankInfo(rank=r, coords=self.coords(r)) for r in range(self.layout.world_size)]
+        groups = [
+            GroupInfo(group_id=group, kind=kind, name=f"g{group}", members=members)
+            for group, (kind, members) in self.groups.items()
+        ]
+        return one_epoch("tiny", self.layout, ranks, groups, clock_error_ns=0)
 
     def span_table(self) -> SpanTable:
         rows = np.array(sorted(self.rows, key=lambda row: (row[0], row[1], row[3])), np.int64)

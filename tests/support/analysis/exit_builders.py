@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,31 +63,19 @@ def run_of(
 def failed(
     rank: int, at_s: float | None, exception: str, message: str = "", *, step: int | None = 41
 ) -> RankExit:
-    return RankExit(
-        epoch=0,
-        rank=rank,
-        state="failed",
-        at_ns=None if at_s is None else int(at_s * SECOND),
-        exception=exception,
-        message=message,
-        step=step,
+    return replace(
+        lost(rank, at_s, step=step), state="failed", exception=exception, message=message
     )
 
 
 def lost(
-    rank: int,
-    at_s: float | None = 10.0,
-    *,
-    step: int | None = 41,
-    recorded_s: float | None = None,
+    rank: int, at_s: float | None = 10.0, *, step: int | None = 41, recorded_s: float | None = None
 ) -> RankExit:
+    at_ns, recorded_ns = (
+        None if seconds is None else int(seconds * SECOND) for seconds in (at_s, recorded_s)
+    )
     return RankExit(
-        epoch=0,
-        rank=rank,
-        state="lost",
-        at_ns=None if at_s is None else int(at_s * SECOND),
-        step=step,
-        recorded_ns=None if recorded_s is None else int(recorded_s * SECOND),
+        epoch=0, rank=rank, state="lost", at_ns=at_ns, step=step, recorded_ns=recorded_ns
     )
 
 

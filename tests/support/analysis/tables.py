@@ -1,4 +1,4 @@
-"""Tables of steps, micro-batches and compute from the columns that a test is about."""
+"""Runs, and tables of steps, micro-batches and compute from what a test is about."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ import numpy as np
 
 from rankscope.analysis.replay.model import ComputeItems
 from rankscope.analysis.trace.context import MicrobatchTable
-from rankscope.analysis.trace.tables import StepTable
+from rankscope.analysis.trace.tables import EpochInfo, RunInfo, StepTable
 from rankscope.tracer.span import NONE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import ArrayLike
+
+    from rankscope.analysis.trace.tables import GroupInfo, RankInfo
+    from rankscope.tracer.topology import Layout
 
 Table = TypeVar("Table", StepTable, MicrobatchTable, ComputeItems)
 
@@ -29,6 +34,19 @@ COUNTS = (
 )
 DTYPES |= dict.fromkeys(COUNTS, np.int64)
 MISSING = {**dict.fromkeys(COUNTS, NONE), "loss": np.nan}
+
+
+def one_epoch(
+    run_id: str,
+    layout: Layout,
+    ranks: Iterable[RankInfo],
+    groups: Iterable[GroupInfo] = (),
+    **more: Any,  # noqa: ANN401  # of the other fields
+) -> RunInfo:
+    """Return a traced run of one epoch."""
+    epoch = EpochInfo(epoch=0, ranks=tuple(ranks), groups=tuple(groups))
+    plain: dict[str, Any] = {"source_format": "rankscope", "world_size": layout.world_size}
+    return RunInfo(run_id=run_id, layout=layout, epochs=(epoch,), **plain | more)
 
 
 def table_of(table: type[Table], /, **columns: ArrayLike) -> Table:

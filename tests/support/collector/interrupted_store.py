@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rankscope.collector.errors import StoreError
@@ -9,12 +10,12 @@ from rankscope.collector.store.ledger import Ledger
 from rankscope.collector.store.writer import StoreWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable
 
-    import pyarrow as pa
-
-    from rankscope.collector.identity import Row
     from rankscope.collector.store.store import Store
+
+
+STATEMENTS = {"rows", "arrow", "stream_arrow", "command", "insert_rows", "insert_arrow"}
 
 
 class PowerCutError(StoreError):
@@ -33,39 +34,22 @@ class Interrupted:
         self._is_after = is_after
         self.path = store.path
 
-    def rows(self, sql: str, parameters: Mapping[str, Any] | None = None) -> list[Row]:
-        found: list[Row] = self._do(lambda: self._store.rows(sql, parameters))
-        return found
-
-    def arrow(self, sql: str, parameters: Mapping[str, Any] | None = None) -> pa.Table:
-        found: pa.Table = self._do(lambda: self._store.arrow(sql, parameters))
-        return found
-
-    def stream_arrow(self, sql: str, *parameters: Mapping[str, Any], num_rows: int) -> pa.Table:
-        found: pa.Table = self._do(
-            lambda: self._store.stream_arrow(sql, *parameters, num_rows=num_rows)
-        )
-        return found
-
-    def command(self, sql: str, parameters: Mapping[str, Any] | None = None) -> None:
-        self._do(lambda: self._store.command(sql, parameters))
-
-    def insert_rows(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        self._do(lambda: self._store.insert_rows(table, rows))
-
-    def insert_arrow(self, table: str, rows: pa.Table) -> None:
-        self._do(lambda: self._store.insert_arrow(table, rows))
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Return a kind of statement of the store, counted."""
+        if name not in STATEMENTS:
+            raise AttributeError(name)
+        return partial(self._do, getattr(self._store, name))
 
     @property
     def is_complete(self) -> bool:
         """True if there were fewer statements."""
         return self._left >= 0
 
-    def _do(self, statement: Callable[[], Any]) -> Any:  # noqa: ANN401 -- any result
+    def _do(self, statement: Callable[..., Any], *values: Any, **options: Any) -> Any:  # noqa: ANN401 -- of any statement
         self._left -= 1
         if self._left == -1 and not self._is_after:
             self._event()
-        found = statement()
+        found = statement(*values, **options)
         if self._left == -1 and self._is_after:
             self._event()
         return found

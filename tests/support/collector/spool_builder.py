@@ -163,22 +163,12 @@ class SpoolBuilder:
     ) -> int:
         """Write a span; ``comm`` is group_id, seq, src_rank, dst_rank, num_bytes, interval_id."""
         row = self.claim() if row is None else row
-        code = KIND_CODES[kind] if isinstance(kind, SpanKind) else kind
-        core = CORE.pack(
-            record_type,
-            code,
-            flags | (HAS_COMM if comm else 0),
-            self.name(name),
-            step,
-            microbatch,
-            chunk,
-            self.name(track),
-            start_ns,
-            min(start_ns + duration_ns, 2**63 - 1),
-            depth,
-            record_offset(row) if commit else 0,
-            launch_ns,
-        )
+        core = self._core(
+            record_type, row, start_ns, duration_ns, step=step, microbatch=microbatch, chunk=chunk,
+            kind=KIND_CODES[kind] if isinstance(kind, SpanKind) else kind,
+            flags=flags | (HAS_COMM if comm else 0), name=self.name(name), track=self.name(track),
+            depth=depth, launch_ns=launch_ns, commit=record_offset(row) if commit else 0,
+        )  # fmt: skip
         self._row(row, core + (COMM.pack(*comm) if comm else bytes(64)))
         return row
 
@@ -237,16 +227,9 @@ class SpoolBuilder:
         seq: int = NONE,
         comm: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
-        entry = OPEN_ENTRY.pack(
-            start_ns,
-            group_id,
-            seq,
-            self.name(name),
-            step,
-            KIND_CODES[SpanKind.DP_COMM],
-            0,
-            start_ns,
-        ) + OPEN_COMM.pack(*comm)
+        kind = KIND_CODES[SpanKind.DP_COMM]
+        place = start_ns, group_id, seq, self.name(name), step, kind, 0, start_ns
+        entry = OPEN_ENTRY.pack(*place) + OPEN_COMM.pack(*comm)
         self._write(self.segment.name, OPEN_TABLE_OFFSET + slot * OPEN_ENTRY_BYTES, entry)
 
     def drop(self, reason: DropReason, num: int) -> None:
@@ -314,30 +297,28 @@ class SpoolBuilder:
 
     def _core(
         self,
-        record_type: RecordType,
+        record_type: int,
         row: int,
         start_ns: int,
         duration_ns: int,
         *,
         step: int,
         microbatch: int = NONE,
+        chunk: int = NONE,
+        kind: int = 0,
+        flags: int = SpanFlag.HOST_CLOCK,
+        name: int = 0,
+        track: int = 0,
+        depth: int = 0,
+        launch_ns: int = NONE,
+        commit: int | None = None,
     ) -> bytes:
-        flags, chunk, track, launch_ns, depth = SpanFlag.HOST_CLOCK, NONE, 0, NONE, 0
+        end_ns = min(start_ns + duration_ns, 2**63 - 1)
+        commit = record_offset(row) if commit is None else commit
         return CORE.pack(
-            record_type,
-            0,
-            flags,
-            0,
-            step,
-            microbatch,
-            chunk,
-            track,
-            start_ns,
-            start_ns + duration_ns,
-            depth,
-            record_offset(row),
-            launch_ns,
-        )
+            record_type, kind, flags, name, step, microbatch, chunk, track, start_ns, end_ns, depth,
+            commit, launch_ns,
+        )  # fmt: skip
 
     def _row(self, row: int, record: bytes) -> None:
         assert len(record) == RECORD_BYTES

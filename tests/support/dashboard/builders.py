@@ -29,7 +29,6 @@ from rankscope.analysis.trace.context import RunContext
 from rankscope.analysis.trace.errors import UnknownRunError
 from rankscope.analysis.trace.rows import make_span_table
 from rankscope.analysis.trace.tables import (
-    EpochInfo,
     GroupInfo,
     RankInfo,
     RunInfo,
@@ -40,8 +39,9 @@ from rankscope.analysis.trace.tables import (
 from rankscope.dashboard.records.alert_list import AlertList
 from rankscope.dashboard.records.page_results import RunAnnotations, RunLine, RunStrip
 from rankscope.dashboard.records.progress import MeanKindTimes
-from rankscope.tracer.span import KIND_CODES, Span, SpanKind
+from rankscope.tracer.span import KIND_CODES, Span, SpanKind, UnixNs
 from rankscope.tracer.topology import Coords, Layout
+from tests.support.analysis.tables import one_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +63,17 @@ if TYPE_CHECKING:
         AnalysisInProgress,
     )
     from rankscope.dashboard.records.rank_details import RankDetails, RankQuantity, RankValues
+
+
+def step_span(  # a span
+    rank: int, kind: SpanKind, name: str, start_ns: int, end_ns: int, *, track: str = "main",
+    **more: Any,  # noqa: ANN401  # of its other fields
+) -> Span:  # fmt: skip
+    """Return a span of step 3."""
+    return Span(
+        rank=rank, step=3, kind=kind, name=name, start_ns=UnixNs(start_ns),
+        duration_ns=end_ns - start_ns, track=track, **more,
+    )  # fmt: skip
 
 
 def span_table(spans: Sequence[Span], *, epoch: int = 0, depths: Sequence[int] = ()) -> SpanTable:
@@ -336,20 +347,11 @@ class FakeProvider:
     def run_info(self, run_id: str) -> RunInfo:
         self._check(run_id)
         report = self.reports[run_id]
-        coords = report.coords if report else {}
-        return RunInfo(
-            run_id=run_id,
-            source_format="rankscope",
-            layout=report.layout if report else Layout(),
-            world_size=report.world_size if report else 1,
-            epochs=(
-                EpochInfo(
-                    epoch=0,
-                    ranks=tuple(RankInfo(rank=rank, coords=at) for rank, at in coords.items()),
-                    groups=self.groups.get(run_id, ()),
-                ),
-            ),
-        )
+        layout = report.layout if report else Layout()
+        coords = report.coords.items() if report else ()
+        ranks = [RankInfo(rank=rank, coords=at) for rank, at in coords]
+        size = report.world_size if report else 1
+        return one_epoch(run_id, layout, ranks, self.groups.get(run_id, ()), world_size=size)
 
     def spans(self, run_id: str, *, first: int | None = None, last: int | None = None) -> SpanTable:
         self._check(run_id)

@@ -6,11 +6,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.trace.tables import GroupInfo
-from rankscope.tracer.span import NONE, Span, SpanKind, UnixNs, hash_group
-from tests.support.dashboard.builders import FakeProvider, grid_coords, report, span_table
+from rankscope.tracer.span import NONE, SpanKind, hash_group
+from tests.support.dashboard.builders import (
+    FakeProvider,
+    grid_coords,
+    report,
+    span_table,
+    step_span,
+)
 
 if TYPE_CHECKING:
     from rankscope.analysis.report.report import RunReport
+    from rankscope.tracer.span import Span
     from rankscope.tracer.topology import Coords, Layout
 
 
@@ -46,36 +53,22 @@ def training_step(
                     ends = {r: now + int(work * (factor if r == slow_rank else 1)) for r in members}
                     left = max(ends.values()) + 1_200_000
                     for rank in members:
-                        comm = Span(
-                            rank=rank,
-                            step=3,
-                            kind=SpanKind.TP_COMM,
-                            name="all_reduce",
-                            start_ns=UnixNs(ends[rank]),
-                            duration_ns=left - ends[rank],
-                            track="comm tp",
-                            group_id=tp_id,
-                            seq=seq,
-                            num_bytes=4 << 20,
+                        comm = step_span(
+                            rank, SpanKind.TP_COMM, "all_reduce", ends[rank], left,
+                            track="comm tp", group_id=tp_id, seq=seq, num_bytes=4 << 20,
                             microbatch=microbatch % num_microbatches,
-                        )
+                        )  # fmt: skip
                         wait = replace(comm, kind=SpanKind.WAIT, track="main", num_bytes=NONE)
                         spans += [comm, wait]
                     seq += 1
                     now = left
                 spans += [
-                    Span(
-                        rank=rank,
-                        step=3,
-                        kind=kind,
-                        name=f"{kind.value} {name}",
-                        start_ns=UnixNs(begin),
-                        duration_ns=now - begin,
-                        track="main",
+                    step_span(
+                        rank, kind, f"{kind.value} {name}", begin, now,
                         microbatch=microbatch % num_microbatches,
                     )
                     for rank in members
-                ]
+                ]  # fmt: skip
                 now += 1_500_000
     spans += _data_parallel(spans, coords, layout, groups)
     spans.sort(key=lambda span: (span.rank, span.start_ns, -span.duration_ns))
@@ -94,31 +87,13 @@ def _data_parallel(
             groups[dp_id] = GroupInfo(group_id=dp_id, kind="dp-comm", name="dp", members=members)
             left = max(free[rank] for rank in members) + 9_000_000
             for rank in members:
-                added.append(
-                    Span(
-                        rank=rank,
-                        step=3,
-                        kind=SpanKind.DP_COMM,
-                        name="reduce_scatter",
-                        start_ns=UnixNs(free[rank]),
-                        duration_ns=left - free[rank],
-                        track="comm dp",
-                        group_id=dp_id,
-                        seq=0,
-                        num_bytes=64 << 20,
-                    )
-                )
-                added.append(
-                    Span(
-                        rank=rank,
-                        step=3,
-                        kind=SpanKind.OPTIMIZER,
-                        name="adamw",
-                        start_ns=UnixNs(left),
-                        duration_ns=6_000_000,
-                        track="main",
-                    )
-                )
+                added += [
+                    step_span(
+                        rank, SpanKind.DP_COMM, "reduce_scatter", free[rank], left,
+                        track="comm dp", group_id=dp_id, seq=0, num_bytes=64 << 20,
+                    ),
+                    step_span(rank, SpanKind.OPTIMIZER, "adamw", left, left + 6_000_000),
+                ]  # fmt: skip
     return added
 
 

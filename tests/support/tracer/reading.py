@@ -33,6 +33,7 @@ from rankscope.tracer.spool import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -114,29 +115,23 @@ def count_dropped(folder: Path) -> int:
 def open_names(folder: Path) -> list[str]:
     """Return the names of all entries in the open tables."""
     names = read_names((folder / PROCESS_FILE).read_bytes())
-    found = []
-    for path in sorted(folder.glob(SEGMENT_GLOB)):
-        data = path.read_bytes()
-        if len(data) < HEADER_BYTES:  # it is being created
-            continue
-        for slot in range(OPEN_CAPACITY):
-            entry = OPEN_ENTRY.unpack_from(data, OPEN_TABLE_OFFSET + slot * OPEN_ENTRY_BYTES)
-            if entry[0] and entry[0] == entry[-1]:
-                found.append(names[entry[3]])
-    return found
+    entries = (OPEN_ENTRY.unpack_from(data, at) for data, at in _open_slots(folder))
+    return [names[entry[3]] for entry in entries if entry[0] == entry[-1]]
 
 
 def open_comms(folder: Path) -> list[tuple[int, int, int]]:
     """Return the bytes and sides in all entries in the open tables."""
-    found = []
+    return [OPEN_COMM.unpack_from(data, at + OPEN_COMM_OFFSET) for data, at in _open_slots(folder)]
+
+
+def _open_slots(folder: Path) -> Iterator[tuple[bytes, int]]:
+    """Yield the segment and the offset of each slot in use; a segment may be without them yet."""
     for path in sorted(folder.glob(SEGMENT_GLOB)):
         data = path.read_bytes()
         for slot in range(OPEN_CAPACITY if len(data) >= HEADER_BYTES else 0):
             at = OPEN_TABLE_OFFSET + slot * OPEN_ENTRY_BYTES
             if OPEN_ENTRY.unpack_from(data, at)[0]:
-                num_bytes, src_rank, dst_rank = OPEN_COMM.unpack_from(data, at + OPEN_COMM_OFFSET)
-                found.append((num_bytes, src_rank, dst_rank))
-    return found
+                yield data, at
 
 
 def _row(record: bytes, names: dict[int, str]) -> Row:
