@@ -9,15 +9,11 @@ import typer
 def agent(  # noqa: PLR0913  # one parameter a flag
     *,
     spool: Annotated[
-        Path,
-        typer.Option(
-            "--spool", metavar="DIR", help="Folder into which the ranks of this host write."
-        ),
+        Path, typer.Option(metavar="DIR", help="Folder into which the ranks of this host write.")
     ],
     collector: Annotated[
         list[str],
         typer.Option(
-            "--collector",
             metavar="URL",
             help="https://HOST[:PORT]. May be repeated: if one fails, the next is tried.",
         ),
@@ -28,7 +24,6 @@ def agent(  # noqa: PLR0913  # one parameter a flag
             metavar="DIR",
             help="Folder for the journal and for rejected rows, which only this user can write."
             " Default: one per spool in /var/lib/rankscope (root) or ~/.local/state/rankscope.",
-            show_default=False,
         ),
     ] = None,
     ca: Annotated[
@@ -53,11 +48,9 @@ def agent(  # noqa: PLR0913  # one parameter a flag
     logs: Annotated[
         list[str] | None,
         typer.Option(
-            "--logs",
             metavar="GLOB",
             help="Logs of this host's ranks, such as '/logs/*/attempt_*/*/stderr.log' of torchrun"
             " or 'slurm-*.out': errors in them are sent. May be repeated.",
-            show_default=False,
         ),
     ] = None,
     kernel_log: Annotated[
@@ -65,7 +58,6 @@ def agent(  # noqa: PLR0913  # one parameter a flag
         typer.Option(
             metavar="FILE",
             help="Log of the kernel: a file of syslog where /dev/kmsg is not permitted.",
-            show_default=False,
         ),
     ] = None,
     max_spool_bytes: Annotated[
@@ -74,7 +66,6 @@ def agent(  # noqa: PLR0913  # one parameter a flag
             min=1,
             help="Largest size of the spool while the collector cannot be reached. Default: the"
             " quota of each rank.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:

@@ -13,7 +13,7 @@ from rankscope.analysis.report.text import EMPTY, format_range, format_time
 
 from ..errors import BadInputError, FailedError
 from ..terminal.lines import format_table, table_width
-from .flags import AsJson, Store, check_exists, open_existing_store, user_name
+from .flags import AsJson, Store, existing_store_url, open_existing_store, user_name
 
 if TYPE_CHECKING:
     from rankscope.collector.read.alerts import Silence, StoredAlert
@@ -98,27 +98,21 @@ def send_test(
 def silence(  # noqa: PLR0913  # one parameter a flag
     *,
     run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="Of this run. Default: of all.")
+        str | None, typer.Option(metavar="RUN", help="Of this run. Default: of all.")
     ] = None,
-    rule: Annotated[
-        str | None, typer.Option("--rule", metavar="RULE", help="Of this rule or cause.")
-    ] = None,
+    rule: Annotated[str | None, typer.Option(metavar="RULE", help="Of this rule or cause.")] = None,
     ranks: Annotated[
         list[int] | None,
         typer.Option("--rank", metavar="RANK", min=0, help="That name no other rank."),
     ] = None,
     hosts: Annotated[
-        list[str] | None,
-        typer.Option("--host", metavar="HOST", help="That name no other host."),
+        list[str] | None, typer.Option("--host", metavar="HOST", help="That name no other host.")
     ] = None,
     duration: Annotated[
         str, typer.Option("--for", metavar="TIME", help="How long: 30m, 2h, 1d, ...")
     ] = "2h",
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why.")] = "",
-    end: Annotated[
-        str | None,
-        typer.Option("--end", metavar="NAME", help="End this silence now.", show_default=False),
-    ] = None,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why.")] = "",
+    end: Annotated[str | None, typer.Option(metavar="NAME", help="End this silence now.")] = None,
     store: Store = None,
 ) -> None:
     """Send no alerts for a time; what is still active then is sent."""
@@ -161,13 +155,10 @@ def note(
     store: Store = None,
 ) -> None:
     """Add a note to an incident, for all who open its page."""
-    from rankscope.collector.store.location import default_store_url
-
     from ..server.notes import make_note, note_incident
 
-    check_exists(store)
-    written = make_note(run, incident, text, by=user_name())
-    typer.echo(note_incident(store or default_store_url(), written))
+    url = existing_store_url(store)
+    typer.echo(note_incident(url, make_note(run, incident, text, by=user_name())))
 
 
 @alerts.command("resolve")
@@ -259,9 +250,6 @@ def _state(alert: "StoredAlert", silences: "list[Silence]", now_ns: int) -> str:
 
 
 def _change(change: "AlertChange", store_url: str | None) -> str:
-    from rankscope.collector.store.location import default_store_url
-
     from ..server.alert_changes import change_alerts
 
-    check_exists(store_url)
-    return change_alerts(store_url or default_store_url(), change)
+    return change_alerts(existing_store_url(store_url), change)

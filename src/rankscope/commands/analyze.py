@@ -53,7 +53,7 @@ class AnalyzeOptions:
 
 
 def analyze(  # noqa: PLR0913  # one parameter a flag
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.", show_default=False)],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")],
     *,
     steps: Annotated[
         str,
@@ -65,10 +65,7 @@ def analyze(  # noqa: PLR0913  # one parameter a flag
         int, typer.Option(min=1, metavar="N", help="List N findings, waiting ranks and transfers.")
     ] = DEFAULT_TOP,
     rank: Annotated[
-        int | None,
-        typer.Option(
-            min=0, metavar="R", help="Print what is known of this rank only.", show_default=False
-        ),
+        int | None, typer.Option(min=0, metavar="R", help="Print what is known of this rank only.")
     ] = None,
     details: Annotated[
         bool,
@@ -78,8 +75,7 @@ def analyze(  # noqa: PLR0913  # one parameter a flag
         bool, typer.Option("--watch", help="Print it again whenever there are new steps.")
     ] = False,
     fresh: Annotated[
-        bool,
-        typer.Option("--fresh", help="Analyse all steps anew, even if there is a report."),
+        bool, typer.Option("--fresh", help="Analyse all steps anew, even if there is a report.")
     ] = False,
     as_json: AsJson = False,
     store: Store = None,

@@ -13,14 +13,9 @@ from .flags import AsJson
 
 
 def check_spool(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Spool of ended jobs.", show_default=False)
-    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Spool of ended jobs.")],
     *,
-    run: Annotated[
-        str | None,
-        typer.Option("--run", metavar="NAME", help="The only run to check.", show_default=False),
-    ] = None,
+    run: Annotated[str | None, typer.Option(metavar="NAME", help="The only run to check.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check a spool: name each thing that the analysis would misread."""

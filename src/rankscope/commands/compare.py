@@ -42,12 +42,8 @@ NOISE = {True: ", beyond noise", False: ", within noise", None: ", noise unknown
 
 
 def compare(  # noqa: PLR0913  # one parameter a flag
-    first: Annotated[
-        str, typer.Argument(metavar="RUN", help="Run to compare with.", show_default=False)
-    ],
-    second: Annotated[
-        str, typer.Argument(metavar="OTHER", help="Run that is compared.", show_default=False)
-    ],
+    first: Annotated[str, typer.Argument(metavar="RUN", help="Run to compare with.")],
+    second: Annotated[str, typer.Argument(metavar="OTHER", help="Run that is compared.")],
     *,
     steps: Annotated[
         str, typer.Option(metavar="A:B", help="Steps A to B of RUN, both included. Default: all.")
@@ -58,11 +54,9 @@ def compare(  # noqa: PLR0913  # one parameter a flag
     fail_above: Annotated[
         str | None,
         typer.Option(
-            "--fail-above",
             metavar="P%",
             help="End with status 1 if a step of OTHER is slower by more than P %, and by more"
             " than noise.",
-            show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,

@@ -29,36 +29,29 @@ WHAT = {
 
 
 def control(  # noqa: PLR0913  # one parameter a flag
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.", show_default=False)],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")],
     *,
     level: Annotated[
         str,
         typer.Option(
-            "--level",
             metavar="LEVEL",
             help="full: record all spans, whatever the job's level and sampling; profile: capture"
             " with torch.profiler; stacks: the Python stacks of all threads, once a step.",
-            show_default=False,
         ),
     ],
     ranks: Annotated[
-        str | None,
-        typer.Option(
-            "--ranks", metavar="R,R-R", help="Ranks, such as 3,5 or 0-7. Default: all.",
-            show_default=False,
-        ),
+        str | None, typer.Option(metavar="R,R-R", help="Ranks, such as 3,5 or 0-7. Default: all.")
     ] = None,
     steps: Annotated[
-        int, typer.Option("--steps", min=1, max=100, help="Number of steps, from the next one on.")
+        int, typer.Option(min=1, max=100, help="Number of steps, from the next one on.")
     ] = 3,
     wait: Annotated[
-        float,
-        typer.Option("--wait", min=0, metavar="S", help="Seconds to wait for the ranks' answers."),
+        float, typer.Option(min=0, metavar="S", help="Seconds to wait for the ranks' answers.")
     ] = 60.0,
     spool: SpoolFolder = None,
     as_json: AsJson = False,
     store: Store = None,
-) -> None:  # fmt: skip
+) -> None:
     """Record more of some ranks of a running job for a few steps, without a restart.
 
     The ranks of this host get it through their spool; those of other hosts through the server and

@@ -19,7 +19,6 @@ def demo(  # noqa: PLR0913  # one parameter a flag
             metavar="SPEC",
             help="Fault of the training, or none. Default: slow-compute on rank 5, factor 1.8,"
             " after a third of the steps.",
-            show_default=False,
         ),
     ] = None,
     incident: Annotated[

@@ -41,44 +41,30 @@ def doctor(  # noqa: PLR0913  # one parameter a flag
     nccl_log: Annotated[
         Path | None,
         typer.Option(
-            "--nccl-log",
-            metavar="FILE",
-            help="Output of a job with NCCL_DEBUG=INFO: the network that NCCL used.",
-            show_default=False,
+            metavar="FILE", help="Output of a job with NCCL_DEBUG=INFO: the network that NCCL used."
         ),
     ] = None,
     spool: Annotated[
         Path | None,
         typer.Option(
-            "--spool",
-            metavar="DIR",
-            help="Folder of the tracer's records. Default: RANKSCOPE_TRACE.",
-            show_default=False,
+            metavar="DIR", help="Folder of the tracer's records. Default: RANKSCOPE_TRACE."
         ),
     ] = None,
     expect_gpus: Annotated[
         int | None,
         typer.Option(
-            "--expect-gpus",
-            min=0,
-            metavar="N",
-            help="GPUs that this host must have. Default: those on its PCI bus.",
-            show_default=False,
+            min=0, metavar="N", help="GPUs that this host must have. Default: those on its PCI bus."
         ),
     ] = None,
     host_name: Annotated[
         str | None,
         typer.Option(
-            "--host-name",
-            metavar="NAME",
-            help="Name of this host in the results. Default: the host name.",
-            show_default=False,
+            metavar="NAME", help="Name of this host in the results. Default: the host name."
         ),
     ] = None,
     root: Annotated[
         Path,
         typer.Option(
-            "--root",
             metavar="DIR",
             help="A copy of another host's proc and sys, with the output of its tools in commands.",
         ),

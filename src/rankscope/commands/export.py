@@ -46,7 +46,7 @@ SUFFIX = {
 
 
 def export(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.", show_default=False)],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")],
     *,
     file_format: Annotated[
         ExportFormat,
@@ -59,17 +59,14 @@ def export(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
-            help="File to write. Default: RUN.json, .parquet or .csv here.",
-            show_default=False,
+            metavar="FILE", help="File to write. Default: RUN.json, .parquet or .csv here."
         ),
     ] = None,
     steps: Annotated[
         str, typer.Option(metavar="A:B", help="Steps A to B, both included. Default: all.")
     ] = ":",
     rank: Annotated[
-        list[int] | None,
-        typer.Option(min=0, metavar="R", help="Only this rank. May be repeated."),
+        list[int] | None, typer.Option(min=0, metavar="R", help="Only this rank. May be repeated.")
     ] = None,
     store: Store = None,
 ) -> None:
@@ -193,12 +190,11 @@ def _open_writer(
     """Return the function that writes a block into a file, and returns how many spans it wrote."""
     if file_format is ExportFormat.PERFETTO:
         return _open_perfetto(stack, file, source, run_id, ranks)
-    writers = {
-        ExportFormat.PARQUET: _open_parquet,
-        ExportFormat.CSV: _open_csv,
-        ExportFormat.CHROME: _open_chrome,
-    }
-    write = writers[file_format](stack, file)
+    write = (
+        _open_chrome(stack, file)
+        if file_format is ExportFormat.CHROME
+        else _open_table(stack, file, file_format)
+    )
 
     def write_all(block: "pa.Table") -> int:
         write(block)
@@ -232,35 +228,28 @@ def _open_perfetto(
     return write
 
 
-def _open_parquet(stack: ExitStack, file: BinaryIO) -> Callable[["pa.Table"], None]:
+def _open_table(
+    stack: ExitStack, file: BinaryIO, file_format: ExportFormat
+) -> Callable[["pa.Table"], None]:
     import pyarrow.parquet as pq
-
-    from ..sources.chrome_trace import plain_table
-
-    writers: list[Any] = []
-
-    def write(block: "pa.Table") -> None:
-        block = plain_table(block)
-        if not writers:
-            writers.append(
-                stack.enter_context(pq.ParquetWriter(file, block.schema, compression="zstd"))
-            )
-        writers[0].write_table(block)
-
-    return write
-
-
-def _open_csv(stack: ExitStack, file: BinaryIO) -> Callable[["pa.Table"], None]:
     from pyarrow import csv
 
     from ..sources.chrome_trace import plain_table
 
+    is_csv = file_format is ExportFormat.CSV
     writers: list[Any] = []
 
     def write(block: "pa.Table") -> None:
-        block = _without_formulas(plain_table(block))
+        block = plain_table(block)
+        if is_csv:
+            block = _without_formulas(block)
         if not writers:
-            writers.append(stack.enter_context(csv.CSVWriter(file, block.schema)))
+            writer: Any = (
+                csv.CSVWriter(file, block.schema)
+                if is_csv
+                else pq.ParquetWriter(file, block.schema, compression="zstd")
+            )
+            writers.append(stack.enter_context(writer))
         writers[0].write_table(block)
 
     return write

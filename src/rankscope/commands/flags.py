@@ -62,24 +62,28 @@ def open_existing_store(url: str | None) -> "OpenStore":
     Raises:
         StoreError: There is no embedded store at a path that was given: opening would create one.
     """
-    check_exists(url)
-    return open_store(url)
+    return open_store(existing_store_url(url))
 
 
-def check_exists(url: str | None) -> None:
-    """Raise if a URL names an embedded store that does not exist.
+def existing_store_url(url: str | None) -> str:
+    """Return the URL of the flag ``--store``, or that of the default store.
 
     Raises:
-        StoreError: There is no folder at its path.
+        StoreError: An embedded store was given, and there is no folder at its path.
     """
     from rankscope.collector.errors import StoreError
-    from rankscope.collector.store.location import EmbeddedLocation, parse_store_url
+    from rankscope.collector.store.location import (
+        EmbeddedLocation,
+        default_store_url,
+        parse_store_url,
+    )
 
     if url is None:
-        return
+        return default_store_url()
     location = parse_store_url(url)
     if isinstance(location, EmbeddedLocation) and not location.path.exists():
         raise StoreError(
             f"there is no store at {location.path}: check --store or RANKSCOPE_STORE"
             " (serve, import, simulate and demo create one)"
         )
+    return url

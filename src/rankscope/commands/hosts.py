@@ -17,9 +17,11 @@ from rankscope.tracer.span import NS_PER_S
 from ..errors import BadInputError
 from ..terminal.lines import format_table, printable, table_width
 from .alerts import AlertWebhook, Config, parse_duration_s
-from .flags import AsJson, Store, check_exists, open_existing_store, user_name
+from .flags import AsJson, Store, existing_store_url, open_existing_store, user_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rankscope.collector.read.hosts import HostChange
 
     from ..server.host_changes import HostChanges, Mark
@@ -64,10 +66,7 @@ LABELS: "dict[Label, list[Mark]]" = {
 @hosts.command("list")
 def list_marks(*, as_json: AsJson = False, store: Store = None) -> None:
     """List the hosts that are excluded, golden or spare."""
-    from rankscope.collector.read.hosts import marks_in_force, read_host_changes
-
-    with open_existing_store(store) as opened:
-        marks = marks_in_force(read_host_changes(opened), time.time_ns())
+    marks = _read_marks(store)
     if as_json:
         typer.echo(json.dumps({"hosts": [asdict(mark) for mark in marks]}))
         return
@@ -91,11 +90,9 @@ def list_marks(*, as_json: AsJson = False, store: Store = None) -> None:
 
 
 def _format_end(mark: "HostChange") -> str:
-    from rankscope.collector.read.hosts import HostMark
-
     if mark.until_ns is not None:
         return format_time(mark.until_ns)
-    return "included" if mark.mark is HostMark.EXCLUDED else EMPTY
+    return "included" if mark.mark == "excluded" else EMPTY
 
 
 @hosts.command()
@@ -108,8 +105,7 @@ def exclude(  # noqa: PLR0913  # one parameter a flag
         typer.Option("--for", metavar="TIME", help="How long: 12h, 7d. Default: until included."),
     ] = None,
     until: Annotated[
-        str | None,
-        typer.Option("--until", metavar="DATE", help="Until 2026-12-24 or 2026-12-24T18:00, UTC."),
+        str | None, typer.Option(metavar="DATE", help="Until 2026-12-24 or 2026-12-24T18:00, UTC.")
     ] = None,
     yes: Yes = False,
     config: Config = None,
@@ -147,12 +143,10 @@ def include(
     store: Store = None,
 ) -> None:
     """Take hosts back that were excluded."""
-    from rankscope.collector.read.hosts import HostMark
-
     from ..server.host_changes import HostChanges
     from ..server.node_lists import slurm_resume
 
-    excluded = {mark.host for mark in _read_marks(store) if mark.mark is HostMark.EXCLUDED}
+    excluded = _marked(_read_marks(store), "excluded")
     unknown = [host for host in hosts if host not in excluded]
     if unknown:
         names = ", ".join(sorted(excluded)) or "none"
@@ -176,7 +170,6 @@ def label(  # noqa: PLR0913  # one parameter a flag
             metavar="LABEL",
             help="golden: known to be good, others are tested against it; spare: kept free, to"
             " replace an excluded host; none: neither.",
-            show_default=False,
         ),
     ],
     *,
@@ -207,30 +200,30 @@ def hostfile(
         typer.Argument(
             metavar="FILE",
             help="Node list: one host a line, as Open MPI, DeepSpeed, MPICH and pdsh read it.",
-            exists=True, dir_okay=False, show_default=False,
+            exists=True,
+            dir_okay=False,
         ),
     ],
     *,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="File to write. Default: stdout."),
+        Path | None, typer.Option(metavar="FILE", help="File to write. Default: stdout.")
     ] = None,
     with_spares: Annotated[
         bool, typer.Option("--with-spares", help="Replace excluded hosts by spare ones.")
     ] = False,
     store: Store = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write a node list without the excluded hosts, for torchrun, mpirun, deepspeed or pdsh."""
     from rankscope.collector.new_file import new_file
-    from rankscope.collector.read.hosts import HostMark
 
     from ..server.node_lists import filter_hostfile
 
     marks = _read_marks(store)
-    spares = [mark.host for mark in marks if mark.mark is HostMark.SPARE and with_spares]
-    excluded = [mark.host for mark in marks if mark.mark is HostMark.EXCLUDED]
-    lines = file.read_text(encoding="utf-8").splitlines()
-    nodes = filter_hostfile(lines, excluded=excluded, spares=spares)
+    nodes = filter_hostfile(
+        file.read_text(encoding="utf-8").splitlines(),
+        excluded=_marked(marks, "excluded"),
+        spares=_marked(marks, "spare") if with_spares else [],
+    )
     if not nodes.hosts:
         raise BadInputError(f"{file} has no host that is not excluded: add others")
     text = "".join(f"{line}\n" for line in nodes.lines)
@@ -250,13 +243,9 @@ def hostfile(
 @hosts.command()
 def slurm(*, store: Store = None) -> None:
     """Print --exclude= for sbatch and srun; nothing if no host is excluded."""
-    from rankscope.collector.read.hosts import HostMark
-
     from ..server.node_lists import slurm_exclude
 
-    option = slurm_exclude(
-        [mark.host for mark in _read_marks(store) if mark.mark is HostMark.EXCLUDED]
-    )
+    option = slurm_exclude(_marked(_read_marks(store), "excluded"))
     if option:
         typer.echo(option)
 
@@ -291,6 +280,10 @@ def _read_marks(store_url: str | None) -> "tuple[HostChange, ...]":
         return marks_in_force(read_host_changes(store), time.time_ns())
 
 
+def _marked(marks: "Iterable[HostChange]", mark: "Mark") -> list[str]:
+    return [one.host for one in marks if one.mark == mark]
+
+
 def _describe_use(names: list[str], store_url: str | None) -> None:
     """Print which runs trained on hosts, so that a wrong name is seen."""
     from rankscope.collector.read.hosts import read_seen_hosts
@@ -319,12 +312,10 @@ def _change(
     store: str | None,
 ) -> None:
     """Apply changes if ``yes``, and print them."""
-    from rankscope.collector.store.location import default_store_url
-
     from ..server.alert_config import AlertConfig, open_receiver, read_alert_config, with_webhook
     from ..server.host_changes import change_hosts, describe_changes
 
-    check_exists(store)
+    url = existing_store_url(store)
     if not yes:
         typer.echo(DRY_RUN)
         typer.echo(describe_changes(changes))
@@ -335,4 +326,4 @@ def _change(
         for each in with_webhook(alerts, alert_webhook).receivers:
             receivers.append(open_receiver(each))
             stack.callback(receivers[-1].close)
-        typer.echo(change_hosts(store or default_store_url(), changes, receivers))
+        typer.echo(change_hosts(url, changes, receivers))

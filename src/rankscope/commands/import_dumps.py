@@ -23,13 +23,7 @@ MAX_SHOWN = 5
 
 
 def import_flight_recorder(request: "ImportRequest") -> str:
-    """Store the dumps of a job's ranks.
-
-    Raises:
-        BadInputError: A path is neither a file nor a folder.
-        CollectorError: The name of the run is not valid, or no file can be read.
-        StoreError: The store could not be opened or written.
-    """
+    """Store the dumps of a job's ranks."""
     from rankscope.collector.importers.flight_recorder import read_dumps
 
     from ..memory import without_collection
@@ -44,13 +38,7 @@ def import_flight_recorder(request: "ImportRequest") -> str:
 
 
 def import_nccl_ras(request: "ImportRequest") -> str:
-    """Store what snapshots of NCCL's RAS say of a job's ranks.
-
-    Raises:
-        BadInputError: A path is neither a file nor a folder.
-        CollectorError: The name of the run is not valid, or a file can't be read.
-        StoreError: The store could not be opened or written.
-    """
+    """Store what snapshots of NCCL's RAS say of a job's ranks."""
     from rankscope.collector.importers.nccl_ras import read_snapshots
 
     files = [file for path in request.paths for file in _dumps_of(path)]

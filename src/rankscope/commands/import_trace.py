@@ -47,7 +47,14 @@ class Format:
     """What a path is, for the help."""
 
     read: Callable[[ImportRequest], str]
-    """Stores what the paths hold, and returns a line that says what was stored."""
+    """Stores what the paths hold, and returns a line that says what was stored.
+
+    Raises:
+        BadInputError: A path holds nothing of the format, or the spool of a job that still runs.
+        CollectorError: The name of the run is not valid, or a file can't be read; see the reading
+            functions of `collector.importers`.
+        StoreError: The store could not be opened or written.
+    """
 
     options: tuple[str, ...] = ()
     """Fields of `ImportRequest` that only some formats take."""
@@ -72,9 +79,8 @@ def import_files(  # noqa: PLR0913  # one parameter an option
     Raises:
         BadInputError: The format is not supported, there is not exactly one path, or an option is
             missing or belongs to another format.
-        CollectorError: See `collector.importers.bytedance.import_bytedance` and
-            `collector.importers.kineto.read_traces`.
-        StoreError: The store could not be opened or written.
+        CollectorError: See `Format.read`.
+        StoreError: See `Format.read`.
     """
     if file_format not in FORMATS:
         raise BadInputError(f"--format {file_format} is not supported: give {', '.join(FORMATS)}")
@@ -98,13 +104,7 @@ def import_files(  # noqa: PLR0913  # one parameter an option
 
 
 def import_bytedance_file(request: ImportRequest) -> str:
-    """Store a parquet file of ByteDance's format.
-
-    Raises:
-        BadInputError: The path is no file.
-        CollectorError: See `collector.importers.bytedance.import_bytedance`.
-        StoreError: The store could not be opened or written.
-    """
+    """Store a parquet file of ByteDance's format."""
     path, run_id = request.paths[0], request.run_id
     if not path.is_file():
         raise BadInputError(f"{path} is not a file: give the trace")
@@ -135,13 +135,7 @@ def import_bytedance_file(request: ImportRequest) -> str:
 
 
 def import_kineto(request: ImportRequest) -> str:
-    """Store the traces of `torch.profiler` of a job's ranks.
-
-    Raises:
-        BadInputError: A path holds no trace.
-        CollectorError: See `collector.importers.kineto.read_traces`.
-        StoreError: The store could not be opened or written.
-    """
+    """Store the traces of `torch.profiler` of a job's ranks."""
     from rankscope.collector.importers.kineto import read_traces
     from rankscope.collector.importers.kineto_comm import CommKernels
     from rankscope.collector.importers.kineto_files import find_job
@@ -170,13 +164,7 @@ def import_kineto(request: ImportRequest) -> str:
 
 
 def import_nccl_inspector(request: ImportRequest) -> str:
-    """Store the logs of NCCL's Inspector of a job's processes.
-
-    Raises:
-        BadInputError: A path holds no log.
-        CollectorError: See `collector.importers.nccl_inspector.read_logs`.
-        StoreError: The store could not be opened or written.
-    """
+    """Store the logs of NCCL's Inspector of a job's processes."""
     from rankscope.collector.importers.nccl_inspector import read_logs
 
     from ..memory import without_collection
@@ -194,13 +182,7 @@ def import_nccl_inspector(request: ImportRequest) -> str:
 
 
 def import_chrome(request: ImportRequest) -> str:
-    """Store a Chrome trace in which a training framework wrote forwards and backwards.
-
-    Raises:
-        BadInputError: A path holds no trace.
-        CollectorError: See `collector.importers.chrome.read_events`.
-        StoreError: The store could not be opened or written.
-    """
+    """Store a Chrome trace in which a training framework wrote forwards and backwards."""
     from rankscope.collector.importers.chrome import read_events
 
     files = [
@@ -282,12 +264,7 @@ def _trace_files(path: Path) -> list[Path]:
 
 
 def import_spool(request: ImportRequest) -> str:
-    """Store the runs of a spool whose processes have ended. The spool is not changed.
-
-    Raises:
-        BadInputError: The folder holds no such run, or one of its processes still runs.
-        StoreError: The store could not be opened or written.
-    """
+    """Store the runs of a spool whose processes have ended. The spool is not changed."""
     run_id = request.run_id or None
     return _store_spool(request.paths[0], run_id=run_id, store_url=request.store_url)
 
@@ -366,10 +343,7 @@ FORMATS = {
 
 
 def import_(  # noqa: PLR0913  # one parameter a flag
-    files: Annotated[
-        list[Path],
-        typer.Argument(metavar="PATH", help="Trace, or spool, to store.", show_default=False),
-    ],
+    files: Annotated[list[Path], typer.Argument(metavar="PATH", help="Trace, or spool, to store.")],
     *,
     file_format: Annotated[
         str,
@@ -382,46 +356,36 @@ def import_(  # noqa: PLR0913  # one parameter a flag
     run: Annotated[
         str | None,
         typer.Option(
-            "--run",
             metavar="NAME",
             help="Name under which the run is stored. rankscope: the only run to read.",
-            show_default=False,
         ),
     ] = None,
     meta: Annotated[
         Path | None,
-        typer.Option(
-            "--meta", metavar="FILE", help="YAML file with the sizes of the job (bytedance)."
-        ),
+        typer.Option(metavar="FILE", help="YAML file with the sizes of the job (bytedance)."),
     ] = None,
     rank: Annotated[
         int | None,
         typer.Option(
-            "--rank",
             metavar="N",
             min=0,
             help="Rank of the file, if neither it nor its name has one (kineto).",
-            show_default=False,
         ),
     ] = None,
     step_name: Annotated[
         str | None,
         typer.Option(
-            "--step-name",
             metavar="NAME",
             help="Annotation of a step, or the begin of its name; all: the whole trace is one step"
             " (kineto). Default: ProfilerStep.",
-            show_default=False,
         ),
     ] = None,
     comm_kernel: Annotated[
         list[str] | None,
         typer.Option(
-            "--comm-kernel",
             metavar="PATTERN",
             help="Regular expression of the names of kernels that communicate, besides those of"
             " known libraries (kineto). May be given several times.",
-            show_default=False,
         ),
     ] = None,
     store: Store = None,

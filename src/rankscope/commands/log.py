@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .flags import Store, check_exists
+from .flags import Store, existing_store_url
 
 
 class Tracker(StrEnum):
@@ -19,30 +19,26 @@ class Tracker(StrEnum):
 
 
 def log(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.", show_default=False)],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")],
     *,
     to: Annotated[
-        Tracker, typer.Option("--to", help="Where to. Each reads its own variables and settings.")
+        Tracker, typer.Option(help="Where to. Each reads its own variables and settings.")
     ],
     into: Annotated[
         str | None,
         typer.Option(
-            "--into",
             metavar="WHERE",
             help="The tracker's run of the training: its id (wandb, mlflow), its log folder"
             " (tensorboard), PROJECT/NAME (trackio), or the receiver's address (otlp)."
             " Default: a new one.",
-            show_default=False,
         ),
     ] = None,
     address: Annotated[
         str | None,
         typer.Option(
-            "--address",
             metavar="URL",
             help="Where people open the pages of rankscope, for the link. Default: the server of"
             " the store.",
-            show_default=False,
         ),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the store has the run.")] = False,
@@ -58,6 +54,6 @@ def log(
     from ..loggers.follow import LogRequest, log_run
     from ..terminal.lines import say
 
-    check_exists(store)
-    request = LogRequest(run=run, to=to, into=into, address=address, waits=wait, store_url=store)
+    url = existing_store_url(store)
+    request = LogRequest(run=run, to=to, into=into, address=address, waits=wait, store_url=url)
     typer.echo(log_run(request, folder=data_folder() / "logged", show=say))

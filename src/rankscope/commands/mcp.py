@@ -1,6 +1,6 @@
 """`rankscope mcp`: runs, verdicts and evidence for an assistant, read-only."""
 
-from .flags import Store, check_exists
+from .flags import Store, existing_store_url
 
 
 def mcp(*, store: Store = None) -> None:
@@ -8,9 +8,6 @@ def mcp(*, store: Store = None) -> None:
 
     It reads runs, verdicts, evidence and hosts, and changes nothing.
     """
-    from rankscope.collector.store.location import default_store_url
-
     from ..assistant.mcp_server import build_server
 
-    check_exists(store)
-    build_server(store or default_store_url()).run("stdio")
+    build_server(existing_store_url(store)).run("stdio")

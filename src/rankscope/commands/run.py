@@ -14,17 +14,13 @@ def run(
         typer.Argument(
             metavar="COMMAND...",
             help="Program and arguments: torchrun ... train.py, accelerate launch ..., python ...",
-            show_default=False,
         ),
     ],
     *,
     name: Annotated[
         str | None,
         typer.Option(
-            "--name",
-            metavar="RUN",
-            help="Name of the run. Default: that of the script, with the time.",
-            show_default=False,
+            metavar="RUN", help="Name of the run. Default: that of the script, with the time."
         ),
     ] = None,
     serve: Annotated[

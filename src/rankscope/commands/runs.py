@@ -17,15 +17,22 @@ from rankscope.analysis.report.text import (
 
 from ..errors import BadInputError
 from ..terminal.lines import format_table, table_width
-from .flags import AsJson, Store, check_exists, open_existing_store, user_name
+from .flags import AsJson, Store, existing_store_url, open_existing_store, user_name
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rankscope.analysis.recurrence import Recurrence
     from rankscope.collector.read.findings import StoredFinding
     from rankscope.dashboard.records.page_results import RunLine
 
-ALIGNED = {"no.": "r", "steps": "k", "cost": "r", "confidence": "r", "opened": "k", "closed": "k"}
-"""Columns of findings that are not wrapped, as `format_table` takes them."""
+RUNS_ALIGNED = {
+    "format": "k", "state": "k", "ranks": "r", "steps": "r", "spans": "r", "started (UTC)": "k",
+}  # fmt: skip
+FINDINGS_ALIGNED = {
+    "no.": "r", "steps": "k", "cost": "r", "confidence": "r", "opened": "k", "closed": "k",
+}  # fmt: skip
+"""Columns that are not wrapped, as `format_table` takes them."""
 
 NO_RUNS = "no runs yet: try `rankscope demo` or `rankscope simulate`, or trace a job"
 NO_FINDINGS = (
@@ -49,10 +56,7 @@ def list_all(
     delete: Annotated[
         str | None,
         typer.Option(
-            "--delete",
-            metavar="RUN",
-            help="Delete this run for good. Its name cannot be used again.",
-            show_default=False,
+            metavar="RUN", help="Delete this run for good. Its name cannot be used again."
         ),
     ] = None,
     as_json: AsJson = False,
@@ -101,8 +105,7 @@ def note(
 
 def findings(
     run: Annotated[
-        str | None,
-        typer.Argument(metavar="RUN", help="Name of the run. Default: all.", show_default=False),
+        str | None, typer.Argument(metavar="RUN", help="Name of the run. Default: all.")
     ] = None,
     *,
     as_json: AsJson = False,
@@ -120,35 +123,27 @@ def list_runs(*, as_json: bool, store_url: str | None) -> str:
         lines = read_run_lines(store)
     if as_json:
         return json.dumps({"runs": [_run_document(line) for line in lines]})
+    if not lines:
+        return NO_RUNS
     found = [line.run for line in lines]
-    rows: list[tuple[str, ...]] = [
-        (
-            run.run_id,
-            run.source_format,
-            run.state,
-            f"{run.world_size:,}",
-            f"{run.num_steps:,}",
-            f"{run.num_spans:,}",
-            format_time(run.started_ns),
-            _format_verdict(line),
-        )
-        for line, run in zip(lines, found, strict=True)
-    ]
-    header: tuple[str, ...] = (
-        "run", "format", "state", "ranks", "steps", "spans", "started (UTC)", "verdict",
-    )  # fmt: skip
-    if any(line.tags for line in lines):
-        header = (*header, "tags")
-        rows = [
-            (*row, ", ".join(line.tags) or EMPTY) for row, line in zip(rows, lines, strict=True)
-        ]
-    notes = [warning for run in found for warning in run.warnings]
-    width, right = table_width(), "lkkrrrkl"
+    width = table_width()
+    columns = {
+        "run": [run.run_id for run in found],
+        "format": [run.source_format for run in found],
+        "state": [run.state for run in found],
+        "ranks": [f"{run.world_size:,}" for run in found],
+        "steps": [f"{run.num_steps:,}" for run in found],
+        "spans": [f"{run.num_spans:,}" for run in found],
+        "started (UTC)": [format_time(run.started_ns) for run in found],
+        "verdict": [_format_verdict(line) for line in lines],
+        "tags": [", ".join(line.tags) or EMPTY for line in lines],
+    }
+    if not any(line.tags for line in lines):
+        del columns["tags"]
     if width is not None and all(run.source_format == "rankscope" for run in found):
-        header, right = header[:1] + header[2:], right[:1] + right[2:]
-        rows = [row[:1] + row[2:] for row in rows]
-    table = format_table(header, rows, right=right, width=width)
-    return "\n".join([*table, *notes]) if rows else NO_RUNS
+        del columns["format"]
+    notes = [warning for run in found for warning in run.warnings]
+    return "\n".join([*_format_columns(columns, RUNS_ALIGNED, width), *notes])
 
 
 def delete_stored(run_id: str, *, as_json: bool, store_url: str | None) -> str:
@@ -158,12 +153,9 @@ def delete_stored(run_id: str, *, as_json: bool, store_url: str | None) -> str:
         UnknownRunError: The store holds no run of this name.
         FailedError: The server that holds the store did not delete it.
     """
-    from rankscope.collector.store.location import default_store_url
-
     from ..server.deletion import delete_run
 
-    check_exists(store_url)
-    done = delete_run(store_url or default_store_url(), run_id)
+    done = delete_run(existing_store_url(store_url), run_id)
     if as_json:
         return json.dumps({"run": done.run_id, "at_ns": done.at_ns, "num_rows": done.num_rows})
     num_spans = done.num_rows.get("spans", 0)
@@ -189,17 +181,15 @@ def annotate(
         BadInputError: The text is not valid, or what is to be removed is not there.
         FailedError: The server that holds the store did not change it.
     """
-    from rankscope.collector.store.location import default_store_url
-
     from ..server.annotations import AnnotationChange, annotate_stored
 
-    check_exists(store_url)
+    url = existing_store_url(store_url)
     what: Literal["add", "remove"] = "remove" if is_removed else "add"
     try:
         change = AnnotationChange(what=what, kind=kind, run_id=run_id, text=text, by=user_name())
     except ValueError as error:  # longer than any
         raise BadInputError(f"the {kind} is too long: shorten it") from error
-    return annotate_stored(store_url or default_store_url(), change)
+    return annotate_stored(url, change)
 
 
 def list_notes(run_id: str, *, store_url: str | None) -> str:
@@ -274,9 +264,16 @@ def list_findings(run_id: str | None, *, as_json: bool, store_url: str | None) -
         del columns["confidence"]
         if not any(recurrences):
             del columns["follows"]
-    right = "".join(ALIGNED.get(name, "l") for name in columns)
-    rows = list(zip(*columns.values(), strict=True))
-    return "\n".join(format_table(tuple(columns), rows, right=right, width=width))
+    return "\n".join(_format_columns(columns, FINDINGS_ALIGNED, width))
+
+
+def _format_columns(
+    columns: "Mapping[str, list[str]]", aligned: "Mapping[str, str]", width: int | None
+) -> list[str]:
+    right = "".join(aligned.get(name, "l") for name in columns)
+    return format_table(
+        [*columns], [*zip(*columns.values(), strict=True)], right=right, width=width
+    )
 
 
 def _run_document(line: "RunLine") -> dict[str, Any]:

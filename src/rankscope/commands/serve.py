@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from .alerts import Config
 from .flags import Port, SpoolFolder, Store
 
 
@@ -21,28 +22,20 @@ def serve(  # noqa: PLR0913  # one parameter a flag
     port: Port = None,
     tls_cert: Annotated[
         Path | None,
-        typer.Option(
-            "--tls-cert", metavar="FILE", help="Certificate chain, the server's first. PEM."
-        ),
+        typer.Option(metavar="FILE", help="Certificate chain, the server's first. PEM."),
     ] = None,
     tls_key: Annotated[
-        Path | None,
-        typer.Option(
-            "--tls-key", metavar="FILE", help="Private key without a password, mode 0600."
-        ),
+        Path | None, typer.Option(metavar="FILE", help="Private key without a password, mode 0600.")
     ] = None,
     tls_client_ca: Annotated[
         Path | None,
         typer.Option(
-            "--tls-client-ca",
-            metavar="FILE",
-            help="Require client certificates that are signed by this CA.",
+            metavar="FILE", help="Require client certificates that are signed by this CA."
         ),
     ] = None,
     server_name: Annotated[
         list[str] | None,
         typer.Option(
-            "--server-name",
             metavar="NAME",
             help="Host name of this server, besides those of the certificate. May be repeated.",
         ),
@@ -50,21 +43,17 @@ def serve(  # noqa: PLR0913  # one parameter a flag
     proxy_user_header: Annotated[
         str | None,
         typer.Option(
-            "--proxy-user-header",
             metavar="NAME",
             help="Header in which a trusted proxy (OIDC) names the signed-in user, who may then"
             " read all pages. Needs --proxy-address. Default: off.",
-            show_default=False,
         ),
     ] = None,
     proxy_address: Annotated[
         list[str] | None,
         typer.Option(
-            "--proxy-address",
             metavar="ADDRESS",
             help="Address of a proxy whose X-Forwarded-For and -Proto name the client, and whose"
             " user header is believed. May be repeated.",
-            show_default=False,
         ),
     ] = None,
     log_json: Annotated[
@@ -76,50 +65,30 @@ def serve(  # noqa: PLR0913  # one parameter a flag
     alert_webhook: Annotated[
         str | None,
         typer.Option(
-            "--alert-webhook",
             metavar="URL",
             envvar="RANKSCOPE_ALERT_WEBHOOK",
             help=(
                 "Post alerts to this URL, as JSON. On the command line all users of the machine"
                 " see it: give a URL with a secret by --alert-webhook-file or in the environment."
             ),
-            show_default=False,
         ),
     ] = None,
     alert_webhook_file: Annotated[
         Path | None,
-        typer.Option(
-            "--alert-webhook-file",
-            metavar="FILE",
-            help="File of mode 0600 with the URL to post alerts to.",
-            show_default=False,
-        ),
+        typer.Option(metavar="FILE", help="File of mode 0600 with the URL to post alerts to."),
     ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            metavar="FILE",
-            help="TOML file with the rules and receivers of alerts.",
-            show_default=False,
-        ),
-    ] = None,
+    config: Config = None,
     topology: Annotated[
         Path | None,
         typer.Option(
-            "--topology",
-            metavar="FILE",
-            help="TOML or JSON file with the switch, rack and rails of each host.",
-            show_default=False,
+            metavar="FILE", help="TOML or JSON file with the switch, rack and rails of each host."
         ),
     ] = None,
     spool_owner: Annotated[
         str | None,
         typer.Option(
-            "--spool-owner",
             metavar="HOLDER",
             help="With --spool: holder of the tokens with which other hosts send the same runs.",
-            show_default=False,
         ),
     ] = None,
     samples: Annotated[
@@ -131,19 +100,15 @@ def serve(  # noqa: PLR0913  # one parameter a flag
     logs: Annotated[
         list[str] | None,
         typer.Option(
-            "--logs",
             metavar="GLOB",
             help="With --samples: logs of the ranks, whose errors are stored. May be repeated.",
-            show_default=False,
         ),
     ] = None,
     only: Annotated[
         str | None,
         typer.Option(
-            "--only",
             metavar="collector|dashboard",
             help="Run only this half of the server, on a store shared with others. Default: both.",
-            show_default=False,
         ),
     ] = None,
     keep_spans: Annotated[

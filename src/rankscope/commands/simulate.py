@@ -37,7 +37,6 @@ def simulate(  # noqa: PLR0913  # one parameter a flag
         typer.Argument(
             metavar="SCENARIO",
             help="healthy, a cause (slow-compute, slow-link, ...), or a .toml or .json file.",
-            show_default=False,
         ),
     ],
     *,
@@ -207,14 +206,12 @@ class StepProgress:
     def _line(self, doing: str) -> str:
         parts = [f"step {self._num_done + 1} of {self._num_steps}, {self._ranks}: {doing}"]
         if self._num_spans:
-            parts.append(f"{_format_spans(self._num_spans)} stored")
+            num = self._num_spans
+            spans = f"{num / MILLION:.1f} M" if num >= MILLION else f"{num:,}"
+            parts.append(f"{spans} spans stored")
             left_s = (self._monotonic_s() - self._begun_s) / self._num_done
             parts.append(f"{format_seconds(left_s * (self._num_steps - self._num_done))} left")
         return ", ".join(parts)
-
-
-def _format_spans(num: int) -> str:
-    return f"{num / MILLION:.1f} M spans" if num >= MILLION else format_count(num, "span")
 
 
 def _ranks_text(ranks: tuple[int, ...]) -> str:

@@ -110,10 +110,7 @@ def list_tokens(*, as_json: AsJson = False) -> None:
 @token.command("revoke")
 def revoke_token(
     token_id: Annotated[
-        str,
-        typer.Argument(
-            metavar="ID", help="As `rankscope token list` shows it.", show_default=False
-        ),
+        str, typer.Argument(metavar="ID", help="As `rankscope token list` shows it.")
     ],
     *,
     as_json: AsJson = False,
