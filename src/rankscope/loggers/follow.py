@@ -191,6 +191,7 @@ class _Follower:
         texts = (store, request.run, str(summary.started_ns), request.to, request.into or "")
         name = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:32]
         self._path = self._folder / f"{name}.json"
+        self._logged = Logged()
         with suppress(FileNotFoundError):
             self._logged = Logged(**json.loads(self._path.read_text(encoding="utf-8")))
         target = Target(

@@ -63,12 +63,13 @@ MIN_WAIT_RATIO = 0.005
 
 FINDING_ALIGNED = "lkllrr"
 
-LEGEND = (  # of the figures of the details
+LEGEND = (
     "GPU slowdown: replayed over ideal step time; replayed is without the delays of the hosts.",
     "Host delays: recorded over replayed step time. Replay error: that of a replay with them.",
     "M_W, M_S, the paper's estimate: arXiv 2505.05713; beyond 0 to 100 % another path is critical.",
     "GB/s: size over median time. Bus GB/s: what each link carried, as in nccl-tests.",
 )
+"""Meaning of the figures of the details."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
