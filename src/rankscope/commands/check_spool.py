@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from rankscope.analysis.report.text import format_count
+
 from ..errors import FAILED, BadInputError
 from ..terminal.lines import Progress
 from .flags import AsJson
@@ -31,8 +33,6 @@ def check_text(folder: Path, *, run_id: str | None, as_json: bool) -> tuple[str,
     Raises:
         BadInputError: The folder is no spool, or one of its processes still runs.
     """
-    from rankscope.analysis.report.text import format_count
-
     from ..spool_check import Level, check_spool, problem_lines
 
     if not folder.is_dir():

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankscope.analysis.report.text import (
+    FINDING_COLUMNS,
     format_change,
     format_count,
+    format_finding,
     format_range,
     format_seconds,
 )
@@ -163,8 +165,6 @@ def _document(found: "RunComparison") -> dict[str, object]:
 
 
 def _blocks(found: "RunComparison") -> list[str]:
-    from rankscope.analysis.report.text import FINDING_COLUMNS
-
     from ..terminal.device_time_text import kernel_change_lines
     from ..terminal.report_text import FINDING_ALIGNED
 
@@ -214,8 +214,6 @@ def _name(report: "RunReport", other: "RunReport") -> str:
 def _findings(
     change: str, report: "RunReport", findings: "Sequence[Finding]"
 ) -> list[tuple[str, ...]]:
-    from rankscope.analysis.report.text import format_finding
-
     return [(change, *format_finding(one, report.price(one))) for one in findings]
 
 

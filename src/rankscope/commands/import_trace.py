@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rankscope.analysis.report.text import format_ranks
+
 from ..errors import BadInputError
 from ..terminal.lines import Progress, say
 from .flags import Store, open_store
@@ -231,8 +233,6 @@ def store_processes(
 
 def say_missing(ranks: Collection[int], world_size: int) -> None:
     """Say which ranks of a job were not imported, if any."""
-    from rankscope.analysis.report.text import format_ranks
-
     missing = [rank for rank in range(world_size) if rank not in ranks]
     if ranks and missing:
         have = "has" if len(missing) == 1 else "have"

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankscope.analysis.report.text import format_count, format_percent, format_seconds
+from rankscope.analysis.report.text import (
+    format_count,
+    format_percent,
+    format_ranks,
+    format_seconds,
+)
 from rankscope.tracer.span import NS_PER_MS
 
 from ..terminal.lines import Progress
@@ -215,8 +220,6 @@ class StepProgress:
 
 
 def _ranks_text(ranks: tuple[int, ...]) -> str:
-    from rankscope.analysis.report.text import format_ranks
-
     if len(ranks) > MAX_NAMED_RANKS:
         return f"{len(ranks):,} ranks"
     return format_ranks(ranks)

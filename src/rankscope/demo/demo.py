@@ -23,7 +23,7 @@ from ..server.logs import Log, log_lines
 from ..server.signals import sigterm_as_interrupt
 from ..terminal.lines import Progress, say, terminal_width
 from .plan import DemoPlan, is_found, outcome_line, plan_demo
-from .training import StepDone, Training, require_torch, training_command
+from .training import Training, require_torch, training_command
 
 if TYPE_CHECKING:
     from rankscope.collector.spool.tail import SpoolTail
@@ -104,7 +104,13 @@ def collect_training(store: Store, plan: DemoPlan, *, run_id: str, spool: Path |
         FailedError: The training failed. Its output is kept, and the message names the file.
     """
     folder = Path(tempfile.mkdtemp(prefix="rankscope-demo-"))
-    say(_describe(plan))
+    layout = plan.layout
+    say(
+        f"training a small GPT on {layout.world_size} local processes"
+        f" (pp {layout.pp} x dp {layout.dp} x tp {layout.tp}), {plan.num_steps} steps; paced:"
+        " compute is padded to set times, so that a few cores can stand for many devices;"
+        f" fault: {plan.spec}"
+    )
     try:
         status, reason = _train_and_store(store, plan, run_id=run_id, spool=spool, folder=folder)
     except BaseException:
@@ -135,27 +141,13 @@ def _train_and_store(
         with Progress(every=PROGRESS_EVERY) as progress:
             progress.show(f"starting {plan.layout.world_size} processes")
             for step in training.follow(tail):
-                progress.show(_format_progress(step, plan.num_steps))
+                left_s = (plan.num_steps - step.step - 1) * step.seconds
+                progress.show(
+                    f"step {step.step + 1} of {plan.num_steps}, loss {step.loss:.3f},"
+                    f" {step.seconds:.2f} s per step, about {left_s:.0f} s left"
+                )
         drain(tail)
         return training.status, training.last_error()
-
-
-def _describe(plan: DemoPlan) -> str:
-    layout = plan.layout
-    return (
-        f"training a small GPT on {layout.world_size} local processes"
-        f" (pp {layout.pp} x dp {layout.dp} x tp {layout.tp}), {plan.num_steps} steps; paced:"
-        " compute is padded to set times, so that a few cores can stand for many devices;"
-        f" fault: {plan.spec}"
-    )
-
-
-def _format_progress(done: StepDone, num_steps: int) -> str:
-    left = num_steps - done.step - 1
-    return (
-        f"step {done.step + 1} of {num_steps}, loss {done.loss:.3f},"
-        f" {done.seconds:.2f} s per step, about {left * done.seconds:.0f} s left"
-    )
 
 
 def drain(tail: SpoolTail) -> None:
