@@ -41,25 +41,11 @@ def test_all_stages_have_the_same_number_of_layers(pp: int, num_layers: int) -> 
     assert plan.num_layers == num_layers
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        ("slow-compute:rank=8,factor=1.6", "ranks 0 to 7"),
-        ("slow-compute:rank=5", "'factor' is missing"),
-        ("slow-fan:rank=5", "unknown cause"),
-        ("slow-compute:rank=5,factor=1.6,steps=30-40", "begins after the last step"),
-        ("crash:rank=5,step=4", "ends the training"),
-        ("hang:rank=5,step=4", "ends the training"),
-    ],
-)
-def test_a_fault_that_the_demo_cannot_use_is_refused(fault: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+@pytest.mark.parametrize("fault", ["crash:rank=5,step=4", "hang:rank=5,step=4"])
+def test_a_fault_that_ends_the_training_is_refused(fault: str) -> None:
+    # tests/integration/test_bad_input.py has other faults that are.
+    with pytest.raises(ConfigError, match="ends the training"):
         plan_demo(layout=LAYOUT, num_steps=30, fault=fault)
-
-
-def test_a_layout_that_does_not_divide_the_model_is_refused() -> None:
-    with pytest.raises(ConfigError, match="tp 3"):
-        plan_demo(layout=Layout(tp=3), num_steps=30, fault="none")
 
 
 @pytest.mark.parametrize(
