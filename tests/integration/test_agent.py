@@ -46,6 +46,12 @@ def shipping(
         process.communicate()
 
 
+def stop(agent: subprocess.Popen[str]) -> str:
+    """Terminate an agent and return its output."""
+    agent.send_signal(signal.SIGTERM)
+    return "".join(agent.communicate(timeout=TIMEOUT_S))
+
+
 def test_an_agent_sends_the_spool_of_a_host_and_resumes_after_a_restart(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     with Oracle(tmp_path / "oracle", is_synced=False) as oracle, FakeCollector() as collector:
@@ -54,8 +60,7 @@ def test_an_agent_sends_the_spool_of_a_host_and_resumes_after_a_restart(tmp_path
         with shipping(spool, collector.url) as agent:
             wait_until(lambda: len(collector.stored.rows) >= 49)
             wait_until(lambda: bool(collector.stored.described.get("samples")))
-            agent.send_signal(signal.SIGTERM)
-            _, err = agent.communicate(timeout=TIMEOUT_S)
+            err = stop(agent)
             assert agent.returncode == 0
             assert "stopped" in err
         write_spans(builder, oracle, 50)
@@ -68,21 +73,6 @@ def test_an_agent_sends_the_spool_of_a_host_and_resumes_after_a_restart(tmp_path
         assert {"disk-free-bytes:/", "sampler-cpu-ns"} <= names
 
 
-def test_an_agent_reports_host_and_progress_of_its_ranks(tmp_path: Path) -> None:
-    spool = tmp_path / "spool"
-    builder = SpoolBuilder(spool, run_id="run", rank=3, **this_host())
-    builder.span(step=41)
-    with FakeCollector() as collector:
-        with shipping(spool, collector.url) as agent:
-            wait_until(lambda: bool(collector.stored.described.get("heartbeats")))
-            agent.send_signal(signal.SIGTERM)
-            agent.communicate(timeout=TIMEOUT_S)
-        beat = collector.stored.described["heartbeats"][0]
-
-    assert (beat["run_id"], beat["rank"], beat["step"]) == ("run", 3, 41)
-    assert beat["host"] == os.uname().nodename
-
-
 def kinds(collector: FakeCollector) -> set[str]:
     return {row["kind"] for row in collector.stored.described.get("events", ())}
 
@@ -91,7 +81,7 @@ def open_files(pid: int) -> set[str]:
     return {os.path.realpath(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
 
 
-def test_an_agent_sends_what_the_logs_of_its_host_say(tmp_path: Path) -> None:
+def test_an_agent_sends_the_progress_of_its_ranks_and_what_the_logs_say(tmp_path: Path) -> None:
     spool, kernel_log = tmp_path / "spool", tmp_path / "kern.log"
     builder = SpoolBuilder(spool, run_id="run", rank=3, **this_host())
     builder.span(step=41)
@@ -106,10 +96,12 @@ def test_an_agent_sends_what_the_logs_of_its_host_say(tmp_path: Path) -> None:
                 file.write("not allow-listed\n")
             (tmp_path / "rank-3.log").write_text("CUDA error: unspecified launch failure\n")
             wait_until(lambda: {"kernel", "log"} <= kinds(collector))
-            agent.send_signal(signal.SIGTERM)
-            agent.communicate(timeout=TIMEOUT_S)
+            stop(agent)
         events = {row["kind"]: row for row in collector.stored.described["events"]}
+        beat = collector.stored.described["heartbeats"][0]
 
+    assert (beat["run_id"], beat["rank"], beat["step"]) == ("run", 3, 41)
+    assert beat["host"] == os.uname().nodename
     for kind in ("kernel", "log"):
         assert (events[kind]["run_id"], events[kind]["rank"]) == ("run", 3)
     assert events["kernel"]["text"] == "Xid 79: GPU has fallen off the bus"
@@ -123,8 +115,7 @@ def test_an_agent_that_waits_for_an_answer_ends_within_seconds(tmp_path: Path) -
         with shipping(spool, f"http://localhost:{proxy.port}", "--no-samples") as agent:
             wait_until(lambda: proxy.traffic.num_connections >= 2)
             begun_s = time.monotonic()
-            agent.send_signal(signal.SIGTERM)
-            agent.communicate(timeout=TIMEOUT_S)
+            stop(agent)
 
             assert agent.returncode == 0
             assert time.monotonic() - begun_s < 45  # It would wait 50 s for the answer.
@@ -194,31 +185,29 @@ def test_the_token_is_in_no_command_line_and_no_output(tmp_path: Path) -> None:
         shipping(spool, collector.url, "--no-samples", token=secret) as agent,
     ):
         wait_until(lambda: collector.num_requests("/v1/rows/processes") > 0)
-        agent.send_signal(signal.SIGTERM)
-        out, err = agent.communicate(timeout=TIMEOUT_S)
+        said = stop(agent)
 
-    assert "does not know the token" in err
-    assert secret not in out + err
+    assert "does not know the token" in said
+    assert secret not in said
     files = [file for file in state_of(spool).rglob("*") if file.is_file()]
     assert {"journal", "journal.db", "lock"} <= {file.name for file in files}
     for file in files:
         assert secret.encode() not in file.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["journal", "journal.db"])
-def test_state_in_the_spool_is_neither_trusted_nor_written(tmp_path: Path, name: str) -> None:
+def test_state_in_the_spool_is_neither_trusted_nor_written(tmp_path: Path) -> None:
     spool, victim = tmp_path / "spool", tmp_path / "victim"
     victim.write_text("precious")
     (spool / ".agent").mkdir(parents=True)
-    (spool / ".agent" / name).symlink_to(victim)
+    for name in ("journal", "journal.db"):
+        (spool / ".agent" / name).symlink_to(victim)
     with Oracle(tmp_path / "oracle", is_synced=False) as oracle, FakeCollector() as collector:
         builder = SpoolBuilder(spool, run_id="run")
         write_spans(builder, oracle, 50)
         builder.end()
         with shipping(spool, collector.url, "--no-samples") as agent:
             wait_until(lambda: len(collector.stored.rows) >= 50)
-            agent.send_signal(signal.SIGTERM)
-            _, err = agent.communicate(timeout=TIMEOUT_S)
+            err = stop(agent)
 
     assert victim.read_text() == "precious"
     assert "state of an earlier release" in err

@@ -54,20 +54,15 @@ def _check_figures(outputs: list[nbformat.NotebookNode]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_command_that_fails_is_seen(name: str) -> None:
-    lines = [line for cell in read_notebook(name).cells for line in cell.source.splitlines()]
+def test_a_command_that_fails_is_seen_and_no_output_is_committed(name: str) -> None:
+    cells = read_notebook(name).cells
+    lines = [line for cell in cells for line in cell.source.splitlines()]
 
     after = [lines[place + 1] for place, line in enumerate(lines) if line.startswith("!")]
 
     assert set(after) == {"assert _exit_code == 0"}
     assert not any("2>" in line for line in lines)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_it_is_committed_without_outputs(name: str) -> None:
-    notebook = read_notebook(name)
-
-    assert all(not cell.outputs for cell in notebook.cells if cell.cell_type == "code")
+    assert all(not cell.outputs for cell in cells if cell.cell_type == "code")
 
 
 @needs_traces
