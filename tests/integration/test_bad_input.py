@@ -71,6 +71,7 @@ def command(
         (["import", "a", "b", "--format", "bytedance", "--run", "x"], "takes one path, got 2"),
         (["import", "x.parquet", "--format", "bytedance"], "--run"),
         (["serve", "--port", "99999"], "--port"),
+        (["serve", "--host", "0.0.0.0"], "--tls-cert and --tls-key"),
         (["serve", "--alert-webhook", "ftp://host/"], "https://host/path"),
         (["serve", "--alert-webhook-file", "/nowhere"], "--alert-webhook-file"),
         (["serve", "--alert-webhook-file", "/etc/passwd"], "chmod 600"),
@@ -120,22 +121,3 @@ def test_a_spool_of_a_future_version_is_refused_with_its_name(
 
     assert "version 99" in said
     assert command.run("runs", "--json")[1] == '{"runs": []}\n'
-
-
-def test_without_the_server_extra_the_command_says_how_to_get_it(tmp_path: Path) -> None:
-    # A None in sys.modules makes the import fail as if the package were not there.
-    import subprocess
-
-    program = (
-        "import sys; sys.modules['typer'] = None;"
-        "from rankscope.__main__ import main; sys.exit(main())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 2
-    assert done.stderr == (
-        "rankscope: typer is not installed, and the command needs it:"
-        ' pip install "rankscope[embedded]"\n'
-    )

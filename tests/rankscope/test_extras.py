@@ -98,14 +98,19 @@ def test_without_its_extra_the_library_says_how_to_get_it() -> None:
     )
 
 
-def test_the_version_is_that_of_the_installation_and_needs_no_extra() -> None:
+def test_the_version_needs_no_extra_and_all_else_says_how_to_get_it() -> None:
     program = (
-        "import sys; sys.modules['typer'] = None; sys.argv = ['rankscope', '--version'];"
-        "from rankscope.__main__ import main; sys.exit(main())"
+        "import sys; sys.modules['typer'] = None; from rankscope.__main__ import main;"
+        "sys.argv[1:] = ['--version']; assert main() == 0; sys.argv.pop(); sys.exit(main())"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
 
     assert rankscope.__version__ == installed_version()
-    assert (done.returncode, done.stdout) == (0, f"rankscope {installed_version()}\n")
+    assert (done.returncode, done.stdout) == (2, f"rankscope {installed_version()}\n")
+    # AND without the version, one line says how to get the extra
+    assert done.stderr == (
+        "rankscope: typer is not installed, and the command needs it:"
+        ' pip install "rankscope[embedded]"\n'
+    )
