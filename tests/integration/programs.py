@@ -8,12 +8,14 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
+from tests.support.paths import PYTHON_PATH
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 COMMAND = (sys.executable, "-m", "rankscope")
 TIMEOUT_S = 120.0
@@ -28,6 +30,17 @@ def environment(store: Path, **more: str) -> dict[str, str]:
         "XDG_STATE_HOME": f"{store}-state",
     }
     return {**kept, **own, **more}
+
+
+def job_environment(folder: Path, **more: str) -> dict[str, str]:
+    """Return the environment of a job that this checkout traces, with its data in a folder."""
+    own = {
+        "PYTHONPATH": PYTHON_PATH,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "XDG_DATA_HOME": str(folder / "data"),
+        "OMP_NUM_THREADS": "1",
+    }
+    return environment(folder / "store", **own, **more)
 
 
 def rankscope(

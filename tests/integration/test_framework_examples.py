@@ -6,17 +6,24 @@ Those of DeepSpeed and Ray Train need packages that are no dependencies of the t
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.programs import COMMAND, environment
-from tests.support.paths import PYTHON_PATH, ROOT
+from rankscope.commands.analyze import AnalyzeOptions, analyze_stored
+from tests.integration.programs import COMMAND, job_environment
+from tests.support.paths import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.multiproc, pytest.mark.timeout(600)]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.nightly,  # test_run_command.py runs the first example in each run of the tests
+    pytest.mark.slow,
+    pytest.mark.multiproc,
+    pytest.mark.timeout(600),
+]
 
 EXAMPLES = ROOT / "examples"
 NUM_RANKS, SLOW_RANK = 4, 1
@@ -30,34 +37,28 @@ TORCHRUN = ("torchrun", "--standalone", f"--nproc-per-node={NUM_RANKS}")
     ("name", "launcher", "num_forwards"),
     [
         ("torchrun_ddp", TORCHRUN, 1),
-        pytest.param("lightning_fit", ("python",), 1, marks=pytest.mark.nightly),
-        pytest.param(
+        ("lightning_fit", ("python",), 1),
+        (
             "accelerate_loop",
             ("accelerate", "launch", "--multi_gpu", f"--num_processes={NUM_RANKS}"),
             2,
-            marks=pytest.mark.nightly,
         ),
-        pytest.param("hf_trainer", TORCHRUN, 1, marks=pytest.mark.nightly),
-        pytest.param("megatron_core", TORCHRUN, 2, marks=pytest.mark.nightly),
+        ("hf_trainer", TORCHRUN, 1),
+        ("megatron_core", TORCHRUN, 2),
     ],
 )
 def test_the_slow_rank_of_an_example_is_named(
     tmp_path: Path, name: str, launcher: tuple[str, ...], num_forwards: int
 ) -> None:
-    environ = environment(
-        tmp_path / "store",
-        PYTHONPATH=PYTHON_PATH,
-        PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        XDG_DATA_HOME=str(tmp_path / "data"),
-        OMP_NUM_THREADS="1",
+    environ = job_environment(
+        tmp_path,
         GLOO_SOCKET_IFNAME="lo",
         ACCELERATE_USE_CPU="true",
         SLOW_RANK=str(SLOW_RANK),
     )
-    job = (*launcher, str(EXAMPLES / f"{name}.py"))
 
     done = subprocess.run(
-        [*COMMAND, "run", "--name", name, *job],
+        [*COMMAND, "run", "--name", name, *launcher, str(EXAMPLES / f"{name}.py")],
         cwd=tmp_path,
         env=environ,
         capture_output=True,
@@ -68,7 +69,8 @@ def test_the_slow_rank_of_an_example_is_named(
 
     assert done.returncode == 0, done.stderr
     assert f"rankscope: Rank {SLOW_RANK} " in done.stderr, done.stderr
-    report = json.loads(subprocess.check_output([*COMMAND, "analyze", name, "--json"], env=environ))
+    options = AnalyzeOptions(run_id=name, as_json=True, store_url=environ["RANKSCOPE_STORE"])
+    report = json.loads(analyze_stored(options))
     found = report["findings"][0]
     assert (found["cause"], found["ranks"]) == ("slow-compute", [SLOW_RANK])
     assert report["world_size"] == NUM_RANKS

@@ -2,60 +2,39 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from rankscope.commands.runs import list_runs
-from tests.integration.programs import COMMAND, environment
-from tests.support.paths import PYTHON_PATH
+from tests.integration.programs import COMMAND, job_environment
+from tests.support.paths import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiproc]
 
-TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node=2")
+TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node=4")
 
 TRAINING = """
-import os, sys, time
+import os, sys
 import torch
-import torch.distributed as dist
 
 torch.manual_seed(0)
-torch.set_num_threads(1)
-is_distributed = "RANK" in os.environ
-if is_distributed:
-    dist.init_process_group("gloo")
 model = torch.nn.Linear(64, 64)
-if is_distributed:
-    model = torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for step in range(12):
-    with torch.no_grad():
-        time.sleep(0.05 if os.environ.get("RANK") == "1" else 0.005)
     loss = model(torch.randn(8, 64)).pow(2).mean()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    if os.environ.get("RANK", "0") == "0":
-        print(step, flush=True)
-print(sys.argv[1:], sys.stdin.read() if not is_distributed else "", file=sys.stderr)
-if is_distributed:
-    dist.destroy_process_group()
+    print(step, flush=True)
+print(sys.argv[1:], sys.stdin.read(), file=sys.stderr)
 sys.exit(int(os.environ.get("STATUS", "0")))
 """
-
-
-def job_environment(folder: Path, **changed: str) -> dict[str, str]:
-    own = {
-        "PYTHONPATH": PYTHON_PATH,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "XDG_DATA_HOME": str(folder / "data"),
-        "OMP_NUM_THREADS": "1",
-    }
-    return environment(folder / "store", **own, **changed)
 
 
 def start(
@@ -100,13 +79,17 @@ def test_a_training_prints_and_ends_as_without_it(tmp_path: Path) -> None:
 
 
 def test_all_ranks_of_a_launcher_are_one_run_with_a_verdict(tmp_path: Path) -> None:
-    traced = start(tmp_path, *rankscope("run", *TORCHRUN, "train.py"))
+    script = str(ROOT / "examples" / "torchrun_ddp.py")
+    traced = start(tmp_path, *rankscope("run", *TORCHRUN, script), SLOW_RANK="1")
 
     assert traced.returncode == 0, traced.stderr
     assert "Rank 1 " in traced.stderr
-    assert "proof: rankscope serve, then /timeline?run=train-" in " ".join(traced.stderr.split())
-    (line,) = [line for line in stored_runs(tmp_path).splitlines() if line.startswith("train-")]
-    assert line.split()[1:5] == ["rankscope", "ended", "2", "12"]
+    assert "proof: rankscope serve, then /timeline?run=torchrun-ddp-" in " ".join(
+        traced.stderr.split()
+    )
+    _, line = stored_runs(tmp_path).splitlines()
+    assert line.startswith("torchrun-ddp-")
+    assert line.split()[1:5] == ["rankscope", "ended", "4", "20"]
 
 
 def test_a_job_runs_if_its_store_cannot_be_opened(tmp_path: Path) -> None:

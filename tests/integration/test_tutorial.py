@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.programs import environment
-from tests.support.paths import PYTHON_PATH, ROOT
+from tests.integration.programs import job_environment
+from tests.support.paths import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.multiproc]
 
@@ -29,12 +30,7 @@ def test_the_tutorial_leads_from_the_slow_job_to_its_fix(tmp_path: Path) -> None
     # GIVEN a copy of its scripts, and the commands of this checkout
     folder = tmp_path / "tutorial"
     shutil.copytree(ROOT / "examples" / "tutorial", folder)
-    variables = environment(
-        tmp_path / "store",
-        PYTHONPATH=PYTHON_PATH,
-        PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        XDG_DATA_HOME=str(tmp_path / "data"),
-    )
+    variables = job_environment(tmp_path)
 
     def run(command: str) -> str:
         done = subprocess.run(
