@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import stat
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import pytest
 from rankscope.commands.alerts import list_alerts
 from rankscope.commands.runs import list_findings
 from rankscope.tracer.span import NONE, SpanKind
-from tests.integration.programs import TIMEOUT_S, serving
+from tests.integration.programs import TIMEOUT_S, Server, serving
 from tests.support.collector.spool_builder import ANCHOR_UNIX_NS, SpoolBuilder
 from tests.support.receiver import Receiver
 
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.multiproc
 MS = 1_000_000
 RANKS = (0, 1)
 GROUP = 0xFEED
+DEBUGGING = ("FLASK_DEBUG", "DASH_DEBUG", "DASH_UI", "WERKZEUG_DEBUG_PIN")
 
 
 class Job:
@@ -94,11 +96,16 @@ def receiver() -> Iterator[Receiver]:
     running.close()
 
 
-def test_only_the_open_paths_answer_without_the_token(tmp_path: Path) -> None:
-    with (
-        serving(store=tmp_path / "store") as server,
-        httpx.Client(base_url=server.url, timeout=TIMEOUT_S) as client,
-    ):
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with an empty store, and with all variables that could enable a debugger."""
+    store = tmp_path_factory.mktemp("served") / "store"
+    with serving(store=store, **dict.fromkeys(DEBUGGING, "1")) as running:
+        yield running
+
+
+def test_only_the_open_paths_answer_without_the_token(server: Server) -> None:
+    with httpx.Client(base_url=server.url, timeout=TIMEOUT_S) as client:
         for path in ("/healthz", "/readyz", "/login", "/_favicon.ico"):
             assert client.get(path).status_code == 200, path
         for path in ("/", "/run/x", "/timeline", "/_dash-layout", "/_dash-dependencies", "/docs"):
@@ -111,16 +118,35 @@ def test_only_the_open_paths_answer_without_the_token(tmp_path: Path) -> None:
         assert "token" not in str(page.url)
         assert client.get("/_dash-layout").status_code == 200
 
-        described = tmp_path / "store" / "server.json"
-        assert stat.S_IMODE(described.stat().st_mode) == 0o600
-        assert json.loads(described.read_text())["url"] == server.url
-    assert not described.exists()
+
+def test_no_environment_variable_enables_a_debugger(server: Server) -> None:
+    with httpx.Client(base_url=server.url, headers=server.bearer, timeout=TIMEOUT_S) as client:
+        # Every path of the pages returns the same frame; a console would be another document.
+        frame = client.get("/").text
+        console = client.get("/console")
+        broken = client.post("/_dash-update-component", content=b"{")
+        debugged = client.get("/", params={"__debugger__": "yes", "cmd": "resource"})
+
+    assert console.status_code == 404 or without_end(console.text) == without_end(frame)
+    for answer in (console, broken, debugged):
+        assert "Traceback" not in answer.text
+        assert "EVALEX" not in answer.text
+    assert '"ui":true' not in frame.replace(" ", "")
 
 
-def test_a_collector_only_server_has_no_pages(tmp_path: Path) -> None:
+def without_end(frame: str) -> str:
+    """Return the frame without the random name of each visit."""
+    return re.sub(r'"end_id":"[^"]*"', "", frame)
+
+
+def test_a_collector_only_server_has_no_pages_and_describes_itself(tmp_path: Path) -> None:
+    described = tmp_path / "store" / "server.json"
     with serving("--only", "collector", store=tmp_path / "store") as server:
         page = httpx.get(f"{server.url}/", headers=server.bearer, timeout=TIMEOUT_S)
+        assert stat.S_IMODE(described.stat().st_mode) == 0o600
+        assert json.loads(described.read_text())["url"] == server.url
 
+    assert not described.exists()
     assert server.part == "collector"
     assert page.status_code == 404
 
