@@ -12,11 +12,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -25,9 +23,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tests.support.dashboard.posts import UPDATE_PATH, ask_page
+from tests.support.ports import fixed_port
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
 TIMEOUT_S = 300
 SPOOL_EXAMPLE = Path(__file__).parents[2] / "docs" / "spool_example.py"
@@ -124,23 +124,6 @@ def fetch(url: str, token: str, posted: Mapping[str, Any] | None = None) -> byte
     return body
 
 
-def wait_for(name: str, is_true: Callable[[], bool]) -> None:
-    """Wait until a function returns true."""
-    end_s = time.monotonic() + TIMEOUT_S
-    while not is_true():
-        if time.monotonic() > end_s:
-            sys.exit(f"{name} did not happen within {TIMEOUT_S} s")
-        time.sleep(0.5)
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
 def try_agent(installation: Installation) -> None:
     """Import, print the version, examine the host, and let an agent wait for its collector."""
     own = version("rankscope")
@@ -153,11 +136,10 @@ def try_agent(installation: Installation) -> None:
     assert states["packages"] == states["extensions"] == "healthy", states
     spool = installation.folder / "spool"
     installation.run(str(SPOOL_EXAMPLE), str(spool))
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
+    url = f"http://127.0.0.1:{fixed_port()}"
     with installation.process("agent", "--spool", str(spool), "--collector", url):
         log = installation.folder / "agent.log"
-        wait_for("the agent's first attempt", lambda: url in log.read_text())
+        wait_until(lambda: url in log.read_text(), timeout_s=TIMEOUT_S)  # its first attempt
 
 
 def try_without_server(installation: Installation) -> None:
@@ -178,7 +160,7 @@ def try_embedded(installation: Installation) -> None:
     installation.rankscope("export", "trial", "--format", "perfetto", "--out", str(trace))
     assert json.loads(trace.read_text())["traceEvents"]
 
-    spool, port = installation.folder / "spool", free_port()
+    spool, port = installation.folder / "spool", fixed_port()
     with installation.process("serve", "--port", str(port)) as server:
         assert server.stdout is not None
         address = urlsplit(server.stdout.readline().split()[-1])
@@ -191,8 +173,9 @@ def try_embedded(installation: Installation) -> None:
         assert b"rankscope_store_up 1.0" in fetch(f"{url}/metrics", token)
         installation.environment["RANKSCOPE_TOKEN"] = token
         with installation.process("agent", "--spool", str(spool), "--collector", url):
-            wait_for(
-                "the sent run", lambda: '"example"' in installation.rankscope("runs", "--json")
+            wait_until(
+                lambda: '"example"' in installation.rankscope("runs", "--json"),
+                timeout_s=TIMEOUT_S,
             )
     installation.environment.pop("RANKSCOPE_TOKEN")
 
