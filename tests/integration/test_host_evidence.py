@@ -20,12 +20,14 @@ from rankscope.collector.store.store import open_store
 from rankscope.sources.store_source import StoreSource
 from rankscope.tracer.job.slow_step_stacks import MIN_STEPS
 from tests.integration.watched_job import (
+    MANY_STEPS,
     TURN_S,
     Watch,
     drain,
     reach_step,
     spool_of,
     start_ranks,
+    watched,
 )
 
 if TYPE_CHECKING:
@@ -63,6 +65,11 @@ def analyzed(store: Store) -> RunReport:
     return analyze_run(StoreSource(store), "watched")
 
 
+def crash_in(store: Store) -> Finding:
+    (finding,) = [each for each in analyzed(store).findings if each.cause == "crash"]
+    return finding
+
+
 def notes(finding: Finding) -> dict[str, str]:
     return {note.source: note.text for note in finding.host_notes}
 
@@ -93,9 +100,7 @@ def memory_group() -> Iterator[Path]:
 
 @pytest.mark.nightly
 def test_a_process_that_takes_the_cpu_of_a_rank_is_named(tmp_path: Path, store: Store) -> None:
-    with start_ranks(tmp_path, 3, 10_000, pinned=1) as ranks:
-        watch = Watch(store, spool_of(tmp_path))
-        reach_step(watch, ranks, tmp_path, 5)
+    with watched(store, tmp_path, 3, pinned=1) as (watch, ranks):
         begin_ns = time.time_ns()
         with subprocess.Popen([sys.executable, "-c", HOG]) as hog:
             try:
@@ -107,8 +112,6 @@ def test_a_process_that_takes_the_cpu_of_a_rank_is_named(tmp_path: Path, store: 
         end_ns = time.time_ns()
         for process in ranks:
             process.kill()
-        drain(watch, ranks)
-        watch.close()
 
     source = StoreSource(store)
     infos = source.run_info("watched").ranks.values()
@@ -130,7 +133,7 @@ def test_a_process_that_takes_the_cpu_of_a_rank_is_named(tmp_path: Path, store: 
 def test_a_rank_that_the_kernel_kills_for_want_of_memory_says_so(
     tmp_path: Path, store: Store
 ) -> None:
-    with memory_group() as group, start_ranks(tmp_path, 2, 10_000) as ranks:
+    with memory_group() as group, start_ranks(tmp_path, 2, MANY_STEPS) as ranks:
         (group / "cgroup.procs").write_text(str(ranks[1].pid))
         watch = Watch(store, spool_of(tmp_path))
         reach_step(watch, ranks, tmp_path, 5)
@@ -140,7 +143,7 @@ def test_a_rank_that_the_kernel_kills_for_want_of_memory_says_so(
         watch.close()
 
     assert ranks[1].returncode == -signal.SIGKILL
-    (finding,) = [each for each in analyzed(store).findings if each.cause == "crash"]
+    finding = crash_in(store)
     assert (finding.ranks, finding.end_class) == ((1,), "host-oom")
     if os.access("/dev/kmsg", os.R_OK):
         assert f"killed process {ranks[1].pid}" in finding.evidence
@@ -152,20 +155,12 @@ def test_a_rank_that_the_kernel_kills_for_want_of_memory_says_so(
 def test_a_rank_that_a_user_kills_has_no_trace_of_the_kernel(tmp_path: Path, store: Store) -> None:
     kernel_log = tmp_path / "kern.log"
     kernel_log.write_text("")
-    with start_ranks(tmp_path, 3, 10_000) as ranks:
-        watch = Watch(
-            store,
-            spool_of(tmp_path),
-            kernel_log=kernel_log,
-            logs=[str(tmp_path / "logs" / "*.log")],
-        )
-        reach_step(watch, ranks, tmp_path, 5)
+    logs = [str(tmp_path / "logs" / "*.log")]
+    with watched(store, tmp_path, 3, kernel_log=kernel_log, logs=logs) as (_, ranks):
         ranks[1].kill()
         ranks[1].wait()
-        drain(watch, ranks)
-        watch.close()
 
-    (finding,) = [each for each in analyzed(store).findings if each.cause == "crash"]
+    finding = crash_in(store)
     assert finding.ranks == (1,)
     assert "no trace of the kernel's out-of-memory killer" in finding.evidence
     major, minor = map(int, os.uname().release.split(".")[:2])
@@ -181,18 +176,14 @@ def test_a_line_of_a_given_kernel_log_classes_the_end_of_its_process(
 ) -> None:
     kernel_log = tmp_path / "kern.log"
     kernel_log.write_text("")
-    with start_ranks(tmp_path, 2, 10_000) as ranks:
-        watch = Watch(store, spool_of(tmp_path), kernel_log=kernel_log)
-        reach_step(watch, ranks, tmp_path, 5)
+    with watched(store, tmp_path, 2, kernel_log=kernel_log) as (_, ranks):
         line = f"NVRM: Xid (PCI:0000:3b:00): 79, pid={ranks[1].pid}, name=python3, GPU has fallen"
         with kernel_log.open("a") as file:
             file.write(f"Nov 28 12:00:00 node-1 kernel: [ 77.1] {line} off the bus.\n")
         ranks[1].kill()
         ranks[1].wait()
-        drain(watch, ranks)
-        watch.close()
 
-    (finding,) = [each for each in analyzed(store).findings if each.cause == "crash"]
+    finding = crash_in(store)
     assert (finding.ranks, finding.end_class) == ((1,), "xid-79")
     assert "GPU has fallen off the bus" in finding.evidence
     assert "drain the host" in notes(finding)["kernel log"]
@@ -211,9 +202,7 @@ STOPS = [
 def test_a_rank_that_stops_is_named_with_what_it_is_in(
     tmp_path: Path, store: Store, num_ranks: int, fault: str, end_class: str, words: str
 ) -> None:
-    with start_ranks(tmp_path, num_ranks, 10_000) as ranks:
-        watch = Watch(store, spool_of(tmp_path))
-        reach_step(watch, ranks, tmp_path, MIN_STEPS + 4)
+    with watched(store, tmp_path, num_ranks, step=MIN_STEPS + 4) as (watch, ranks):
         os.mkfifo(tmp_path / fault) if fault == "fifo" else (tmp_path / fault).touch()
         until_s = time.monotonic() + HUNG_S
         while time.monotonic() < until_s:
@@ -221,8 +210,6 @@ def test_a_rank_that_stops_is_named_with_what_it_is_in(
             time.sleep(TURN_S)
         for process in ranks:  # as a scheduler would, long after
             process.kill()
-        drain(watch, ranks)
-        watch.close()
 
     top = analyzed(store).top_finding
     assert (top.cause, top.ranks, top.end_class) == ("hang", (1,), end_class)
@@ -233,12 +220,8 @@ def test_a_rank_that_stops_is_named_with_what_it_is_in(
 
 @pytest.mark.nightly
 def test_a_rank_that_meets_a_bad_document_is_classed_by_it(tmp_path: Path, store: Store) -> None:
-    with start_ranks(tmp_path, 3, 10_000) as ranks:
-        watch = Watch(store, spool_of(tmp_path), logs=[str(tmp_path / "logs" / "*.log")])
-        reach_step(watch, ranks, tmp_path, 5)
+    with watched(store, tmp_path, 3, logs=[str(tmp_path / "logs" / "*.log")]):
         (tmp_path / "raise").write_text('{"text": "a', encoding="utf-8")
-        drain(watch, ranks)
-        watch.close()
 
     top = analyzed(store).top_finding
     assert (top.cause, top.ranks, top.end_class) == ("crash", (1,), "document")

@@ -10,7 +10,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rankscope.collector.host.host_events import HostEventRows
 from rankscope.collector.host.kernel_log import KERNEL_LOG
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rankscope.collector.store.store import Store
 
 WITHIN_S = 120.0
+MANY_STEPS = 10_000
 TURN_S = 0.5
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 WORK_S = 0.02
@@ -95,6 +96,25 @@ def start_ranks(
 
 def spool_of(folder: Path) -> Path:
     return folder / "spool"
+
+
+@contextmanager
+def watched(
+    store: Store,
+    folder: Path,
+    num_ranks: int,
+    *,
+    step: int = 5,
+    pinned: int | None = None,
+    **options: Any,  # noqa: ANN401
+) -> Iterator[tuple[Watch, list[subprocess.Popen[bytes]]]]:
+    """Run ranks until a step, in the block, and until they have ended; store what is seen."""
+    with start_ranks(folder, num_ranks, MANY_STEPS, pinned=pinned) as ranks:
+        watch = Watch(store, spool_of(folder), **options)
+        reach_step(watch, ranks, folder, step)
+        yield watch, ranks
+        drain(watch, ranks)
+        watch.close()
 
 
 def reach_step(
@@ -197,11 +217,6 @@ def main(rank: int, world: int, num_steps: int, folder: Path, pinned: int | None
 
 
 if __name__ == "__main__":
-    _pinned = sys.argv[5]
-    main(
-        int(sys.argv[1]),
-        int(sys.argv[2]),
-        int(sys.argv[3]),
-        Path(sys.argv[4]),
-        None if _pinned == "None" else int(_pinned),
-    )
+    _rank, _world, _steps, _folder, _pinned = sys.argv[1:]
+    _only = None if _pinned == "None" else int(_pinned)
+    main(int(_rank), int(_world), int(_steps), Path(_folder), _only)
