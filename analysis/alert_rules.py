@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .breakdown.drops import DropRule, Measure, find_drops
-from .diagnose import ends_run, is_of_the_work
 from .report.report import Finding, Severity
 from .report.text import format_duration, format_percent, format_price, format_seconds
+from .severity import ends_run, is_of_the_work
 from .statistics.noise import lower_half_deviation
 from .statistics.thresholds import THRESHOLDS
 

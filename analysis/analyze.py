@@ -25,15 +25,7 @@ from .causes.common_pause import list_pauses
 from .causes.crash import find_crashes
 from .causes.detector import Case, Record, insufficient
 from .causes.equal_lengths import declared_work, equalize_declared_lengths
-from .diagnose import (
-    combine_findings,
-    diagnose,
-    ends_run,
-    find_candidates,
-    find_contradictions,
-    findings_of_record,
-    grade_findings,
-)
+from .diagnose import combine_findings, diagnose, find_candidates, findings_of_record
 from .evidence import find_step_begins, tabulate_evidence, with_proofs
 from .host_evidence import with_host_notes
 from .price.operation_sets import compare_culprits
@@ -49,6 +41,7 @@ from .replay.step_graph import find_cycles
 from .report.network import WaitedLink
 from .report.report import RankStepExcess, RunReport, StepTimes
 from .report.text import format_count, format_percent
+from .severity import ends_run, find_contradictions, grade_findings
 from .statistics.peers import compare_with_peers
 from .trace.account import INVALID
 from .trace.errors import CycleError, EmptyRunError

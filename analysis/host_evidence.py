@@ -12,7 +12,6 @@ from .causes.crash import CAUSE as CRASH
 from .causes.detector import HostTime, ShownIn
 from .causes.hang import CAUSE as HANG
 from .causes.order import CAUSES
-from .diagnose import ends_run, is_alarm
 from .hosts.deviations import MEMORY, PRESSURE, STORAGE, HostReadings
 from .hosts.logs import KERNEL, LOG, first_error, read_lines
 from .hosts.stacks import classify_hang, describe_groups, group_stacks
@@ -25,6 +24,7 @@ from .report.text import (
     format_percent,
     format_ranks,
 )
+from .severity import ends_run, is_alarm
 from .statistics.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:

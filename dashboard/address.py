@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
-from rankscope.analysis.diagnose import MATTERS
 from rankscope.analysis.drawing.raster import ALL_ROWS, Viewport
 from rankscope.analysis.drawing.rows import RowOrder
 from rankscope.analysis.drawing.selection import SpanPlace, frame_proof
 from rankscope.analysis.report.text import format_ranges
+from rankscope.analysis.severity import MATTERS
 from rankscope.tracer.span import SpanKind
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from flask import Response, request
 
-from rankscope.analysis.diagnose import MATTERS
 from rankscope.analysis.drawing.raster import ALL_ROWS
 from rankscope.analysis.drawing.rows import RowOrder, order_ranks
 from rankscope.analysis.report.advice import advise
@@ -32,6 +31,7 @@ from rankscope.analysis.report.text import (
     format_seconds,
     format_time,
 )
+from rankscope.analysis.severity import MATTERS
 from rankscope.analysis.trace.errors import AnalysisError
 
 from .address import PROOF_PATH, TIMELINE, View, read_address

@@ -57,7 +57,7 @@ def consistent_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     if "rankscope.analysis.analyze" not in sys.modules:
         return
     from rankscope.analysis import analyze
-    from rankscope.analysis.diagnose import find_contradictions
+    from rankscope.analysis.severity import find_contradictions
 
     def check(report: RunReport) -> tuple[str, ...]:
         found = tuple(find_contradictions(report))

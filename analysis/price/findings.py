@@ -24,8 +24,8 @@ from ..report.report import Finding
 from ..report.text import format_seconds
 from ..report.tracked_findings import NO_PROBLEM
 from ..statistics.baseline import common_step_ratio
+from ..statistics.confidence import confidence
 from ..statistics.noise import lower_half_deviation, median_change_deviation
-from ..statistics.thresholds import THRESHOLDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -269,18 +269,6 @@ def _mean_step_with_each(
     changes = [Change(fix.rows, *each) for fix, each in zip(fixes, own, strict=True)]
     means: list[float] = replayer.full_with_each(*times, changes).mean(axis=1).tolist()
     return means
-
-
-def confidence(excess_ratio: float, threshold: float) -> float:
-    """Return the share of right findings among those with this excess over their threshold.
-
-    ``1 - 0.1 * 0.5 ^ (excess / threshold - 1)``: the doubt is `doubt_at_threshold` at the
-    threshold, and half as large with each further one.
-
-    Source:
-        The labelled benchmark, seeds 8 and 9; docs/laboratory.md, "Diagnosis".
-    """
-    return float(1.0 - THRESHOLDS.doubt_at_threshold * 0.5 ** (excess_ratio / threshold - 1.0))
 
 
 def _fixes(

@@ -13,8 +13,8 @@ from dash import Dash, Input, Output, State, html
 from dash.exceptions import PreventUpdate
 
 from rankscope.analysis.breakdown.host_moves import find_moves, format_move
-from rankscope.analysis.diagnose import MATTERS
 from rankscope.analysis.report.report import RunReport, Severity
+from rankscope.analysis.severity import MATTERS
 from rankscope.dashboard.records.progress import AnalysisInProgress
 
 from ..address import OVERVIEW, TIMELINE, View, read_steps, write_address

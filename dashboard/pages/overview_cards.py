@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 
-from rankscope.analysis.diagnose import MATTERS, ends_run
 from rankscope.analysis.report.advice import advise
 from rankscope.analysis.report.liveness import RECENT_NS, SILENT_NS
 from rankscope.analysis.report.report import NOT_MEASURED, Severity
@@ -27,6 +26,7 @@ from rankscope.analysis.report.text import (
     format_ranges,
     format_seconds,
 )
+from rankscope.analysis.severity import MATTERS, ends_run
 from rankscope.tracer.span import NS_PER_S
 
 from ..address import INCIDENT, View, view_finding, write_address

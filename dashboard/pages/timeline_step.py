@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankscope.analysis.causes import crash, stage_imbalance
-from rankscope.analysis.diagnose import ends_run
 from rankscope.analysis.drawing.raster import (
     MAX_BARS,
     StepPicture,
@@ -33,6 +32,7 @@ from rankscope.analysis.drawing.selection import (
 from rankscope.analysis.drawing.timeline import StepTimeline, cut_timeline
 from rankscope.analysis.report.report import RunReport
 from rankscope.analysis.report.text import format_count, format_duration
+from rankscope.analysis.severity import ends_run
 from rankscope.analysis.trace.errors import AnalysisError
 
 from ..address import TIMELINE, WHOLE, read_address, view_finding

@@ -15,7 +15,6 @@ from rankscope.analysis.breakdown.wait_graph import (
     follow_waits,
     most_waited_for,
 )
-from rankscope.analysis.diagnose import ends_run
 from rankscope.analysis.report.network import TRANSFER_CAUSES
 from rankscope.analysis.report.report import Severity
 from rankscope.analysis.report.text import (
@@ -25,6 +24,7 @@ from rankscope.analysis.report.text import (
     format_ranks,
     format_steps,
 )
+from rankscope.analysis.severity import ends_run
 
 from ..address import GRAPH, RANK, View, write_address
 from ..callback_checks import Click, checked

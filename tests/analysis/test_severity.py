@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from rankscope.analysis.diagnose import combine_findings, grade, grade_findings
+from rankscope.analysis.diagnose import combine_findings
 from rankscope.analysis.report.report import Finding, Severity, StepTimes
+from rankscope.analysis.severity import grade, grade_findings
 from rankscope.analysis.verdict import verdict_sentence
 from tests.support.dashboard.builders import report
 

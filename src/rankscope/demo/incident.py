@@ -182,7 +182,7 @@ def _diagnose(job: _Job, training: Training) -> Finding:
         FailedError: The diagnosis names no host.
     """
     from rankscope.analysis.analyze import analyze_run
-    from rankscope.analysis.diagnose import ends_run
+    from rankscope.analysis.severity import ends_run
 
     from ..sources.store_source import StoreSource
 

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from rankscope.analysis.diagnose import MATTERS
 from rankscope.analysis.report.report import HostNote
 from rankscope.analysis.report.text import format_count
+from rankscope.analysis.severity import MATTERS
 from rankscope.collector.host.gpu import plain_uuid
 from rankscope.collector.read.host_checks import (
     ACTIVE,

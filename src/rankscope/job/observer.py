@@ -327,9 +327,9 @@ class Diagnosis:
         self, report: RunReport | None, settings: Settings, problems: list[str]
     ) -> Iterator[str]:
         """Yield the lines of a diagnosis, and of what the host says beside its top finding."""
-        from rankscope.analysis.diagnose import MATTERS
         from rankscope.analysis.report.advice import advise
         from rankscope.analysis.report.report import NOT_MEASURED
+        from rankscope.analysis.severity import MATTERS
         from rankscope.analysis.verdict import verdict_sentence
 
         from ..doctor.confirmation import with_host_checks

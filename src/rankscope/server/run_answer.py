@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.analysis.analyze import analyze_known
 from rankscope.analysis.breakdown.host_moves import find_moves, format_move
-from rankscope.analysis.diagnose import ends_run
 from rankscope.analysis.report.document import to_document
+from rankscope.analysis.severity import ends_run
 from rankscope.collector.client.served_store import ServedStore
 
 from ..doctor.confirmation import confirm_findings, confirmation_document

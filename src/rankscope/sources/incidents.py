@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rankscope.analysis.causes.misconfiguration import belongs_to_one_process, common_settings
-from rankscope.analysis.diagnose import ends_run
 from rankscope.analysis.recurrence import MAX_HOSTS_SHARE
 from rankscope.analysis.report.report import GRACE_STEPS
 from rankscope.analysis.report.text import format_count, format_duration, format_ranks
 from rankscope.analysis.report.tracked_findings import FindingTracker
+from rankscope.analysis.severity import ends_run
 from rankscope.analysis.statistics.step_change import MIN_STEPS, compare_step_times
 from rankscope.analysis.trace.context import RankManifest
 from rankscope.collector.read.findings import MAX_FINDING_RANKS, read_findings

@@ -9,8 +9,8 @@ from dataclasses import replace
 from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.diagnose import MATTERS
 from rankscope.analysis.report.exchange import read_report, report_form, write_report
+from rankscope.analysis.severity import MATTERS
 from rankscope.analysis.verdict import verdict_sentence
 from rankscope.collector.errors import StoreError
 from rankscope.collector.read.annotations import AnnotationKind, read_annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankscope.analysis.diagnose import MATTERS, ends_run
 from rankscope.analysis.report.advice import advise
 from rankscope.analysis.report.report import MfuShapeName, Severity
 from rankscope.analysis.report.text import (
@@ -28,6 +27,7 @@ from rankscope.analysis.report.text import (
     format_steps,
     format_time,
 )
+from rankscope.analysis.severity import MATTERS, ends_run
 from rankscope.tracer.span import NONE
 
 from .device_time_text import device_time_lines, kernel_lines

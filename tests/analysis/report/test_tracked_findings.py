@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.analysis.analyze import analyze_run
-from rankscope.analysis.diagnose import grade_findings
 from rankscope.analysis.report import tracked_findings
 from rankscope.analysis.report.report import Finding, Severity
 from rankscope.analysis.report.tracked_findings import Change, FindingTracker
+from rankscope.analysis.severity import grade_findings
 from rankscope.analysis.window import RunWindow
 from rankscope.tracer.topology import Layout
 from tests.analysis.test_analyze import jitter
