@@ -11,7 +11,7 @@ import numpy as np
 from rankscope.tracer.span import NS_PER_S
 
 from ..report.device_time import DeviceTime, Kernel
-from ..trace.devices import memory_bytes_per_s, peak_flops_per_s
+from ..trace.device_peaks import memory_bytes_per_s, peak_flops_per_s
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

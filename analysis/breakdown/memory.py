@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..report.memory import MemoryUse, ModelState, StageMemory
-from ..trace.devices import element_bytes
+from ..trace.device_peaks import element_bytes
 from ..trace.rows import select_rows
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from ..arrays.grouping import factorize
 from ..readers.tracer.device_steps import measure_steps
 from ..report.report import Mfu
 from ..trace.context import RunContext
-from ..trace.devices import peak_flops_per_s
+from ..trace.device_peaks import peak_flops_per_s
 from ..trace.rows import select_rows
 from ..trace.tables import format_of
 

@@ -15,7 +15,7 @@ from ..breakdown.bubble import bubble_ratio
 from ..report.report import Finding
 from ..report.text import format_bytes, format_count, format_percent
 from ..statistics.thresholds import THRESHOLDS
-from ..trace.devices import element_bytes, memory_bytes_per_s, peak_flops_per_s
+from ..trace.device_peaks import element_bytes, memory_bytes_per_s, peak_flops_per_s
 from ..trace.tables import traced_groups
 from .detector import Cause, ProofForm, Subject
 

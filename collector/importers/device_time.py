@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .intervals import Times
-    from .kineto_trace import RankTrace, WorkTable
+    from .kineto_reader import RankTrace, WorkTable
 
 DEVICE_TIME = "device-time"
 """Kind of the event that has the parts of one step."""

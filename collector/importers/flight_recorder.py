@@ -18,8 +18,8 @@ from rankscope.tracer.span import FLIGHT_RECORDER, NONE, SpanKind
 from rankscope.tracer.topology import AXES, AxisGroup, derive_layout
 
 from ..errors import TraceError
-from .flight_dump import COALESCED, Call, Dump, State, find_rank, read_dump
-from .kineto_trace import MAX_MEMBERS, WHOLE_JOB, Group, axis_of
+from .flight_recorder_dump import COALESCED, Call, Dump, State, find_rank, read_dump
+from .kineto_reader import MAX_MEMBERS, WHOLE_JOB, Group, axis_of
 from .spool_folder import Process, make_group_id, make_process_uuid
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rankscope.tracer.span import NONE
 
-from .kineto_trace import index_around
+from .kineto_reader import index_around
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .kineto_trace import RankTrace
+    from .kineto_reader import RankTrace
 
 GROUP_NAME = "Process Group Name"
 THREADS_OF_GROUP = 2

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .kineto_compute import Phases
-    from .kineto_trace import RankTrace, WorkTable
+    from .kineto_reader import RankTrace, WorkTable
     from .operator_costs import Cost
 
 MAX_NAMES = 500

@@ -1,11 +1,11 @@
 """Import of traces of `torch.profiler` (Kineto's JSON), one file or several of each rank.
 
 What a profiler records is not what the tracer records: kernels of a device, or operators of a
-processor, instead of forwards and waits. `kineto_trace` reads a file, `kineto_comm` finds the
+processor, instead of forwards and waits. `kineto_reader` reads a file, `kineto_comm` finds the
 communication in it, `kineto_compute` phases, idle time and waits, and this module makes the
 process of a rank of them:
 
-* **Steps** are the annotations that `kineto_trace` finds; work belongs to the step in which it was
+* **Steps** are the annotations that `kineto_reader` finds; work belongs to the step in which it was
   launched.
 * **Input** is what the loader of PyTorch annotates.
 * **Host spans** are the other annotations in which nothing was launched: what a host did instead.
@@ -32,7 +32,7 @@ from .kineto_comm import CommKernels, find_communication, split_communication
 from .kineto_compute import COMPUTE_TRACK, compute_records, find_phases
 from .kineto_events import LOADER_PREFIX
 from .kineto_files import JobFiles, find_job
-from .kineto_trace import WorkTable, check_members, index_around, read_trace
+from .kineto_reader import WorkTable, check_members, index_around, read_trace
 from .spool_folder import ON_DEVICE, Process, Record, make_group_id
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .kineto_comm import Call
-    from .kineto_trace import RankTrace
+    from .kineto_reader import RankTrace
 
 
 def read_traces(
@@ -57,7 +57,7 @@ def read_traces(
 
     Args:
         kernels: Which kernels communicate; None: those of `LIBRARIES`.
-        step_name: As for `kineto_trace.find_steps`.
+        step_name: As for `kineto_reader.find_steps`.
         show: Called with the progress in words.
 
     Raises:

@@ -12,14 +12,14 @@ from rankscope.tracer.span import NONE, SpanKind
 from rankscope.tracer.topology import AXES
 
 from .kineto_events import BACKEND, HOST_COMM, MAX_NS, text_of
-from .kineto_trace import WHOLE_JOB, Group, axis_of, check_members, index_around
+from .kineto_reader import WHOLE_JOB, Group, axis_of, check_members, index_around
 from .spool_folder import Comm, make_group_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from .kineto_events import Event, Work
-    from .kineto_trace import RankTrace
+    from .kineto_reader import RankTrace
 
 
 class Library(NamedTuple):

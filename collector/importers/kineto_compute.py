@@ -15,7 +15,7 @@ import numpy as np
 from rankscope.tracer.span import NONE, IdleName, SpanFlag, SpanKind
 
 from .intervals import Intervals, find_around
-from .kineto_trace import index_around
+from .kineto_reader import index_around
 from .spool_folder import ON_DEVICE, Comm, Record
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .intervals import Times
     from .kineto_comm import Call
     from .kineto_events import Work
-    from .kineto_trace import RankTrace, WorkTable
+    from .kineto_reader import RankTrace, WorkTable
 
 DEVICE_SLACK_NS = 20_000
 """Longest time from the end of a communication to the begin of the kernel that waited for it: a

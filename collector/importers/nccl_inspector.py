@@ -26,9 +26,9 @@ from rankscope.tracer.span import NS_PER_US, SpanKind
 
 from ..errors import TraceError
 from .event_stream import open_unpacked
-from .flight_dump import MAX_SEQ
+from .flight_recorder_dump import MAX_SEQ
 from .kineto_events import MAX_NS
-from .kineto_trace import MAX_RANKS
+from .kineto_reader import MAX_RANKS
 from .nccl_ras import NAMES, read_number
 from .spool_folder import ON_DEVICE, Comm, Process, Record, make_group_id
 

@@ -22,9 +22,9 @@ from rankscope.tracer.span import NONE, NS_PER_S
 
 from ..errors import TraceError
 from .event_stream import read_json
-from .flight_dump import MAX_SEQ, Call, Dump, State
 from .flight_recorder import Recorded
-from .kineto_trace import MAX_RANKS, Group
+from .flight_recorder_dump import MAX_SEQ, Call, Dump, State
+from .kineto_reader import MAX_RANKS, Group
 from .spool_folder import make_group_id
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from rankscope.collector.store.location import data_folder, default_store_url
 from ..doctor.places import MOUNTS, NETWORK_FILE_SYSTEMS, file_system, nearest_folder
 from ..server.signals import sigterm_as_interrupt
 from ..terminal.lines import say, terminal_width
+from .command import CommandStartError, check_program, run_command, signals_blocked
 from .live_line import LiveLine
 from .observer import SPOOL, Message, Settings
-from .process import CommandStartError, check_program, run_command, signals_blocked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,7 +15,7 @@ from rankscope.analysis.breakdown.mfu import (
     sum_squares,
 )
 from rankscope.analysis.trace.context import MicrobatchTable, empty_microbatches
-from rankscope.analysis.trace.devices import peak_flops_per_s
+from rankscope.analysis.trace.device_peaks import peak_flops_per_s
 from rankscope.analysis.trace.tables import EpochInfo, RankInfo, RunInfo, StepTable
 from rankscope.tracer.topology import Coords, Layout
 from tests.support.analysis.tables import table_of

@@ -14,7 +14,7 @@ from rankscope.collector.importers.device_time import DEVICE_TIME, split_steps
 from rankscope.collector.importers.intervals import Intervals, unite
 from rankscope.collector.importers.kineto import read_traces
 from rankscope.collector.importers.kineto_events import Work
-from rankscope.collector.importers.kineto_trace import RankTrace, WorkTable
+from rankscope.collector.importers.kineto_reader import RankTrace, WorkTable
 from rankscope.tracer.span import NS_PER_MS
 from tests.support.collector.kineto_builder import MAIN, TraceBuilder
 

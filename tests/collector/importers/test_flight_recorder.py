@@ -15,13 +15,13 @@ from rankscope.analysis.causes.hang import find_hangs
 from rankscope.analysis.trace.context import RunContext
 from rankscope.analysis.trace.tables import GroupInfo
 from rankscope.collector.errors import TraceError
-from rankscope.collector.importers.flight_dump import find_rank, read_dump
 from rankscope.collector.importers.flight_recorder import (
     Recorded,
     read_dumps,
     to_events,
     to_processes,
 )
+from rankscope.collector.importers.flight_recorder_dump import find_rank, read_dump
 from rankscope.collector.store.store import open_store
 from rankscope.commands.import_trace import import_files
 from rankscope.errors import BadInputError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.job.process import CommandStartError, check_program, run_command, signals_blocked
+from rankscope.job.command import CommandStartError, check_program, run_command, signals_blocked
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def test_a_signal_from_another_process_reaches_the_job(tmp_path: Path, number: i
 
 SUPERVISED = """
 import os, sys
-from rankscope.job.process import run_command, signals_blocked
+from rankscope.job.command import run_command, signals_blocked
 os.setpgid(0, 0)
 with signals_blocked() as mask:
     status = run_command(

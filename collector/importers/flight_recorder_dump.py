@@ -26,7 +26,7 @@ from rankscope.tracer.spool import open_regular_file
 from ..errors import TraceError
 from .kineto_comm import ELEMENT_BYTES
 from .kineto_events import MAX_NS
-from .kineto_trace import MAX_MEMBERS, MAX_RANKS, WHOLE_JOB
+from .kineto_reader import MAX_MEMBERS, MAX_RANKS, WHOLE_JOB
 from .plain_pickle import MAX_OPCODES, MAX_VALUES, PlainPickleError, load_plain_pickle
 
 if TYPE_CHECKING:
