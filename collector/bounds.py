@@ -288,7 +288,6 @@ def keep_valid(table: str, row: Row) -> tuple[Row | None, dict[str, str]]:
 
 
 def _shown(value: object) -> str:
-    """Return a value as JSON, cut."""
     try:
         text = json.dumps(value)
     except (TypeError, ValueError, RecursionError):

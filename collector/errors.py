@@ -85,11 +85,8 @@ class StoreDamagedError(StoreQueryError):
     """A part of a table has other bytes than were written, so its rows can't be read.
 
     Args:
-        table: Name of the table.
         part: Folder of the part.
         store: Folder or URL of the store.
-        reason: What the engine found.
-        code: The engine's error code.
     """
 
     def __init__(self, *, table: str, part: str, store: str, reason: str, code: int | None) -> None:
@@ -187,7 +184,6 @@ class WireError(CollectorError):
 
     Args:
         status: Status of the answer, 413 or 422.
-        reason: One line.
         supported: Oldest and newest supported schema version, if the version is the reason.
     """
 

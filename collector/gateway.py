@@ -249,7 +249,6 @@ class QueryEngine:
     """Executes statements on the embedded store, which this process has open.
 
     Args:
-        path: Folder of the store.
         limits: Limits of statements. None: those that fit the memory of the machine or cgroup.
     """
 

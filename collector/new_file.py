@@ -21,7 +21,6 @@ def new_file(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     nothing is left. A device, such as ``/dev/null``, is written to, and not replaced.
 
     Args:
-        path: The file.
         mode: Its mode, of which the process's umask is taken off.
 
     Raises:

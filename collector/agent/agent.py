@@ -53,8 +53,6 @@ MAX_REASONS = 8
 
 @dataclass(slots=True)
 class _Run:
-    """One run of the spool, with the pause after a failure."""
-
     tail: SpoolTail
     retry_at_s: float = 0.0
     backoff: Backoff = field(default_factory=Backoff)
@@ -69,8 +67,6 @@ class NodeAgent:
     Args:
         spool: Folder with one folder per run.
         outbox: Receives cuts and descriptions.
-        clocks: Maps the hosts' clocks.
-        say: Prints a line for the operator.
         quota: Bounds the size of the spool; None: only the ranks' own limits apply.
         monotonic_s: Clock of the pauses.
     """
@@ -277,12 +273,7 @@ class NodeAgent:
 
 
 class TroubleLog:
-    """Log of what does not work: one line when it begins, for each new reason, and when it ends.
-
-    Args:
-        say: Prints a line for the operator.
-        monotonic_s: Clock of the duration.
-    """
+    """Log of what does not work: one line when it begins, for each new reason, and when it ends."""
 
     def __init__(
         self, say: Callable[[str], None], *, monotonic_s: Callable[[], float] = time.monotonic

@@ -25,8 +25,6 @@ PACK_LEVEL = 1
 
 @dataclass(frozen=True, slots=True)
 class _Pack:
-    """Compressed rows."""
-
     num_rows: int
     data: bytes
 
@@ -44,9 +42,6 @@ class RowBuffer:
 
     Usually all rows go with the next request. In an outage they are packed, so that an hour takes
     little more memory than a second.
-
-    Args:
-        max_rows: Number of rows that may wait.
     """
 
     def __init__(self, max_rows: int = MAX_ROWS) -> None:
@@ -91,7 +86,6 @@ class RowBuffer:
                 raise
 
     def _take(self, num_rows: int) -> list[Row]:
-        """Remove and return the oldest rows."""
         taken: list[Row] = []
         while len(taken) < num_rows and self._packs:
             taken += self._packs.popleft().rows()
@@ -104,13 +98,11 @@ class RowBuffer:
         return taken
 
     def _put_back(self, rows: Sequence[Row]) -> None:
-        """Insert rows before all others."""
         for end in range(len(rows), 0, -UNPACKED_ROWS):
             self._packs.appendleft(_Pack.of(rows[max(end - UNPACKED_ROWS, 0) : end]))
         self._num_rows += len(rows)
 
     def _drop_excess(self) -> None:
-        """Drop the oldest rows beyond the limit."""
         excess = self._num_rows - self._max_rows
         if excess > 0:
             self.num_dropped += excess

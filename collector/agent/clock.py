@@ -62,7 +62,6 @@ class AgentClocks:
     hosts and earlier boots keep the offset of their first anchor.
 
     Args:
-        journal: Keeps the stretches.
         own: Name and boot id of this host, as in spools.
         estimate: Returns the newest estimate of this host's clock.
         monotonic_ns: ``CLOCK_MONOTONIC`` of this host.
@@ -102,7 +101,6 @@ class AgentClocks:
         """Return the map for the host and boot of a process; later stretches are added to it.
 
         Args:
-            identity: The process.
             declared_error_ns: Error of its host's Unix time, if this is another host than ours.
 
         Raises:
@@ -226,8 +224,6 @@ def next_stretches(known: ClockMap, estimate: ClockEstimate, begin_ns: int) -> l
     """Return the stretches that bring a map to an estimate: a slew of `SLEW_NS`, or a step.
 
     Args:
-        known: The map so far.
-        estimate: Its target.
         begin_ns: Monotonic time of the first change, later than all times mapped so far.
     """
     begin_unix_ns = known.unix_at(begin_ns)

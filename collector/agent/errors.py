@@ -36,7 +36,6 @@ class RetryLaterError(StoreError):
     """Unsent data stays in the spool and is sent again unchanged later.
 
     Args:
-        reason: One line.
         pause_s: Pause before the next attempt; None: that of the backoff.
         is_run_only: Whether only this run must wait, and not the collector as a whole.
         is_token_problem: Whether a new token would help; then it is tried at once.
@@ -61,7 +60,6 @@ class LinkError(RetryLaterError):
     """The collector gave no valid answer.
 
     Args:
-        reason: One line.
         is_late: Whether a deadline passed, so that a smaller request may succeed.
     """
 
@@ -78,8 +76,6 @@ class RejectedError(CollectorError):
     """The collector rejects the content of a request.
 
     Args:
-        status: Status of the answer.
-        reason: Reason from the answer.
         is_from_collector: Whether the collector itself rejects it, and not a proxy before it that
             limits the length of bodies.
     """

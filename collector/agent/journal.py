@@ -93,7 +93,6 @@ class Journal:
     asks the collector what it has stored, as after the loss of the file.
 
     Args:
-        folder: The agent's state folder.
         connect: Opens the database; tests pass a connection that fails.
 
     Raises:
@@ -322,7 +321,6 @@ def _unpacked(raw: bytes) -> dict[str, Any] | None:
 
 
 def _import_line(db: sqlite3.Connection, line: dict[str, Any]) -> None:
-    """Add what a line of version 1 says."""
     match line:
         case {"clock": row}:
             db.execute(INSERT_CLOCK, row)

@@ -81,9 +81,6 @@ class Certificates:
     If the changed files can't be used, for instance because only one of certificate and key is
     renewed yet, the former context stays, and the files are read again at the next connection.
 
-    Args:
-        files: Paths of the files.
-
     Raises:
         AgentConfigError: They can't be used.
     """
@@ -135,7 +132,6 @@ class Link:
     Args:
         urls: Addresses of the collector: ``https://``, or ``http://`` on the loopback.
         agent: Value of ``X-Rankscope-Agent``.
-        tls: Files of the certificates.
         environment: Variables that name the token, which is read again for each request.
         deadlines: Timeouts of the parts of an exchange.
 
@@ -263,7 +259,6 @@ class Link:
             client.close()
 
     def _use_next_address(self) -> None:
-        """Use the next address from now on, if there are several."""
         if len(self._clients) > 1:
             self._disconnect()
             self._index = (self._index + 1) % len(self._clients)

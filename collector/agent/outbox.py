@@ -93,11 +93,7 @@ class Outbox:
     those that were acknowledged are not sent twice.
 
     Args:
-        link: Connection to the collector.
         journal: Cuts that were sent before.
-        delivery: Handles rejections.
-        dead_letters: Keeps what is rejected for good.
-        say: Prints a line for the operator.
         find_ranks: Returns the ranks of a run on this host.
     """
 
@@ -349,9 +345,6 @@ class RunRowSender:
     For rows that are worthless when they are late, and of which none becomes a dead letter.
 
     Args:
-        link: Connection to the collector.
-        say: Prints a line for the operator.
-        table: Table of the rows.
         on_answer: Takes the document of each answer that accepts rows.
     """
 

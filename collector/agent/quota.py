@@ -46,8 +46,6 @@ class SpoolQuota:
     process writes are bounded by its own limit and are kept.
 
     Args:
-        spool: The folder.
-        max_bytes: Largest size.
         journal: Records dropped rows before they are deleted.
         monotonic_s: Clock of the checks, one every `CHECK_PERIOD_S`.
     """

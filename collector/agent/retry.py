@@ -40,9 +40,6 @@ class Backoff:
     A pause that the collector asks for is kept, plus up to a quarter, so that agents that were
     asked for the same pause do not return together.
 
-    Args:
-        uniform: Returns a random number between two bounds.
-
     Source: "full jitter", M. Brooker, Exponential Backoff And Jitter, AWS Architecture Blog 2015.
     """
 
@@ -51,11 +48,7 @@ class Backoff:
     """Failures in a row."""
 
     def failed(self, asked_s: float | None = None) -> float:
-        """Count a failure; return the pause in seconds.
-
-        Args:
-            asked_s: Pause that the collector asked for.
-        """
+        """Count a failure; return the pause in seconds."""
         bound_s = min(FIRST_PAUSE_S * 2.0 ** min(self.num_failures, 16), LONGEST_PAUSE_S)
         self.num_failures += 1
         if asked_s is None:

@@ -32,7 +32,6 @@ def open_for_reading(url: str, *, read_only: bool = False) -> Store:
     """Open the store at ``url``; if a server holds it, open it through that server.
 
     Args:
-        url: URL of the store.
         read_only: Make the engine refuse every write: not even a new report is kept.
 
     Raises:
@@ -96,7 +95,6 @@ class ServedStore(Store):
 
     Args:
         url: The store's own URL.
-        server: The server that holds it.
     """
 
     def __init__(self, url: str, server: ServerFile) -> None:

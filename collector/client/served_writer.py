@@ -86,10 +86,7 @@ class ServedWriter:
     """Writer that sends to the server that holds the store, as an agent does.
 
     Args:
-        server: The server.
         store: The store, which `resume` and `clocks` read.
-        pause: Waits for a number of seconds.
-        monotonic_s: Clock of the timeout.
     """
 
     def __init__(

@@ -110,7 +110,6 @@ class Clocks(Protocol):
         """Return the map for the host and boot of a process.
 
         Args:
-            identity: The process.
             declared_error_ns: Error of the host's Unix time by the process's manifest. A measured
                 error takes precedence.
         """

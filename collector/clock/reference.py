@@ -55,7 +55,6 @@ class ReferenceClock:
 
     Args:
         unix_minus_monotonic_ns: Unix time - ``monotonic_ns()``, read once.
-        monotonic_ns: ``CLOCK_MONOTONIC`` of this process.
         reference_id: Name of this clock; None: a random name.
     """
 
@@ -88,7 +87,6 @@ class ReferenceClock:
 
         Args:
             received_ns: Value of `now_ns` when the probe was received.
-            pause_ns: Least time until the agent's next probe.
         """
         return ProbeReply(
             reference_id=self.reference_id,

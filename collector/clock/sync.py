@@ -79,9 +79,6 @@ class ClockSync:
     Args:
         exchange: Sends one probe to the collector and returns its reply. Raises `OSError` if no
             reply came in time, `ClockReplyError` if it is not valid.
-        monotonic_ns: ``CLOCK_MONOTONIC`` of this host.
-        config: Rate and window of the probes.
-        uniform: Returns a random number between two bounds.
     """
 
     def __init__(

@@ -73,8 +73,6 @@ class HeartbeatSource:
     It also knows the local ranks of devices and processes, which other sources need.
 
     Args:
-        spool: Spool with one folder per run.
-        sink: Takes the heartbeats of each reading.
         traffic_bytes: Returns the host's RDMA traffic (sent, received); None if unknown.
         monotonic_ns: Clock of the tracers' counts.
         address: Address of the host. None: `host_address`.

@@ -90,7 +90,6 @@ class HostEventRows:
 
     Args:
         host: Name of this host, as in the headers of the spool.
-        unix_ns: Clock of the events.
     """
 
     def __init__(self, host: str, *, unix_ns: Callable[[], int]) -> None:

@@ -29,7 +29,6 @@ class KernelLogSource:
     container.
 
     Args:
-        sink: Takes the events of each reading.
         path: The kernel's log, or a file that syslog writes it to.
         local_rank_of_pci: Returns the local ranks of devices by their PCI address.
         local_rank_of_process: Returns the local ranks of processes, those that ranks started

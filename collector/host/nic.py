@@ -122,12 +122,7 @@ def _ioctl(sock: socket.socket, name: bytes, data: bytes) -> bytes:
 
 
 class NicSource:
-    """Physical interfaces of a host. If there are none (in a container), those that are up.
-
-    Args:
-        root: Folder of the kernel's interfaces.
-        statistics_of: Returns the driver's statistics of an interface.
-    """
+    """Physical interfaces of a host. If there are none (in a container), those that are up."""
 
     name = "nic"
 

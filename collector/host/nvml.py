@@ -20,11 +20,7 @@ DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND = 9, 12
 
 
 class DriverFailedError(SourceAbsentError):
-    """The driver's library is there, and fails or finds no device.
-
-    Args:
-        problem: What it says.
-    """
+    """The driver's library is there, and fails or finds no device."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"{problem}: no GPU samples")
@@ -38,9 +34,6 @@ def load_library() -> Any:  # noqa: ANN401  # it has no types
 
 class Nvml:
     """The initialised library. An answer that it does not have is None.
-
-    Args:
-        load: Returns the library.
 
     Raises:
         SourceAbsentError: No package, no driver, or no device.

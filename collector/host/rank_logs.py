@@ -115,8 +115,6 @@ CHAINED = re.compile(r"^(?:During handling of|The above exception|Traceback|\s*$
 
 @dataclass(slots=True)
 class _Log:
-    """One followed file."""
-
     file: FollowedFile
     name: str
     rank: int | None
@@ -134,7 +132,6 @@ class RankLogSource:
 
     Args:
         patterns: Patterns of paths, with ``*`` and ``**``.
-        sink: Takes the events of each reading.
     """
 
     name = "rank-logs"

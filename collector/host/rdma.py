@@ -73,11 +73,7 @@ STATE_NAME = "rdma-port-is-active"
 
 
 class RdmaSource:
-    """Counters of all ports of all RDMA devices.
-
-    Args:
-        root: Folder of the kernel's devices.
-    """
+    """Counters of all ports of all RDMA devices."""
 
     name = "rdma"
 

@@ -126,7 +126,6 @@ class CounterTotals:
         Args:
             name: Name of the sum.
             part: Port of the counter.
-            raw: Value of the counter.
             scale: Factor from the counter's unit to the unit of the name.
             counter: Name of the counter, if the port has several for this sum. Each may be reset
                 alone.

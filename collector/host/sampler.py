@@ -147,8 +147,6 @@ class Sampler:
 
 
 class _Reading:
-    """One source and its newest reading."""
-
     def __init__(self, source: Source) -> None:
         self.source = source
         self.stats = SourceStats()
@@ -207,9 +205,6 @@ class _Readers:
     """Threads that read sources: one, and another one for each that is stuck in a reading.
 
     One thread a source, all woken in each round, take 1.5 times the CPU time of one for all.
-
-    Args:
-        timeout_s: Time for all readings of a round.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -323,9 +318,7 @@ def host_sources(
 
     Args:
         spool: Folder into which the ranks write: the source of heartbeats and local ranks.
-        on_heartbeats: Takes the heartbeats of each second.
         on_events: Takes what the kernel's log and the ranks' logs say, from several threads.
-        kernel_log: The kernel's log.
         rank_logs: Patterns of the paths of the ranks' logs.
     """
     rdma = RdmaSource()

@@ -104,11 +104,7 @@ class CpuSource:
 
 
 class Pressure:
-    """Shares of the time in which a process waited for a CPU, for memory or for a disk.
-
-    Args:
-        root: Folder of the kernel's pressure stall information.
-    """
+    """Shares of the time in which a process waited for a CPU, for memory or for a disk."""
 
     def __init__(self, root: Path = PROC / "pressure") -> None:
         self._root = root
@@ -135,11 +131,7 @@ class Pressure:
 
 
 class PressureSource:
-    """Pressure of the host.
-
-    Args:
-        root: Folder of the kernel's pressure stall information.
-    """
+    """Pressure of the host."""
 
     name = "pressure"
 
@@ -175,8 +167,6 @@ class _Process(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """A process as it was last read."""
-
     process: _Process
     at_ns: int
     num_idle: int
@@ -197,9 +187,7 @@ class ProcessSource:
     other users can only be read by root.
 
     Args:
-        root: Folder of the kernel's processes.
         local_rank_of: Returns the local ranks by process id.
-        ticks_per_s: Frequency of the kernel's clock of CPU time.
     """
 
     name = "processes"
@@ -450,7 +438,6 @@ class DiskSource:
     Args:
         folders: Folders whose file systems are read.
         block_root: The kernel's list of whole disks.
-        counts: Returns the counters.
     """
 
     name = "disk"

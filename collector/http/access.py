@@ -49,11 +49,7 @@ class Session(NamedTuple):
 
 
 class Sessions:
-    """Open sessions of browsers. Their names are random and given out by the server alone.
-
-    Args:
-        monotonic_ns: Clock of their age.
-    """
+    """Open sessions of browsers. Their names are random and given out by the server alone."""
 
     def __init__(self, *, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._monotonic_ns = monotonic_ns
@@ -101,7 +97,6 @@ class Throttle:
     Args:
         tries: Failures of one client in `WINDOW_S`.
         tries_of_unknown: Failures of all unknown clients. Known clients are not limited by them.
-        monotonic_ns: Clock of the window.
     """
 
     def __init__(
@@ -222,7 +217,6 @@ class Access:
         """Check a token given at login: the server's own, or one that may read all runs.
 
         Args:
-            text: The token given.
             client: Key of the client (`client_key`).
 
         Returns:

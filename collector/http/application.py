@@ -120,7 +120,6 @@ def create_server(  # noqa: PLR0913  # one parameter per part
     """Return the ASGI application behind the gate.
 
     Args:
-        access: Accepted tokens and sessions.
         pages: WSGI application of the dashboard, mounted at ``/``.
         not_ready: Returns why the server is not ready; None if it is.
         policy: ``Content-Security-Policy`` of ``pages``.
@@ -192,8 +191,6 @@ def create_app(
 
 
 def _add_login(app: FastAPI, access: Access, refusals: Refusals) -> None:
-    """Add the routes that open and end a browser's session."""
-
     @app.get("/login")
     def login_form(request: Request) -> HTMLResponse:
         following = safe_next(request.query_params.get("next", "/"))
@@ -272,7 +269,6 @@ class AllowedMethods:
 
     Args:
         routes: The application's routes, including those that are added later.
-        pages: The mounted application.
     """
 
     def __init__(self, routes: Sequence[BaseRoute], pages: AsgiApp) -> None:
@@ -308,7 +304,6 @@ class BodyLimit:
 
     Args:
         app: Application behind it. The gate is in front of it, so requests have a token.
-        refusals: Counts refused requests.
         max_bytes: Limits by prefix of the path; `DEFAULT_MAX_BYTES` for all others.
     """
 

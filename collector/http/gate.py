@@ -146,12 +146,10 @@ class AccessGate:
 
     Args:
         app: The whole application, including mounts.
-        access: Accepted tokens and sessions.
         policy: ``Content-Security-Policy`` of all answers except the login page, which has
             `STRICT_POLICY`.
         names: Accepted host names. Any port is accepted, because an ssh tunnel changes it. The
             name protects against DNS rebinding.
-        refusals: Counts and logs refused requests.
     """
 
     def __init__(

@@ -123,8 +123,6 @@ class Metrics:
 
 
 class _Readings:
-    """Collector that passes the readers' metrics to the registry."""
-
     def __init__(self, readers: list[Callable[[], Iterable[Reading]]]) -> None:
         self._readers = readers
 
@@ -141,10 +139,6 @@ class _Readings:
 class MeasuredApp:
     """ASGI middleware that counts and times requests. It is in front of the gate, so refused
     requests count too.
-
-    Args:
-        app: The whole application.
-        metrics: Receives the counts.
     """
 
     def __init__(self, app: AsgiApp, metrics: Metrics) -> None:

@@ -38,10 +38,6 @@ class Refusals:
     """Counts refusals by reason, and logs one per minute for each reason and client.
 
     A flood of bad requests must not flood the log too.
-
-    Args:
-        log: Logs an event.
-        monotonic_ns: Clock of the minute.
     """
 
     def __init__(
@@ -57,7 +53,6 @@ class Refusals:
         """Count one refusal, and log it unless it was logged within the last minute.
 
         Args:
-            reason: Reason.
             client: Key of the client (`client_key`).
             fields: Further fields of the log line, such as method, path, status and the id of a
                 token. Never a secret.

@@ -78,8 +78,6 @@ def is_foreign(scope: Scope, headers: dict[str, str], *, requires_origin: bool) 
     """Return whether a page of another site sent the request.
 
     Args:
-        scope: ASGI scope of the request.
-        headers: Headers of the request.
         requires_origin: Whether a request without an origin counts as foreign.
 
     Source: OWASP, cross-site request forgery prevention, fetch metadata.

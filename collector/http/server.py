@@ -86,7 +86,6 @@ class HttpServer(uvicorn.Server):
     Args:
         app: Application, including the gate.
         listeners: Sockets to accept connections from. They are closed when the server stops.
-        limits: Limits of the server.
     """
 
     def __init__(

@@ -172,9 +172,7 @@ class CertificateRenewal:
     certificate and its key one after the other.
 
     Args:
-        files: Files of the certificate.
         served: What was loaded from them. Its context is the listener's.
-        log: Logs one line.
     """
 
     def __init__(self, files: TlsFiles, served: ServerTls, *, log: Callable[[str], None]) -> None:

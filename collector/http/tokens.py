@@ -147,11 +147,7 @@ def make_token(
     """Return a new token, which is not stored, and its record.
 
     Args:
-        records: Existing records.
-        role: Role of the token.
         run_prefix: Prefix of the names of the runs in scope; "" for all runs.
-        holder: User or program that gets the token.
-        days: Validity in days.
         now_ns: Unix time.
 
     Raises:

@@ -49,7 +49,6 @@ class ByteBudget:
     """A number of bytes that requests take and give back. One event loop uses it.
 
     Args:
-        max_bytes: The whole budget.
         what: What the bytes are, for the error message.
     """
 
@@ -122,7 +121,6 @@ class ByteBudget:
         self._admit_waiting()
 
     def _admit_waiting(self) -> None:
-        """Give free bytes to waiting requests, in their order."""
         while self._waiting and self._has_room(self._waiting[0][0]):
             num_bytes, turn = self._waiting.popleft()
             if not turn.done():

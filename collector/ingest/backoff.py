@@ -40,7 +40,6 @@ class BusyError(Exception):
 
     Args:
         reason: One plain line, without a path.
-        retry_after_s: Pause before the next attempt.
         status: 503, or 429 if the sender sends too fast.
     """
 
@@ -68,7 +67,6 @@ def check_disk_space(path: Path | None, *, free: Callable[[Path], int] = free_by
 
     Args:
         path: The store's folder; None for a server.
-        free: Returns the free bytes of a folder's disk.
 
     Raises:
         StoreFullError: Less than `MIN_FREE_BYTES` are free.
@@ -87,7 +85,6 @@ class StoreBackoff:
     """Pauses after failed writes, doubling from `MIN_PAUSE_S` to `MAX_PAUSE_S`.
 
     Args:
-        monotonic_s: Clock of the pauses.
         say: Takes a line when failures begin and when they end.
     """
 

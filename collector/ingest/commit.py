@@ -87,9 +87,6 @@ class GroupCommit(Generic[Payload, Result]):
 
     Args:
         write: Stores the requests of a group and returns a result for each; all or nothing.
-        backoff: Is informed of failures and successes.
-        min_interval_s: The usual interval.
-        monotonic_s: Clock of the intervals.
     """
 
     def __init__(

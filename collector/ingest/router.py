@@ -85,8 +85,6 @@ def ingest_router(service: IngestService) -> APIRouter:
 
 
 def _add_rows(router: APIRouter, service: IngestService) -> None:
-    """Add a route for each table of descriptions, and one that refuses all other names."""
-
     async def rows(request: Request, table: str) -> JSONResponse:
         async def take() -> JSONResponse:
             _check_type(request, JSON_TYPE)

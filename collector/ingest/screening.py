@@ -198,7 +198,6 @@ def _ends(cuts: NDArray[np.int64], num_cuts: int) -> NDArray[np.int64]:
 
 
 def _bad_rows(rows: pa.Table, reason: NDArray[np.int8]) -> pa.Table:
-    """Return rows of another table as rows of ``bad_rows``."""
     shown = rows.slice(0, MAX_SHOWN_ROWS)
     content = shown.drop_columns(["run_id", "epoch", "rank", "segment"]).to_pylist()
     records = [json.dumps(row, default=str)[:MAX_RECORD_LETTERS] for row in content]

@@ -106,11 +106,7 @@ class IngestService:
         placed: Adds what the server knows of a rank's place to a row of table ``ranks``.
         to_examine: Returns those of some hosts whose agents are to examine them now; the answer to
             their heartbeats says so.
-        limits: Limits of admission.
-        say: Takes a line for the server's log.
         monotonic_s: Clock of the pauses while the store cannot be written to.
-        unix_ns: Clock of the rows.
-        free: Returns the free bytes of a folder's disk.
     """
 
     def __init__(  # noqa: PLR0913  # effects come in here
@@ -389,7 +385,6 @@ def _decode(body: bytes, limits: WireLimits) -> CutBatch:
 
 
 def _select_cuts(batch: CutBatch, places: Sequence[int]) -> CutBatch:
-    """Return a batch of some of the cuts."""
     tables = {
         table: pa.concat_tables([batch.rows(table, place) for place in places]) for table in TABLES
     }

@@ -31,7 +31,6 @@ class AppriseReceiver(Receiver):
     """Receiver of alerts that apprise sends to. Redirects are not followed.
 
     Args:
-        name: Its name.
         url: Apprise's URL.
         retry_delays_s: Pauses before each retry. Apprise does not say why a message was not
             accepted, so each failure is retried.

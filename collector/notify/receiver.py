@@ -43,7 +43,6 @@ class Receiver(ABC):
 
     Args:
         name: Its name in the configuration. The store keeps what it got under this name.
-        retry_delays_s: Pauses before each retry.
     """
 
     is_alertmanager = False

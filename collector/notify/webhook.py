@@ -55,7 +55,6 @@ class Webhook(Receiver):
         timeout_s: Time of one attempt.
         retry_delays_s: Pauses before each retry after no answer, status 429, or 500 and above.
             Any other status that is not a success is final.
-        name: Its name.
 
     Raises:
         WebhookUrlError: The URL has another scheme, no host, or an invalid port.

@@ -222,10 +222,6 @@ def write_deliveries(  # what a delivery is
     """Store that a message to one receiver is sent now, or what came of it.
 
     Args:
-        store: The store.
-        alerts: The alerts of the message.
-        receiver: Name of the receiver.
-        state: State that it reports.
         delivery: ``PENDING`` before it is sent.
         message: Its id.
     """
@@ -328,7 +324,6 @@ def _read_documents(store: Store, kinds: Sequence[str]) -> list[tuple[Row, Row]]
 
 
 def _is_own(kind: str, document: object) -> bool:
-    """Return whether rankscope writes such documents with events of a kind."""
     return (
         isinstance(document, dict)
         and NEEDED_KEYS[kind] <= document.keys() <= KEY_TYPES.keys()

@@ -100,13 +100,7 @@ def read_answers(store: Store, run_id: str, name: str) -> list[ControlAnswer]:
 
 
 class ControlRequests:
-    """The requests of a store. Safe to use from several threads.
-
-    Args:
-        store: The store.
-        monotonic_s: Clock of the pauses between two reads.
-        unix_ns: Clock of the requests.
-    """
+    """The requests of a store. Safe to use from several threads."""
 
     def __init__(
         self,

@@ -67,11 +67,8 @@ def read_oldest_heartbeats(
     Ranks that ended well are left out.
 
     Args:
-        store: The store.
-        run_id: The run.
         recent_ns: Unix time by the collector's clock.
         silent_ns: Likewise, earlier.
-        most: Largest number of ranks.
 
     Returns:
         Rows of ``epoch, rank, newest_ns, host, state, step``, each with ``num_ranks`` and the
@@ -125,9 +122,6 @@ class SilenceWatch:
 
     Retention must not trust the wall clock with a run that may still live: after a jump by 40 days
     every run would look silent.
-
-    Args:
-        monotonic_ns: Clock of this process.
     """
 
     def __init__(self, *, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
@@ -138,7 +132,6 @@ class SilenceWatch:
         """Return whether ``reported_ns`` has not changed for `SILENCE_NS` of this process's time.
 
         Args:
-            run_id: The run.
             reported_ns: Unix time of the run's last row or heartbeat, as the store has it now.
         """
         now_ns = self._monotonic_ns()

@@ -159,7 +159,6 @@ def read_newest_checks(store: Store, *, since_ns: int, state: str = "") -> tuple
     """Return the newest examination of each host, and its newest active tests.
 
     Args:
-        store: The store.
         since_ns: Oldest Unix time.
         state: Only results with this state; "": all.
     """
@@ -187,7 +186,6 @@ class ExaminationRequests:
     Threads may share it. The store is asked every `REFRESH_NS`, for all hosts together.
 
     Args:
-        store: The store.
         unix_ns: Clock of the findings' age.
         monotonic_ns: Clock of the answer's age.
     """

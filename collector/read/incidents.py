@@ -95,9 +95,6 @@ def write_note(store: Store, run_id: str, number: int, note: Note) -> None:
     """Store a note about a finding; no other is replaced. Returns when it is on disk.
 
     Args:
-        store: The store.
-        run_id: The run.
-        number: Number of the finding.
         note: The note, within `MAX_NOTE_CHARS` and `MAX_AUTHOR_CHARS`.
     """
     row: Row = {

@@ -129,8 +129,6 @@ def tile_rows(
     """Return rows of table ``pictures``: all tiles of some lines.
 
     Args:
-        key: The step.
-        level: The picture.
         pixels: All bins of these lines.
         num_tiles: Number of tiles of equal width.
     """

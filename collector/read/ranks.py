@@ -189,9 +189,6 @@ def read_rank_samples(
     """Return readings of a host and of one of its devices, joined in equal stretches of time.
 
     Args:
-        store: The store.
-        run_id: The run.
-        host: The host.
         device: Local rank of the device.
         span_ns: First and last Unix time.
         buckets: Number of stretches.
@@ -219,10 +216,6 @@ def read_peer_samples(  # noqa: PLR0913  # whose, and when
     """Return the medians of the devices of some ranks, and of their hosts but one.
 
     Args:
-        store: The store.
-        run_id: The run.
-        epoch: The epoch.
-        ranks: The ranks.
         host: The host that is left out.
         span_ns: First and last Unix time.
         buckets: As of `read_rank_samples`.
@@ -251,12 +244,7 @@ def read_rank_events(  # noqa: PLR0913  # three limits
     """Return the newest events of each kind of a rank and of its host's logs, the newest first.
 
     Args:
-        store: The store.
-        run_id: The run.
-        rank: The rank.
-        epoch: The epoch.
         host: Its host; "" if it is unknown.
-        most: Largest number of events.
         most_alike: Largest number of one kind.
         most_bytes: Bytes of an event's data that are read.
 
@@ -299,9 +287,6 @@ def read_rank_values(
     """Return the sum of one column of the rollups by rank.
 
     Args:
-        store: The store.
-        run_id: The run.
-        epoch: The epoch.
         kinds: Kinds of spans that count.
         column: "wait", "exposed" or "busy".
         steps: First and last step.

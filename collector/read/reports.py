@@ -77,8 +77,6 @@ def read_last_loss(store: Store, run_id: str, *, first: int = 0) -> float | None
     """Return the mean loss of the ranks in the last step that has one; None if none has.
 
     Args:
-        store: The store.
-        run_id: The run.
         first: Step from which on it is looked for.
     """
     (row,) = store.rows(SELECT_LAST_LOSS, {"run_id": run_id, "first": first})

@@ -131,8 +131,6 @@ def read_open_steps(
     Steps with expired spans keep their rollups.
 
     Args:
-        store: The store.
-        run_id: The run.
         state: Its state; if it is running, the newest steps are left out.
         since: First step to check; by default the run's first.
     """
@@ -189,11 +187,6 @@ def read_rolled_up_runs(store: Store) -> dict[str, int]:
 def read_newest_rolled_up(store: Store, run_id: str, *, most: int) -> list[Row]:
     """Return epoch, step, number of ranks and revision of the newest rolled up steps.
 
-    Args:
-        store: The store.
-        run_id: The run.
-        most: Number of steps.
-
     Returns:
         The rows by (epoch, step), ascending.
     """
@@ -201,13 +194,7 @@ def read_newest_rolled_up(store: Store, run_id: str, *, most: int) -> list[Row]:
 
 
 def read_mean_times(store: Store, run_id: str, *, since: EpochStep) -> list[Row]:
-    """Return the mean times per rank of each rolled up step and kind, by (epoch, step, kind).
-
-    Args:
-        store: The store.
-        run_id: The run.
-        since: First epoch and step.
-    """
+    """Return the mean times per rank of each rolled up step and kind, by (epoch, step, kind)."""
     bound = {"run_id": run_id, "epoch": since[0], "first": since[1]}
     return store.rows(SELECT_MEANS, bound)
 
@@ -216,8 +203,6 @@ def mark_run_rolled_up(store: Store, run_id: str, *, num_spans: int, at_ns: int)
     """Record that all steps of an ended run are rolled up.
 
     Args:
-        store: The store.
-        run_id: The run.
         num_spans: Number of its spans in the ledger, read before the last check.
         at_ns: Unix time.
     """

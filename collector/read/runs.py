@@ -292,7 +292,6 @@ def list_runs(store: Store, *, unix_ns: Callable[[], int] = time.time_ns) -> lis
     The state of a running run that is silent is ``lost``.
 
     Args:
-        store: The store.
         unix_ns: Clock that measures the silence.
     """
     valid = [keep_valid("runs", row)[0] for row in store.rows(SELECT_RUNS)]
@@ -327,8 +326,6 @@ def read_run(store: Store, run_id: str, *, unix_ns: Callable[[], int] = time.tim
     """Return the rows that describe a run.
 
     Args:
-        store: The store.
-        run_id: The run.
         unix_ns: Clock that measures the age of gaps.
     """
     bound = {"run_id": run_id}
@@ -450,8 +447,6 @@ def read_gaps(store: Store, run_id: str, *, is_running: bool, now_ns: int) -> li
     or a whole segment, look like rows that were never written.
 
     Args:
-        store: The store.
-        run_id: The run.
         is_running: Whether the run is running: a gap then counts after `GAP_TIMEOUT_NS`.
         now_ns: Unix time.
 

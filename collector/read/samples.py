@@ -26,8 +26,6 @@ def read_samples(
     """Return the samples of a run and of its hosts, by (name, host, device, at_ns).
 
     Args:
-        store: The store.
-        run_id: The run.
         first_ns: First Unix time.
         last_ns: Last Unix time, included.
         name: Only this quantity; "": all.

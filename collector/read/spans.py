@@ -274,7 +274,6 @@ def read_arrivals(store: Store, selection: SpanSelection, spans: pa.Table) -> pa
     Members count whatever their rank and time.
 
     Args:
-        store: The store.
         selection: A selection of the step.
         spans: Result of `read_selected_spans`.
 

@@ -93,8 +93,6 @@ def read_step_times(
 
     Args:
         store: The store. Duplicate rows do not change the result.
-        run_id: The run.
-        most: Number of steps.
         first: Only steps from this one on; None: from the first.
         last: Only steps up to this one; None: to the newest.
     """

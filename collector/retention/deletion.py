@@ -94,7 +94,6 @@ class Deletions:
     """The tombstones of one store, cached. Threads may share it.
 
     Args:
-        store: The store.
         unix_ns: Clock of the tombstones.
         monotonic_ns: Clock of the cache's age.
     """
@@ -210,10 +209,6 @@ class DeletedRunFilter:
 
     Dropped cuts count as taken, so the tail of a spool goes on behind them and frees their
     segments.
-
-    Args:
-        sink: The sink behind.
-        deletions: The tombstones.
     """
 
     def __init__(self, sink: Sink, deletions: Deletions) -> None:

@@ -67,12 +67,7 @@ DROP_DAY = "ALTER TABLE ledger DROP PARTITION {day:Int32}"
 
 
 class LedgerMerges:
-    """Merges the days of the ledger that are over.
-
-    Args:
-        store: The store.
-        unix_ns: Clock.
-    """
+    """Merges the days of the ledger that are over."""
 
     def __init__(self, store: Store, *, unix_ns: Callable[[], int] = time.time_ns) -> None:
         self._store = store

@@ -153,9 +153,7 @@ class Retention:
     """Removes expired rows.
 
     Args:
-        store: The store.
         deletions: Its tombstones: a run that expires whole gets one.
-        policy: Times of expiry.
         unix_ns: Clock that measures ages.
         monotonic_ns: Clock that measures the silence of runs, and limits jumps of the other.
     """

@@ -160,11 +160,7 @@ def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class SpanDays:
-    """Drops the days of spans that are no longer kept.
-
-    Args:
-        store: The store.
-    """
+    """Drops the days of spans that are no longer kept."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -120,7 +120,6 @@ def request_ranks(processes: Iterable[ProcessFiles], request: ControlRequest) ->
 
     Args:
         processes: Running processes of a spool.
-        request: The request.
 
     Returns:
         The ranks whose files were written, ascending.
@@ -142,11 +141,7 @@ def request_ranks(processes: Iterable[ProcessFiles], request: ControlRequest) ->
 
 
 class ControlWriter:
-    """Writes each request once.
-
-    Args:
-        say: Prints a line for the operator.
-    """
+    """Writes each request once."""
 
     def __init__(self, *, say: Callable[[str], None]) -> None:
         self._say = say
@@ -173,7 +168,6 @@ def find_answer(row: Mapping[str, Any], name: str) -> ControlAnswer | None:
 
     Args:
         row: The event: ``rank``, ``text``, and ``data`` as JSON or as an object.
-        name: Name of the request.
     """
     data = row["data"]
     try:

@@ -122,7 +122,6 @@ def remove_spool_file(path: Path, *, inode: int) -> None:
     """Remove a file of a process, unless it is missing or is not the one that was read.
 
     Args:
-        path: The file.
         inode: Its inode when it was read.
 
     Raises:

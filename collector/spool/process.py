@@ -161,8 +161,6 @@ class ProcessFiles:
 
         Args:
             segment: Number of the segment in this process.
-            first_row: First row of the range.
-            end_row: Row after the last one.
         """
         return CutKey(
             run_id=self.run_id,

@@ -352,7 +352,6 @@ class ProcessTail:
                 )
 
     def _has_stored_rows(self) -> bool:
-        """Return whether any row of the process is stored."""
         first = segment_id(self.files.process, 0)
         return any(
             end_row > 0 and 0 <= segment - first <= MAX_SEGMENT

@@ -195,7 +195,6 @@ class SegmentReader:
         """Return a reading with the row after its last one, if two readings of that row agree.
 
         Args:
-            reading: The newest reading.
             now_ns: As for `read`, but later.
         """
         row = reading.end_row
@@ -227,7 +226,6 @@ class SegmentReader:
         has_ended: bool,
         is_sealed: bool,
     ) -> int:
-        """Return how many rows from the cursor on are final."""
         committed = np.flatnonzero(is_committed)
         num_seen = int(committed[-1]) + 1 if len(committed) else 0
         if has_ended:

@@ -288,7 +288,6 @@ class SpoolTail:
         return len(placed)
 
     def _skip(self, folder: Path, error: Exception) -> None:
-        """Leave a process folder unchanged and report the reason."""
         if isinstance(error, OSError) and error.errno in TEMPORARY:
             return
         is_expected = isinstance(error, OSError | SpoolFolderError)
@@ -437,7 +436,6 @@ class SpoolTail:
                 yield self._decoded(batch)
 
     def _cuts(self) -> Iterator[RawCut]:
-        """Yield at most one cut for each segment of each process."""
         for tail in list(self._active.values()):
             with self._abandoning(tail):
                 yield from tail.cuts(now_ns=self._monotonic_ns())
@@ -500,7 +498,6 @@ class SpoolTail:
         self._pending_cuts = []
 
     def _store_states(self) -> None:
-        """Store the changed rows of ranks and runs."""
         ranks = [tail.changed_row() for tail in self._active.values()]
         self._upsert("ranks", [row for row in ranks if row is not None])
         self._upsert("runs", [row for epoch in self._epochs.values() for row in _changed(epoch)])
@@ -522,13 +519,11 @@ class SpoolTail:
             del self._pending_rows[0]
 
     def _delete_segments(self) -> None:
-        """Delete stored segments if the policy says so."""
         if self._segment_policy is SegmentPolicy.DELETE:
             for tail in self._active.values():
                 tail.delete_segments()
 
     def _drop_finished(self) -> None:
-        """Stop following processes that have ended and are stored."""
         self._delete_segments()
         for folder, tail in list(self._active.items()):
             if tail.is_finished:

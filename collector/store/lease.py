@@ -50,8 +50,6 @@ class Lease:
     """A claim to a piece of work. An embedded store has one process, which always has it.
 
     Args:
-        store: An open store.
-        name: The work.
         is_shared: Whether other processes may have the store open; None: all but embedded ones.
         monotonic_s: Clock that limits how long the last answer of the store counts.
     """

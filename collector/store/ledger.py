@@ -129,7 +129,6 @@ class Ledger:
     All writers of a process must share one ledger: it serialises them, and caches what it has read.
 
     Args:
-        store: An open store.
         is_shared: Whether other processes may write to the store; None: all but an embedded store,
             which has a single owner.
     """
@@ -152,10 +151,6 @@ class Ledger:
 
         For the duration of the block, other writers of this process are excluded from the segments
         of these batches. The block inserts the rows, and calls `record` when they are durable.
-
-        Args:
-            batches: The batches.
-            unix_ns: Clock of the lines.
         """
         with self._locked_segments(key for batch in batches for key in batch.keys):
             known = self._read_ranges(key for batch in batches for key in batch.keys)

@@ -158,8 +158,6 @@ def write_server_file(store_path: Path, *, url: str, token: str | None = None) -
     Only its owner may read it. It appears whole: a reader never sees half of it.
 
     Args:
-        store_path: Folder of the store.
-        url: Address of the server.
         token: Token that the server accepts.
 
     Raises:

@@ -110,8 +110,6 @@ class NativeCursor(ABC):
 
 
 class _Source(NativeCursor):
-    """A cursor over a stream, which is read in pieces."""
-
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
         self._buffer = memoryview(b"")
@@ -143,8 +141,6 @@ class _Source(NativeCursor):
 
 
 class _Numbers:
-    """A column of numbers."""
-
     def __init__(self, dtype: np.dtype[Any], num_rows: int) -> None:
         self._values = np.empty(num_rows, dtype)
         self._num = 0

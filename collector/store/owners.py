@@ -39,10 +39,6 @@ class Owners:
     The owner is the holder of the first token that wrote, up to an ``@``: the agents of one job
     have tokens of ``team`` or ``team@host``, and write to one run. What was written without a claim
     is the server's. The server's own token and those of administrators may write everywhere.
-
-    Args:
-        store: An open store.
-        unix_ns: Clock of the claims.
     """
 
     def __init__(self, store: Store, *, unix_ns: Callable[[], int] = time.time_ns) -> None:
@@ -54,7 +50,6 @@ class Owners:
         """Return whether ``owner`` may write to a run; claim the run if it has no owner.
 
         Args:
-            run_id: The run.
             owner: Name of the owner; None for one who may write everywhere, for the server.
 
         Raises:

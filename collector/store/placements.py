@@ -297,12 +297,7 @@ class _Known:
 
 
 class Placements:
-    """Placements of the processes of a store. Threads may share it.
-
-    Args:
-        store: An open store.
-        unix_ns: Clock of the rows.
-    """
+    """Placements of the processes of a store. Threads may share it."""
 
     def __init__(self, store: Store, *, unix_ns: Callable[[], int] = time.time_ns) -> None:
         self._store = store

@@ -98,9 +98,6 @@ def read_deduplicated(
     one that happens during the read is found afterwards.
 
     Args:
-        store: The store.
-        run_id: The run.
-        read: Runs a statement and returns its result.
         plain: Statement that reads the rows as they are stored.
         final: Statement that reads the same without duplicates, which takes longer.
     """

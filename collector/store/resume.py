@@ -73,7 +73,6 @@ def resume_page(store: Store, run_id: str, *, after: int, ranks: tuple[int, ...]
 
     Args:
         store: An open store.
-        run_id: The run.
         after: Last segment of the previous page; 0 for the first page.
         ranks: The ranks asked for; empty for all.
     """

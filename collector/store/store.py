@@ -181,10 +181,6 @@ class Store:
     Statements take bound parameters in ClickHouse's form, ``{run_id:String}``. Every method raises
     `StoreQueryError` if the engine refuses a statement, `StoreDamagedError` if a part of a table
     can't be read, and `StoreClosedError` after `close`.
-
-    Args:
-        url: URL of the store, as `open_store` takes it.
-        read_only: Make the engine refuse every write.
     """
 
     def __init__(self, url: str, *, read_only: bool = False) -> None:
@@ -209,7 +205,6 @@ class Store:
         """Run a query with a small result.
 
         Args:
-            sql: The query.
             parameters: Values of its bound parameters, by name.
 
         Returns:
@@ -337,7 +332,6 @@ class Store:
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
-        """Turn the driver's errors into `StoreQueryError`."""
         try:
             yield
         except Exception as error:
@@ -372,7 +366,6 @@ class Store:
         )
 
     def _client(self) -> Client:
-        """Return this thread's client, connecting on its first use."""
         if self._is_closed:
             raise StoreClosedError(f"the store {self.url} is closed: open it again")
         if os.getpid() != self._pid:
@@ -404,7 +397,6 @@ def migrate(
     once, because every statement may run more than once.
 
     Args:
-        store: The store.
         sleep: Waits before a retry; only a server is retried.
         say: See `open_store`.
 
@@ -604,9 +596,6 @@ def unreachable_reason(error: BaseException) -> str | None:
 
     The driver's own text has the request's whole address: every bound value, and a number that is
     new in each attempt, so two attempts never give the same line.
-
-    Args:
-        error: The driver's error.
     """
     from urllib3.exceptions import HTTPError
 

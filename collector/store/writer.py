@@ -61,8 +61,6 @@ class StoreWriter:
     All that write to one store in one process must share one writer, or one ledger.
 
     Args:
-        store: An open store.
-        unix_ns: Clock of the ledger's times.
         ledger: The store's ledger; None: a new one.
         owner: Owner of the runs of processes that `place` is called for without another.
     """
@@ -93,7 +91,6 @@ class StoreWriter:
         """Return where each process is stored, as `Placements.place` decides.
 
         Args:
-            processes: The processes.
             may_write: Returns whether their sender may write to a run; None: the server's own.
         """
         return self._placements.place(
@@ -164,8 +161,6 @@ def with_first_times(store: Store, spans: pa.Table, repeated: Iterable[CutKey]) 
     ever. So a stored row keeps its time, and the copies are one.
 
     Args:
-        store: The store.
-        spans: Spans to insert, of any cuts.
         repeated: The cuts among them that may be stored already.
 
     Raises:
@@ -205,7 +200,6 @@ def with_day(spans: pa.Table, *, today: int) -> pa.Table:
     or of a host whose clock is wrong, it is the day of their arrival.
 
     Args:
-        spans: Spans to insert.
         today: Day of their arrival, since 1970.
     """
     day = to_numpy(spans["start_ns"]) // DAY_NS
@@ -245,7 +239,6 @@ def _planned_rows(batch: CutBatch, plans: list[CutPlan], table: str) -> list[pa.
 
 
 def _true_slices(rows: pa.Table, mask: Any) -> list[pa.Table]:  # noqa: ANN401  # numpy booleans
-    """Return the slices of neighbouring rows for which the mask is true."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
     bounds = edges.tolist()
     return [

@@ -157,7 +157,6 @@ def decode_batch(body: bytes, *, limits: WireLimits = DEFAULT_LIMITS) -> CutBatc
 
     Args:
         body: Result of `encode_cuts`, or any bytes of a client.
-        limits: Limits of the body.
 
     Raises:
         WireError: The body is rejected; ``status`` is the status of the answer.
