@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.tracer.span import STEPS_COUNTED
 
-from ..store.repeated_rows import read_from_spans
+from ..store.repeated_rows import read_deduplicated
 
 if TYPE_CHECKING:
     from ..identity import Row
@@ -131,17 +131,14 @@ def read_run_times(store: Store, run_id: str) -> RunTimes:
     newest = {row["epoch"]: row["step"] for row in steps}
     pairs = [(epoch, step + more) for epoch, step in newest.items() for more in (0, 1)]
     unended = [row["epoch"] for row in epochs if row["epoch"] not in newest]
+    of_ends = {**bound, "newest": pairs, "unended": unended}
     return RunTimes(
         epochs=epochs,
         steps=steps,
-        saves=_span_rows(store, SELECT_SAVES, bound),
-        ends=_span_rows(store, SELECT_ENDS, {**bound, "newest": pairs, "unended": unended}),
+        saves=read_deduplicated(store, store.rows, SELECT_SAVES, bound),
+        ends=read_deduplicated(store, store.rows, SELECT_ENDS, of_ends),
         counted=frozenset(
             row["epoch"] for row in store.rows(SELECT_COUNTED, {**bound, "kind": STEPS_COUNTED})
         ),
         tokens=store.rows(SELECT_TOKENS, bound) if has_total else [],
     )
-
-
-def _span_rows(store: Store, statement: str, bound: Row) -> list[Row]:
-    return read_from_spans(store, bound["run_id"], lambda sql: store.rows(sql, bound), statement)

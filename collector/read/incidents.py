@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.tracer.span import NONE
 
-from ..store.repeated_rows import read_from_spans
+from ..store.repeated_rows import read_deduplicated
 from .alerts import WRITER
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def read_incarnations(store: Store, run_id: str) -> tuple[Incarnation, ...]:
 def read_checkpoints(store: Store, run_id: str, *, epoch: int, first: int, last: int) -> list[Row]:
     """Return the steps with checkpoints: ``step, num_ranks, longest_ns``."""
     bound = {"run_id": run_id, "epoch": epoch, "first": first, "last": last}
-    return read_from_spans(store, run_id, lambda sql: store.rows(sql, bound), SELECT_CHECKPOINTS)
+    return read_deduplicated(store, store.rows, SELECT_CHECKPOINTS, bound)
 
 
 def read_events_between(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.tracer.span import COMM_KINDS, SpanFlag
 
-from ..store.repeated_rows import read_from_spans
+from ..store.repeated_rows import read_deduplicated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -261,7 +261,7 @@ def read_unfinished(
 ) -> list[Row]:
     """Return a rank's spans that had not ended, from a step on, the newest first."""
     bound = {"run_id": run_id, "rank": rank, "epoch": epoch, "first": first, "most": most}
-    return read_from_spans(store, run_id, lambda sql: store.rows(sql, bound), SELECT_UNFINISHED)
+    return read_deduplicated(store, store.rows, SELECT_UNFINISHED, bound)
 
 
 def read_rank_groups(store: Store, run_id: str, rank: int, *, epoch: int, most: int) -> list[Row]:

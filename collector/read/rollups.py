@@ -135,13 +135,7 @@ def read_open_steps(
         since: First step to check; by default the run's first.
     """
     bound = {"run_id": run_id, "epoch": since[0], "first": since[1]}
-    open_steps = read_deduplicated(
-        store,
-        run_id,
-        lambda sql: store.rows(sql, bound),
-        plain=SELECT_OPEN,
-        final=SELECT_OPEN_FINAL,
-    )
+    open_steps = read_deduplicated(store, store.rows, SELECT_OPEN, bound, final=SELECT_OPEN_FINAL)
     if not open_steps:
         return ()
     last = read_newest_closed(store, run_id) if state == RUNNING else None

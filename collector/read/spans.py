@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import numpy as np
 from rankscope.tracer.span import COMM_KINDS, NONE, SPAN_COLUMNS, SpanKind
 
 from ..arrow_columns import to_numpy
-from ..store.repeated_rows import read_deduplicated, read_from_spans
+from ..store.repeated_rows import read_deduplicated
 from .steps import step_range
 
 if TYPE_CHECKING:
@@ -198,9 +199,9 @@ def read_spans(
     select = SELECT_RECORDED_COLUMNS.get(run["source_format"], SELECT_COLUMNS)
     return read_deduplicated(
         store,
-        run_id,
-        lambda sql: _read_spans(store, run_id, sql, bound),
-        plain=SELECT_SPANS.replace(SELECT_COLUMNS, select),
+        partial(_read_spans, store),
+        SELECT_SPANS.replace(SELECT_COLUMNS, select),
+        bound,
         final=SELECT_SPANS_FINAL.replace(SELECT_COLUMNS, select),
     )
 
@@ -211,7 +212,7 @@ def read_spans_final(store: Store, run_id: str, *, first: int, last: int) -> pa.
     While a cut is stored again, the store has its rows twice until the ledger says so.
     """
     bound = step_range(run_id, first, last) | EVERYWHERE
-    return read_from_spans(store, run_id, lambda sql: store.arrow(sql, bound), SELECT_SPANS_FINAL)
+    return read_deduplicated(store, store.arrow, SELECT_SPANS_FINAL, bound)
 
 
 def read_filtered_spans(
@@ -231,13 +232,13 @@ def read_filtered_spans(
     bound |= {"ranks": [*ranks], "kinds": [*kinds]}
     if first is not None and first < 0:
         bound["first"] = NONE
-    return read_from_spans(store, run_id, lambda sql: store.arrow(sql, bound), SELECT_CHOSEN)
+    return read_deduplicated(store, store.arrow, SELECT_CHOSEN, bound)
 
 
 def read_outline(store: Store, run_id: str, *, epoch: int, step: int) -> StepOutline:
     """Return the ranks of a step with their numbers of spans, each span counted once."""
     bound = {"run_id": run_id, "epoch": epoch, "step": step}
-    outline = read_from_spans(store, run_id, lambda sql: store.arrow(sql, bound), SELECT_OUTLINE)
+    outline = read_deduplicated(store, store.arrow, SELECT_OUTLINE, bound)
     begin, end = to_numpy(outline["begin_ns"]), to_numpy(outline["end_ns"])
     return StepOutline(
         ranks=to_numpy(outline["rank"]),
@@ -250,21 +251,18 @@ def read_outline(store: Store, run_id: str, *, epoch: int, step: int) -> StepOut
 def read_bounds(store: Store, run_id: str, *, epoch: int, step: int) -> tuple[int, int]:
     """Return begin and end of a step, Unix ns; 0 without spans. Duplicates do not change them."""
     bound = {"run_id": run_id, "epoch": epoch, "step": step}
-    (row,) = read_from_spans(store, run_id, lambda sql: store.rows(sql, bound), SELECT_BOUNDS)
+    (row,) = read_deduplicated(store, store.rows, SELECT_BOUNDS, bound)
     return int(row["begin_ns"]), int(row["end_ns"])
 
 
 def read_selected_spans(store: Store, selection: SpanSelection) -> pa.Table:
     """Return the selected spans, each once, by (rank, start_ns)."""
-    return _read_once(store, SELECT_SELECTED_SPANS, selection.bound())
+    return _read_distinct(store, SELECT_SELECTED_SPANS, selection.bound())
 
 
 def count_selected_spans(store: Store, selection: SpanSelection) -> int:
     """Return the number of selected spans; duplicates count twice."""
-    bound = selection.bound()
-    (row,) = read_from_spans(
-        store, selection.run_id, lambda sql: store.rows(sql, bound), COUNT_SELECTED_SPANS
-    )
+    (row,) = read_deduplicated(store, store.rows, COUNT_SELECTED_SPANS, selection.bound())
     return int(row["num_spans"])
 
 
@@ -283,7 +281,7 @@ def read_arrivals(store: Store, selection: SpanSelection, spans: pa.Table) -> pa
     """
     group, seq = to_numpy(spans["group_id"]), to_numpy(spans["seq"])
     joined = (group != 0) & (seq != NONE)
-    return _read_once(
+    return _read_distinct(
         store,
         SELECT_ARRIVALS,
         {
@@ -295,15 +293,10 @@ def read_arrivals(store: Store, selection: SpanSelection, spans: pa.Table) -> pa
     )
 
 
-def _read_once(store: Store, select: str, bound: dict[str, Any]) -> pa.Table:
-    """Read rows, each once. FINAL reads all columns of a step: some five times the time."""
-    return read_deduplicated(
-        store,
-        bound["run_id"],
-        lambda sql: store.arrow(sql, bound),
-        plain=select,
-        final=select.replace("FROM spans", "FROM spans FINAL"),
-    )
+def _read_distinct(store: Store, select: str, bound: Row) -> pa.Table:
+    # FINAL reads all columns of a step: some five times the time.
+    final = select.replace("FROM spans", "FROM spans FINAL")
+    return read_deduplicated(store, store.arrow, select, bound, final=final)
 
 
 def group_blocks(
@@ -332,9 +325,9 @@ def group_blocks(
     return groups
 
 
-def _read_spans(store: Store, run_id: str, sql: str, bound: dict[str, Any]) -> pa.Table:
+def _read_spans(store: Store, sql: str, bound: Row) -> pa.Table:
     """Read spans by as few statements as `MAX_STATEMENT_SPANS` allows."""
-    rows = read_from_spans(store, run_id, lambda count: store.rows(count, bound), COUNT_BY_STEP)
+    rows = read_deduplicated(store, store.rows, COUNT_BY_STEP, bound)
     num_rows = sum(row["num_spans"] for row in rows)
     parts = [bound | EVERYWHERE]
     if num_rows > MAX_STATEMENT_SPANS:
@@ -346,12 +339,12 @@ def _read_spans(store: Store, run_id: str, sql: str, bound: dict[str, Any]) -> p
                 list(of_epoch),
                 bound | EVERYWHERE | {"first_epoch": epoch, "last_epoch": epoch},
             )
-            for part in _split_large_step(store, run_id, part)
+            for part in _split_large_step(store, part)
         ]
     return store.stream_arrow(sql, *parts, num_rows=num_rows)
 
 
-def _split(column: str, rows: list[Row], bound: dict[str, Any]) -> list[dict[str, Any]]:
+def _split(column: str, rows: list[Row], bound: Row) -> list[Row]:
     """Split a statement by the ascending values of a column, of which ``rows`` has the counts."""
     first, last = ("first", "last") if column == "step" else (f"first_{column}", f"last_{column}")
     values = [row[column] for row in rows]
@@ -360,9 +353,9 @@ def _split(column: str, rows: list[Row], bound: dict[str, Any]) -> list[dict[str
     return [bound | {first: values[begin], last: values[end - 1]} for begin, end in groups]
 
 
-def _split_large_step(store: Store, run_id: str, bound: dict[str, Any]) -> list[dict[str, Any]]:
+def _split_large_step(store: Store, bound: Row) -> list[Row]:
     """Split a statement of a single step by ranks, if that has too many spans."""
     if bound["first"] != bound["last"]:
         return [bound]
-    rows = read_from_spans(store, run_id, lambda sql: store.rows(sql, bound), COUNT_BY_RANK)
+    rows = read_deduplicated(store, store.rows, COUNT_BY_RANK, bound)
     return _split("rank", rows, bound)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..store.repeated_rows import read_from_spans
+from ..store.repeated_rows import read_deduplicated
 
 if TYPE_CHECKING:
     from ..identity import Row
@@ -80,15 +80,12 @@ def read_startup_rows(
     epoch = newest[0]["epoch"] if newest else 0
     before_ns = newest[0]["first_ns"] if newest and newest[0]["num_steps"] else END_OF_TIME
     bound = {"run_id": run_id, "epoch": epoch, "before_ns": before_ns}
-    parts = _rows(store, SELECT_PARTS, {**bound, "most": max_parts})
+    parts = read_deduplicated(store, store.rows, SELECT_PARTS, bound | {"most": max_parts})
     if not parts:
         return None
-    totals = _rows(store, SELECT_TOTALS, {**bound, "most": max_ranks})
+    totals = read_deduplicated(store, store.rows, SELECT_TOTALS, bound | {"most": max_ranks})
     ranks = [row["rank"] for row in totals]
-    spans = _rows(store, SELECT_LONGEST, {**bound, "ranks": ranks, "most": MAX_SPANS})
+    of_ranks = bound | {"ranks": ranks, "most": MAX_SPANS}
+    spans = read_deduplicated(store, store.rows, SELECT_LONGEST, of_ranks)
     hosts = store.rows(SELECT_HOSTS, {"run_id": run_id, "epoch": epoch, "ranks": ranks})
     return epoch, parts, totals, spans, {row["rank"]: row["host"] for row in hosts}
-
-
-def _rows(store: Store, statement: str, bound: Row) -> list[Row]:
-    return read_from_spans(store, bound["run_id"], lambda sql: store.rows(sql, bound), statement)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..store.repeated_rows import read_deduplicated, read_from_spans
+from ..store.repeated_rows import read_deduplicated
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -115,13 +115,7 @@ def read_steps(
     An unknown loss is NaN, as in the arrays of the analysis.
     """
     bound = step_range(run_id, first, last)
-    return read_deduplicated(
-        store,
-        run_id,
-        lambda sql: store.arrow(sql, bound),
-        plain=SELECT_STEPS,
-        final=SELECT_STEPS_FINAL,
-    )
+    return read_deduplicated(store, store.arrow, SELECT_STEPS, bound, final=SELECT_STEPS_FINAL)
 
 
 def read_microbatches(
@@ -145,7 +139,7 @@ def read_last_steps(store: Store, run_id: str, epoch: int) -> dict[int, int]:
     A rank that is more than 8 steps behind the others is left out.
     """
     bound = {"run_id": run_id, "epoch": epoch}
-    rows = read_from_spans(store, run_id, lambda sql: store.rows(sql, bound), SELECT_LAST_STEPS)
+    rows = read_deduplicated(store, store.rows, SELECT_LAST_STEPS, bound)
     return {row["rank"]: row["newest"] for row in rows}
 
 

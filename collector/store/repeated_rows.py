@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..identity import Row
     from .store import Store
 
 Found = TypeVar("Found")
@@ -90,7 +91,12 @@ def read_stored_spans(store: Store, run_id: str) -> StoredSpans:
 
 
 def read_deduplicated(
-    store: Store, run_id: str, read: Callable[[str], Found], *, plain: str, final: str
+    store: Store,
+    read: Callable[[str, Row], Found],
+    statement: str,
+    bound: Row,
+    *,
+    final: str | None = None,
 ) -> Found:
     """Read rows of a run, each once, and remove duplicates only if there may be any.
 
@@ -98,19 +104,17 @@ def read_deduplicated(
     one that happens during the read is found afterwards.
 
     Args:
-        plain: Statement that reads the rows as they are stored.
-        final: Statement that reads the same without duplicates, which takes longer.
+        read: Runs a statement with bound values and returns its result.
+        statement: Reads the rows as they are stored.
+        bound: The bound values, ``run_id`` among them.
+        final: Statement that reads the same without duplicates, which takes longer; None:
+            duplicates do not change the result of the first one.
     """
+    run_id = bound["run_id"]
     state = read_stored_spans(store, run_id)
     while True:
-        found = read(state.rewrite(final if state.has_repeated else plain))
+        chosen = final if final is not None and state.has_repeated else statement
+        found = read(state.rewrite(chosen), bound)
         before, state = state, read_stored_spans(store, run_id)
         if state == before:
             return found
-
-
-def read_from_spans(
-    store: Store, run_id: str, read: Callable[[str], Found], statement: str
-) -> Found:
-    """Read spans of a run with one statement, from the tables that have them."""
-    return read_deduplicated(store, run_id, read, plain=statement, final=statement)
