@@ -8,26 +8,25 @@ import pytest
 from a2wsgi import WSGIMiddleware
 from fastapi import APIRouter, FastAPI
 from starlette.requests import Request
-from starlette.routing import Mount, Route
 
 from rankscope.collector.http.access import Access
 from rankscope.collector.http.application import (
     DEFAULT_MAX_BYTES,
     BodyLimit,
-    create_app,
     create_server,
     deletion_router,
 )
-from rankscope.collector.http.gate import GRANT_KEY, find_rule
+from rankscope.collector.http.gate import GRANT_KEY
 from rankscope.collector.http.refusals import Refusal, Refusals
 from rankscope.collector.http.tokens import FULL_GRANT, Grant, Role
 from rankscope.collector.retention.deletion import Deletions
+from tests.collector.http.test_login import pages
 from tests.support.collector.asgi import BASE, Client
 from tests.support.collector.running_server import answer_on, echo, read_to_end, running
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from rankscope.collector.http.requests import AsgiApp, Receive, Scope, Send
     from rankscope.collector.store.store import Store
@@ -35,13 +34,6 @@ if TYPE_CHECKING:
 
 
 TOKEN = "correct-horse"
-OPEN = {"/healthz", "/readyz", "/login"}
-
-
-def pages(environ: dict[str, str], start_response: Callable[..., object]) -> Iterable[bytes]:
-    """Dashboard that shows a run's data on every path."""
-    start_response("200 OK", [("Content-Type", "text/html")])
-    return [f"data of {environ['PATH_INFO']}".encode()]
 
 
 def ready() -> str | None:
@@ -51,21 +43,6 @@ def ready() -> str | None:
 @pytest.fixture
 def client() -> Client:
     return Client(create_server(Access(port=8050, token=TOKEN), pages=pages, not_ready=ready))
-
-
-def test_no_route_of_the_application_answers_without_a_token(client: Client) -> None:
-    # Reads the application's own routes, so that a route added later is tested too.
-    app = create_app(Access(port=8050, token=TOKEN), pages=pages, not_ready=ready)
-    paths = {route.path for route in app.routes if isinstance(route, Route)}
-    mounts = [route for route in app.routes if isinstance(route, Mount)]
-    assert paths >= OPEN
-    assert len(mounts) == 1
-
-    for path in [*(paths - OPEN), "/", "/_dash-layout", "/runs", "/docs", "/openapi.json"]:
-        for method in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"):
-            answer = client.request(method, path)
-            assert answer.status_code == 401, f"{method} {path}"
-            assert "data" not in answer.text
 
 
 def test_openapi_is_served_to_readers(client: Client) -> None:
@@ -369,7 +346,3 @@ def test_a_token_for_other_runs_deletes_nothing(store: Store, run_id: str) -> No
 
     assert answer.status_code == 403
     assert not Deletions(store).is_deleted(run_id)
-
-
-def test_only_an_admin_may_delete() -> None:
-    assert find_rule("DELETE", "/v1/runs").role is Role.ADMIN

@@ -23,8 +23,9 @@ OURS = {"origin": BASE}
 
 
 def pages(environ: dict[str, str], start_response: Callable[..., object]) -> Iterable[bytes]:
+    """Dashboard that shows all runs on every path."""
     start_response("200 OK", [("Content-Type", "text/html")])
-    return [b"data"]
+    return [f"data of {environ['PATH_INFO']}".encode()]
 
 
 @pytest.fixture

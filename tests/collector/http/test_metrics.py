@@ -8,18 +8,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from rankscope.collector.http.access import Access
 from rankscope.collector.http.application import create_server
 from rankscope.collector.http.metrics import Metrics, Reading, route_label
+from tests.collector.http.test_login import pages
 from tests.support.collector.asgi import Client
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
 
 TOKEN = "correct-horse"
 BEARER = {"authorization": f"Bearer {TOKEN}"}
-
-
-def pages(environ: dict[str, str], start_response: Callable[..., object]) -> Iterable[bytes]:
-    start_response("200 OK", [("Content-Type", "text/html")])
-    return [b"data"]
 
 
 @pytest.fixture
@@ -102,7 +98,3 @@ def test_readers_are_called_at_each_scrape(client: Client, metrics: Metrics) -> 
 
     assert found["rankscope_cuts_total", (("state", "stored"),)] == 3
     assert found["rankscope_up", ()] == 1
-
-
-def test_metrics_are_for_readers_only(client: Client) -> None:
-    assert client.get("/metrics").status_code == 401

@@ -7,26 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from starlette.responses import PlainTextResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Route
 
 from rankscope.collector.gateway import query_router
 from rankscope.collector.http.access import Access
-from rankscope.collector.http.application import create_app, deletion_router
+from rankscope.collector.http.application import create_app, create_server, deletion_router
 from rankscope.collector.http.gate import OPEN_PATHS, AccessGate
 from rankscope.collector.http.metrics import Metrics, metrics_router
-from rankscope.collector.http.tokens import Role, TokenFile, make_token, write_tokens
+from rankscope.collector.http.tokens import Role, TokenFile, mark_revoked, write_tokens
 from rankscope.collector.ingest.router import ingest_router
 from rankscope.collector.ingest.rows import QUESTIONS, ROW_TABLES
+from tests.collector.http.test_login import pages
 from tests.support.collector.asgi import Client
+from tests.support.collector.token_builder import DAY_NS, NOW_NS, made
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from fastapi import APIRouter
+
     from rankscope.collector.http.requests import Receive, Scope, Send
 
 OWN = "correct-horse"
-NOW_NS = 1_700_000_000 * 10**9
-DAY_NS = 86_400 * 10**9
 TRUSTED = {"own", "session", "admin"}
 READERS = TRUSTED | {"read", "sql"}
 ANY_READER = READERS | {"read for a run", "sql for a run", "admin for a run"}
@@ -34,6 +36,7 @@ ANY_AGENT = {"own", "session", "admin", "admin for a run", "ingest", "ingest for
 
 MAY = {
     ("GET", "/v1/openapi.json"): ANY_READER,
+    ("HEAD", "/v1/openapi.json"): ANY_READER,
     ("POST", "/v1/clock"): ANY_AGENT,
     ("POST", "/v1/spans"): ANY_AGENT,
     ("POST", "/v1/rows/{table}"): ANY_AGENT,
@@ -57,50 +60,37 @@ async def anything(scope: Scope, receive: Receive, send: Send) -> None:
     await PlainTextResponse("done")(scope, receive, send)
 
 
+def all_routers() -> list[APIRouter]:
+    nothing: Any = None  # the routes are listed and refused, not called
+    return [
+        ingest_router(nothing),
+        deletion_router(nothing, nothing),
+        query_router(nothing),
+        metrics_router(Metrics()),
+    ]
+
+
 def routes_of_the_server() -> set[tuple[str, str]]:
     """Return method and path of each route of the server."""
-    nothing: Any = None  # the routes are listed, not called
-    app = create_app(
-        Access(port=1),
-        pages=nothing,
-        not_ready=lambda: None,
-        routers=[
-            ingest_router(nothing),
-            deletion_router(nothing, nothing),
-            query_router(nothing),
-            metrics_router(Metrics()),
-        ],
-    )
-    routes = [route for route in app.routes if not isinstance(route, Mount)]
-    assert all(isinstance(route, Route) for route in routes)
-    return {
-        (method, route.path)
-        for route in routes
-        if isinstance(route, Route)
-        for method in route.methods or set()
-    }
+    app = create_app(Access(port=1), pages=pages, not_ready=lambda: None, routers=all_routers())
+    routes = [route for route in app.routes if isinstance(route, Route)]
+    assert len(routes) == len(app.routes) - 1, "all but the mount of the pages"
+    return {(method, route.path) for route in routes for method in route.methods or set()}
 
 
 @pytest.fixture
 def tokens(tmp_path: Path) -> dict[str, str]:
     """Return a token of each kind, whose hashes are in a file."""
-    made = {
-        "ingest": make(Role.INGEST),
-        "ingest for a run": make(Role.INGEST, run_prefix="a"),
-        "read": make(Role.READ),
-        "read for a run": make(Role.READ, run_prefix="a"),
-        "sql": make(Role.SQL),
-        "sql for a run": make(Role.SQL, run_prefix="a"),
-        "admin": make(Role.ADMIN),
-        "admin for a run": make(Role.ADMIN, run_prefix="a"),
-        "expired": make(Role.ADMIN, made_ns=NOW_NS - 8 * DAY_NS),
-    }
-    write_tokens(tmp_path / "tokens.json", [record for _, record in made.values()])
-    return {"own": OWN, **{sort: token for sort, (token, _) in made.items()}}
-
-
-def make(role: Role, *, run_prefix: str = "", made_ns: int = NOW_NS) -> Any:  # noqa: ANN401 -- a pair
-    return make_token([], role=role, run_prefix=run_prefix, holder="a", days=7, now_ns=made_ns)
+    sorts = {"expired": made(Role.ADMIN, days=1)}
+    for role in Role:
+        sorts[role.value] = made(role)
+        sorts[f"{role} for a run"] = made(role, run_prefix="a")
+    sorts["revoked"] = made(Role.ADMIN)
+    records = [record for _, record in sorts.values()]
+    write_tokens(
+        tmp_path / "tokens.json", mark_revoked(records, records[-1].token_id, now_ns=NOW_NS)
+    )
+    return {"own": OWN, **{sort: token for sort, (token, _) in sorts.items()}}
 
 
 def test_every_route_of_the_server_is_in_the_table() -> None:
@@ -114,7 +104,7 @@ def test_every_route_of_the_server_is_in_the_table() -> None:
 def test_each_kind_of_token_has_the_rights_in_the_table(
     tmp_path: Path, tokens: dict[str, str]
 ) -> None:
-    book = TokenFile(tmp_path / "tokens.json", unix_ns=lambda: NOW_NS)
+    book = TokenFile(tmp_path / "tokens.json", unix_ns=lambda: NOW_NS + 2 * DAY_NS)
     access = Access(port=8050, token=OWN, tokens=book)
     client = Client(AccessGate(anything, access))
     session = {"cookie": f"{access.cookie_name}={access.sessions.open()}"}
@@ -125,23 +115,29 @@ def test_each_kind_of_token_has_the_rights_in_the_table(
         asked = re.sub(r"\{\w+\}", "ranks", path)
         for sort, headers in {**shown, "session": ours, "none": {}}.items():
             status = client.request(method, asked, headers=headers).status_code
-            wanted = 200 if sort in may else 401 if sort in {"none", "expired"} else 403
+            wanted = 200 if sort in may else 401 if sort in {"none", "expired", "revoked"} else 403
             assert status == wanted, f"{method} {path} with {sort}"
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
 def test_without_a_token_no_route_answers_by_any_method(method: str) -> None:
-    client = Client(AccessGate(anything, Access(port=8050, token=OWN)))
+    access = Access(port=8050, token=OWN)
+    server = create_server(access, pages=pages, not_ready=lambda: None, routers=all_routers())
+    client = Client(server)
     paths = {path for _, path in routes_of_the_server()} - OPEN_PATHS
+    pages_and_more = ["/", "/runs", "/docs", "/openapi.json", "/_dash-layout", "/_reload-hash"]
 
-    for path in [*paths, "/v1/", "/v2/x", "/_dash-layout", "/_reload-hash", "/console"]:
+    for path in [*paths, *pages_and_more, "/v1/", "/v2/x", "/console"]:
         assert client.request(method, path).status_code == 401, path
 
 
 @pytest.mark.parametrize(
     "path",
     [
+        "/assets",
+        "/assets//metrics",
         "/assets/../v1/spans",
+        "/healthz/",
         "/assets/%2e%2e/v1/spans",
         "/assets/..%2fmetrics",
         "/assets/%2e%2e%2f%2e%2e%2fetc/passwd",

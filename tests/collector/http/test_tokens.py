@@ -18,11 +18,6 @@ from rankscope.collector.http.tokens import (
 )
 from tests.support.collector.token_builder import DAY_NS, NOW_NS, made
 
-OWN = "correct-horse"
-
-
-OPEN = {"/healthz", "/readyz", "/login"}
-
 
 def test_a_new_token_is_valid_for_its_role_and_scope_until_it_expires() -> None:
     token, record = made(Role.INGEST, run_prefix="llama-", days=7)
