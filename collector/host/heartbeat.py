@@ -5,23 +5,42 @@ from __future__ import annotations
 import os
 import socket
 import time
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 import psutil
 
+from rankscope.tracer.spool import (
+    CORE,
+    COUNTS_OFFSET,
+    HEADER_BYTES,
+    PROCESS_FILE,
+    RECORD_BYTES,
+    read_counts,
+    record_offset,
+)
+
+from ..identity import MAX_INT32
 from ..names import storable_name
-from ..spool.descriptions import RUNNING
-from ..spool.folder import is_process_folder
-from .local_ranks import LocalRank, find_local_ranks
+from ..spool.descriptions import LOST, RUNNING, exit_state
+from ..spool.folder import (
+    all_process_folders,
+    is_process_folder,
+    open_spool_file,
+    segment_paths,
+)
+from ..spool.liveness import Liveness, read_liveness
+from ..spool.process import ProcessFiles, SpoolFolderError
+from ..spool.segment import read_open_spans
+from .gpu import plain_uuid
 from .sample import Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     from ..identity import Row
-
 
 MAX_COUNTS_AGE_NS = 5_000_000_000
 """A living rank whose tracer's counts are older is `SILENT`. They are written every second."""
@@ -32,6 +51,19 @@ STEP_NAME = "training-step"
 ALIVE_NAME = "training-is-alive"
 
 TEXTS = ("host", "address", "pod", "hardware", "state")
+
+MAX_RANKS = 256
+"""Largest number of processes followed at once: more than any host has devices."""
+
+STEP_READINGS = 5
+"""Readings of a rank's state of which one looks for its newest step and its device, which takes
+most of the time: it bisects the segments of all of its threads."""
+
+MAX_SEGMENTS = 8
+"""Newest segments of a process that are read for its step, by number."""
+
+STEP_FIELD, COMMIT_FIELD = 4, 11
+"""Positions of fields in `CORE`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +97,131 @@ class Heartbeat:
     """RDMA traffic of the host since the sampler started; None if no port counts it."""
 
     rdma_received_bytes: int | None
+
+
+@dataclass(slots=True, kw_only=True)
+class LocalRank:
+    """One traced process of this host, as its files in the spool show it without reading spans."""
+
+    files: ProcessFiles
+    newest_step: int = -1
+    num_readings: int = 0
+    local_rank: int = field(init=False)
+    """Local rank from the manifest; the rank if unknown."""
+
+    device_name: str = field(init=False, default="")
+    device_uuid: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        local_rank = self.files.manifest.get("local_rank")
+        if not isinstance(local_rank, int) or not 0 <= local_rank <= MAX_INT32:
+            local_rank = self.files.identity.rank
+        self.local_rank = local_rank
+
+    def read_state(self) -> tuple[str, int]:
+        """Return the state of the process (`RUNNING`, or its end) and its newest step.
+
+        Step and device of a running process may be those of `STEP_READINGS` - 1 readings before.
+        """
+        try:
+            record = self.files.exit_record()
+        except (OSError, SpoolFolderError):
+            record = {}
+        if record is not None:
+            state = exit_state(record)
+        else:
+            is_gone = read_liveness(self.files.identity) is Liveness.GONE
+            state = LOST if is_gone else RUNNING
+        if state != RUNNING or self.newest_step < 0 or not self.num_readings % STEP_READINGS:
+            self._refresh_device()
+            self.newest_step = max(self.newest_step, newest_step(self.files.folder))
+        self.num_readings += 1
+        return state, self.newest_step
+
+    def counts_written_ns(self) -> int | None:
+        """Return the time at which the tracer last wrote its counts; None if it has not."""
+        header = b""
+        path = self.files.folder / PROCESS_FILE
+        with suppress(OSError), os.fdopen(open_spool_file(path), "rb") as file:
+            header = file.read(HEADER_BYTES)
+        if len(header) <= COUNTS_OFFSET:
+            return None
+        return read_counts(header.ljust(HEADER_BYTES, b"\0")).at_ns or None
+
+    def _refresh_device(self) -> None:
+        self.files.refresh_derived()
+        declared = self.files.manifest.get("device")
+        device = declared if isinstance(declared, dict) else {}
+        derived = self.files.derived
+        name = device.get("name") or derived.get("device_name") or ""
+        uuid = device.get("uuid") or derived.get("device_uuid") or ""
+        self.device_name = storable_name(str(name))
+        self.device_uuid = plain_uuid(str(uuid))
+
+
+def find_local_ranks(
+    spool: Path, host: str, known: Collection[Path]
+) -> tuple[dict[Path, LocalRank], set[Path]]:
+    """Return the unknown processes of this host, and the process folders of other hosts.
+
+    Folders that cannot be read or are incomplete are in neither.
+    """
+    local: dict[Path, LocalRank] = {}
+    foreign = set()
+    folders: list[Path] = []
+    with suppress(OSError):
+        folders = all_process_folders(spool)
+    for folder in folders:
+        if folder in known or len(local) >= MAX_RANKS:
+            continue
+        try:
+            files = ProcessFiles(folder)
+        except (OSError, SpoolFolderError):
+            continue
+        if files.identity.host == host:
+            local[folder] = LocalRank(files=files)
+        else:
+            foreign.add(folder)
+    return local, foreign
+
+
+def newest_step(folder: Path) -> int:
+    """Return the newest step that a process recorded or is in; -1 if there is none.
+
+    Rows are written in order, so the newest row of a segment is found by bisection.
+    """
+    steps = [-1]
+    paths: list[Path] = []
+    with suppress(OSError):
+        paths = segment_paths(folder)[-MAX_SEGMENTS:]
+    for path in paths:
+        steps += [span.step for span in read_open_spans(path)]
+        steps.append(_last_step(path))
+    return max(steps)
+
+
+def _last_step(path: Path) -> int:
+    try:
+        descriptor = open_spool_file(path)
+    except OSError:
+        return -1
+    try:
+        low, high = 0, (os.fstat(descriptor).st_size - HEADER_BYTES) // RECORD_BYTES
+        step = -1
+        while low < high:
+            middle = (low + high) // 2
+            core = os.pread(descriptor, CORE.size, record_offset(middle))
+            fields = CORE.unpack(core) if len(core) == CORE.size else None
+            if fields is not None and fields[COMMIT_FIELD] == record_offset(middle):
+                low, step = middle + 1, max(step, fields[STEP_FIELD])
+            else:
+                high = middle
+    except OSError:
+        return -1
+    else:
+        return step
+    finally:
+        os.close(descriptor)
 
 
 class HeartbeatSource:
@@ -113,7 +270,9 @@ class HeartbeatSource:
         beats: list[Heartbeat] = []
         samples: dict[int, list[Sample]] = {}
         running: list[LocalRank] = []
-        for folder, rank in sorted(self._known.items(), key=lambda item: item[1].started_ns):
+        for folder, rank in sorted(
+            self._known.items(), key=lambda item: item[1].files.identity.anchor_unix_ns
+        ):
             if not is_process_folder(folder):
                 self._forget(folder)
                 continue
@@ -130,7 +289,7 @@ class HeartbeatSource:
             else:
                 self._forget(folder)
         self._uuids = {rank.device_uuid: rank.local_rank for rank in running if rank.device_uuid}
-        self._pids = {rank.pid: rank.local_rank for rank in running}
+        self._pids = {rank.files.identity.pid: rank.local_rank for rank in running}
         self._done = {folder for folder in self._done if is_process_folder(folder)}
         self._sink(beats)
         return [sample for of_rank in samples.values() for sample in of_rank]
@@ -157,17 +316,18 @@ class HeartbeatSource:
 
     def _beat(self, rank: LocalRank, state: str, step: int, at_ns: int) -> Heartbeat:
         sent, received = self._traffic_bytes() or (None, None)
+        files, identity = rank.files, rank.files.identity
         return Heartbeat(
             at_ns=at_ns,
             host=self._host,
             address=self._address,
-            pod=rank.pod,
+            pod=storable_name(str(files.manifest.get("pod") or "")),
             hardware=rank.device_name or f"{os.cpu_count()} x {os.uname().machine}",
-            run_id=rank.run_id,
-            epoch=rank.epoch,
-            rank=rank.rank,
+            run_id=files.run_id,
+            epoch=identity.epoch,
+            rank=identity.rank,
             local_rank=rank.local_rank,
-            pid=rank.pid,
+            pid=identity.pid,
             state=state,
             step=step,
             rdma_sent_bytes=sent,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.agent.agent import ranks_in
-from rankscope.collector.host.local_ranks import find_local_ranks, newest_step
+from rankscope.collector.host.heartbeat import find_local_ranks, newest_step
 from rankscope.collector.spool.folder import (
     open_spool_file,
     process_folders,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.collector.host.local_ranks import newest_step
+from rankscope.collector.host.heartbeat import newest_step
 from rankscope.collector.spool.process import JsonLines
 from rankscope.collector.spool.segment import SegmentReader, read_open_spans
 
