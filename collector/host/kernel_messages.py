@@ -6,7 +6,7 @@ Only lines that match a row of `MESSAGES` leave the host.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -157,7 +157,7 @@ class KernelMessage:
     """
 
     kind: MessageKind
-    pattern: re.Pattern[str]
+    pattern: str
     meaning: str
     """Half a sentence; `{what}` and `{process}` stand for groups."""
 
@@ -169,22 +169,10 @@ class KernelMessage:
     """Whether no job may use the host until it is repaired."""
 
 
-def _row(
-    kind: MessageKind,
-    pattern: str,
-    meaning: str,
-    remedy: str,
-    *,
-    ends_process: bool = False,
-    is_serious: bool = False,
-) -> KernelMessage:
-    return KernelMessage(kind, re.compile(pattern), meaning, remedy, ends_process, is_serious)
-
-
 PCI = r"(?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})"
 
 MESSAGES: tuple[KernelMessage, ...] = (
-    _row(
+    KernelMessage(
         MessageKind.XID,
         rf"NVRM: Xid \((?:PCI:)?{PCI}(?:\.\d)?[^)]*\): (?P<code>\d+),?"
         r"(?: pid='?(?P<pid>\d+|<unknown>)'?)?(?:, name=(?P<process>[^,]*))?"
@@ -192,9 +180,11 @@ MESSAGES: tuple[KernelMessage, ...] = (
         "",
         "",
     ),
-    _row(MessageKind.XID, IS_GONE, "", ""),
-    _row(MessageKind.SXID, rf"SXid \(PCI:{PCI}(?:\.\d)?\): (?P<code>\d+)", "", RESTART_FABRIC),
-    _row(
+    KernelMessage(MessageKind.XID, IS_GONE, "", ""),
+    KernelMessage(
+        MessageKind.SXID, rf"SXid \(PCI:{PCI}(?:\.\d)?\): (?P<code>\d+)", "", RESTART_FABRIC
+    ),
+    KernelMessage(
         MessageKind.OOM_KILLER,
         r"(?:Memory cgroup out|Out) of memory:? Kill(?:ed)? process (?P<pid>\d+)"
         r" \((?P<process>.*?)\)",
@@ -202,21 +192,21 @@ MESSAGES: tuple[KernelMessage, ...] = (
         "give the job more memory, or let it use less: fewer data loader workers, smaller buffers",
         ends_process=True,
     ),
-    _row(
+    KernelMessage(
         MessageKind.GPU_RESET,
         r"NVRM: .*(?P<what>NV_ERR_RESET_REQUIRED)",
         "the NVIDIA driver asks for a reset of a GPU",
         Action.RESET_GPU,
         is_serious=True,
     ),
-    _row(
+    KernelMessage(
         MessageKind.GPU_RESET,
         r"NVRM: .*[pP]ostRxDet(?:ect)?LinkMask.*failed",
         "NVLinks to another GPU did not come up",
         Action.NVLINK,
         is_serious=True,
     ),
-    _row(
+    KernelMessage(
         MessageKind.GPU_RESET,
         rf"amdgpu {PCI}(?:\.\d)?: (?:amdgpu: )?(?P<what>GPU reset (?:begin|succeeded|failed)"
         r"|GPU mode\d reset|ring \S+ timeout|\[gfxhub\d*\] (?:no-retry )?page fault)",
@@ -224,7 +214,7 @@ MESSAGES: tuple[KernelMessage, ...] = (
         "restart the job; drain the host if it returns",
         ends_process=True,
     ),
-    _row(
+    KernelMessage(
         MessageKind.FAULT,
         r"(?:traps: )?(?P<process>[^\s\[]+)\[(?P<pid>\d+)\]:? (?P<what>segfault|general protection"
         r" fault|trap invalid opcode|trap divide error|trap int3)",
@@ -232,27 +222,27 @@ MESSAGES: tuple[KernelMessage, ...] = (
         "look at the core dump, or run it with `PYTHONFAULTHANDLER=1`",
         ends_process=True,
     ),
-    _row(
+    KernelMessage(
         MessageKind.MACHINE_CHECK,
         r"EDAC (?P<name>\S+): \d+ UE\b(?:.*? on (?P<what>[^\s(]+))?",
         "uncorrected memory error ({what})",
         "drain the host and replace the memory module",
         is_serious=True,
     ),
-    _row(
+    KernelMessage(
         MessageKind.MACHINE_CHECK,
         r"EDAC (?P<name>\S+): \d+ CE\b(?:.*? on (?P<what>[^\s(]+))?",
         "corrected memory errors ({what})",
         "replace the memory module if their number grows",
     ),
-    _row(
+    KernelMessage(
         MessageKind.MACHINE_CHECK,
         r"(?P<what>\[Hardware Error\]: (?:CPU \d+: Machine Check|event severity: \w+"
         r"|Machine check events logged|(?:Corrected|Uncorrected|Deferred)\b[\w, ]* error))",
         "hardware error of a CPU or of memory ({what})",
         "look at `ras-mc-ctl --summary` or the BMC's log; drain the host if it is not corrected",
     ),
-    _row(
+    KernelMessage(
         MessageKind.PCIE,
         r"AER: (?P<what>(?:Multiple )?Uncorrect(?:ed|able) \(Fatal\) error|can't recover"
         r"|device recovery failed)",
@@ -260,34 +250,34 @@ MESSAGES: tuple[KernelMessage, ...] = (
         "drain the host and restart it; have the device or its slot replaced if it returns",
         is_serious=True,
     ),
-    _row(
+    KernelMessage(
         MessageKind.PCIE,
         r"AER: (?P<what>(?:Multiple )?(?:Corrected|Correctable|Uncorrected|Uncorrectable)"
         r"(?: \((?:Non-)?Fatal\))? error)|DPC: (?:containment event|.*error detected)",
         "PCIe error ({what})",
         "look at `lspci -vv` for the width and speed of the link; drain the host if it returns",
     ),
-    _row(
+    KernelMessage(
         MessageKind.DISK,
         r"nvme (?P<what>nvme\d+): (?:I/O \d+|I/O tag \d+|controller is down|Device not ready|"
         r"resetting controller|Abort status|Removing after probe failure)",
         "NVMe disk {what} does not answer",
         "look at `nvme smart-log`; move the job's files to another disk",
     ),
-    _row(
+    KernelMessage(
         MessageKind.DISK,
         r"(?:I/O error, dev|Buffer I/O error on dev(?:ice)?|medium error, dev) (?P<what>[\w-]+)",
         "I/O error of disk {what}",
         "look at `smartctl -a`; move the job's files to another disk",
     ),
-    _row(
+    KernelMessage(
         MessageKind.FILE_SYSTEM,
         r"(?P<what>EXT4-fs error|XFS \(\S+\): .*(?:I/O error|[Cc]orruption)|LustreError:"
         r"|nfs: server \S+ not responding|Remounting filesystem read-only|BTRFS error)",
         "file system: {what}",
         "check the file system and its server; checkpoints and input may stall",
     ),
-    _row(
+    KernelMessage(
         MessageKind.LINK,
         rf"mlx5_core (?P<what>{PCI}\.\d).*(?:Port module event\[error\]: module \d+, (?P<name>.*)"
         r"|(?P<power>insufficient power on the PCIe slot)"
@@ -295,40 +285,40 @@ MESSAGES: tuple[KernelMessage, ...] = (
         "network adapter {what}: {name}{power}{heat}",
         "check its transceiver and cable, its cooling and its slot",
     ),
-    _row(
+    KernelMessage(
         MessageKind.NETWORK_RESET,
         rf"(?P<what>mlx5_core|bnxt_en|ice|i40e|efa|ena) {PCI}.*(?:health|[Rr]eset|recover|"
         r"TX timeout|fatal error|firmware (?:assert|fatal)|assert_var)",
         "network adapter {what} was reset, or failed",
         "look at the adapter's firmware and its slot; drain the host if it returns",
     ),
-    _row(
+    KernelMessage(
         MessageKind.NETWORK_RESET,
         r"NETDEV WATCHDOG: .*?(?P<what>\S+) \(\S+\): transmit queue \d+ timed out",
         "network adapter: transmit queue of {what} timed out",
         "look at the adapter's firmware and its slot; drain the host if it returns",
     ),
-    _row(
+    KernelMessage(
         MessageKind.LINK,
         r"(?P<what>\w+): (?:NIC )?[Ll]ink is [Dd]own|(?:mlx5_core|bnxt_en) \S+ (?P<name>\w+): "
         r"(?:Link down|Port: \d+ Link DOWN)",
         "network link {what} went down",
         "check cable, transceiver and switch port",
     ),
-    _row(
+    KernelMessage(
         MessageKind.HUNG_TASK,
         r"task (?P<process>.+?):(?P<pid>\d+) blocked for more than (?P<what>\d+) seconds",
         "{process} has been blocked in the kernel for more than {what} s",
         "it waits for storage or for a driver: look at the file system and at the other messages",
     ),
-    _row(
+    KernelMessage(
         MessageKind.LOCKUP,
         r"(?:soft lockup - CPU#\d+ stuck for (?P<what>\d+)s! \[(?P<process>.+?):(?P<pid>\d+)\]"
         r"|rcu: INFO: rcu_\w+ (?:detected|self-detected) stall)",
         "a CPU was stuck in the kernel",
         "drain the host; look at the messages before it",
     ),
-    _row(
+    KernelMessage(
         MessageKind.THERMAL,
         r"temperature above threshold, cpu clock throttled",
         "CPUs are throttled because they are too hot",
@@ -364,14 +354,12 @@ class ReadMessage:
     pci: str = ""
     """Address of the device without its function, in lower case: "0000:3b:00"."""
 
-    groups: dict[str, str] = field(default_factory=dict)
-
 
 def read_message(line: str) -> ReadMessage | None:
     """Return what a line of the kernel's log means; None if it is not allow-listed."""
     plain = PREFIX.sub("", line.strip(), count=1)[:MAX_LINE]
     for message in MESSAGES:
-        match = message.pattern.search(plain)
+        match = re.search(message.pattern, plain)
         if match is not None:
             return _read(message, match, plain)
     return None
@@ -411,5 +399,4 @@ def _read(message: KernelMessage, match: re.Match[str], line: str) -> ReadMessag
         pid=int(pid) if pid.isdigit() else None,
         process=groups["process"],
         pci=groups.get("pci", "").lower()[-10:],
-        groups=groups,
     )

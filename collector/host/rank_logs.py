@@ -122,7 +122,6 @@ class _Log:
     counts: Counter[str] = field(default_factory=Counter)
     traceback: list[str] | None = None
     traceback_rank: tuple[int | None, int | None] = (None, None)
-    problem: str | None = None
 
 
 class RankLogSource:
@@ -156,8 +155,7 @@ class RankLogSource:
         for log in self._logs.values():
             try:
                 lines = log.file.read_lines()
-            except OSError as error:
-                log.problem = error.strerror
+            except OSError:
                 continue
             self._num_lines += len(lines)
             for line in lines[-MAX_LINES:]:

@@ -125,13 +125,6 @@ class Sampler:
             found += reading.take()
             self._report(reading.source.name, reading.problem)
         found.append(Sample(at_ns, COST_NAME, float(self.cpu_ns)))
-        self._send(found)
-
-    def close(self) -> None:
-        """End the idle thread. Threads in a reading end with the process."""
-        self._readers.close()
-
-    def _send(self, found: Sequence[Sample]) -> None:
         try:
             self._sink(found)
         except Exception as error:  # noqa: BLE001  # the next round may succeed
@@ -139,6 +132,10 @@ class Sampler:
             self._report("samples", f"samples cannot be stored: {error}")
         else:
             self._reported.pop("samples", None)
+
+    def close(self) -> None:
+        """End the idle thread. Threads in a reading end with the process."""
+        self._readers.close()
 
     def _report(self, name: str, problem: str | None) -> None:
         if problem is not None and self._reported.get(name) != problem:

@@ -11,11 +11,7 @@ XID, SXID, OOM = MessageKind.XID, MessageKind.SXID, MessageKind.OOM_KILLER
 LINES = {
     # docs.nvidia.com/deploy/xid-errors and leptonai/gpud #1209
     "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the"
-    " bus.": (
-        XID,
-        "Xid 79: GPU has fallen off the bus",
-        None,
-    ),
+    " bus.": (XID, "Xid 79: GPU has fallen off the bus", None),
     # NVIDIA/open-gpu-kernel-modules #1150
     "kernel: NVRM: Xid (PCI:0000:dc:00): 45, pid=1818990, name=python3, Ch 00000001 caused by"
     " previous Xid 149": (XID, "Xid 45: cleanup of a process that ended or was killed", 1818990),
@@ -31,11 +27,7 @@ LINES = {
     ),
     # leptonai/gpud #1160 and #1174
     "NVRM: Xid (PCI:0000:00:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 00"
-    " (0x026001c6 0x00000000)": (
-        XID,
-        "Xid 149: NVLink error (fatal)",
-        None,
-    ),
+    " (0x026001c6 0x00000000)": (XID, "Xid 149: NVLink error (fatal)", None),
     "NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x00000008)": (
         XID,
         "Xid 145: NVLink error (non-fatal)",

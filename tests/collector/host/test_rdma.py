@@ -175,19 +175,6 @@ def test_an_efa_device_returns_bytes_and_retransmits(tmp_path: Path) -> None:
     assert found["rdma-retransmitted-packets"] == 3
 
 
-def test_sums_keep_the_growth_of_a_device_that_disappears(tmp_path: Path) -> None:
-    folder = roce(tmp_path)
-    roce(tmp_path, "mlx5_1")
-    source = RdmaSource(tmp_path)
-    source.read(0)
-    write(folder / "hw_counters", {"np_cnp_sent": 400})
-    assert read(source)["rdma-cnp-sent-packets"] == 10
-
-    (tmp_path / "mlx5_0").rename(tmp_path.parent / "gone")
-
-    assert read(source)["rdma-cnp-sent-packets"] == 10
-
-
 def test_a_host_without_rdma_has_no_samples_and_one_reason(tmp_path: Path) -> None:
     with pytest.raises(SourceAbsentError, match="no RDMA device under"):
         RdmaSource(tmp_path / "infiniband").read(0)

@@ -31,27 +31,8 @@ def process(
     folder = root / str(pid)
     folder.mkdir(parents=True, exist_ok=True)
     user = ticks // 2
-    fields = [
-        "S",
-        parent,
-        pid,
-        pid,
-        0,
-        -1,
-        4194560,
-        100,
-        0,
-        0,
-        0,
-        user,
-        ticks - user,
-        0,
-        0,
-        20,
-        0,
-        1,
-        0,
-    ]
+    times = [user, ticks - user, 0, 0, 20, 0, 1, 0]
+    fields = ["S", parent, pid, pid, 0, -1, 4194560, 100, 0, 0, 0, *times]
     line = " ".join(map(str, [pid, f"({command})", *fields, start, 10_000_000, 500]))
     (folder / "stat").write_text(f"{line}\n")
 
