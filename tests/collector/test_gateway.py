@@ -39,12 +39,13 @@ from rankscope.collector.http.tokens import (
 )
 from rankscope.collector.machine_memory import CGROUP_LIMITS, machine_bytes
 from rankscope.collector.store.store import open_store
+from tests.collector.http.test_login import pages
 from tests.collector.store.test_native_revision import NOTE
 from tests.support.collector.asgi import in_a_loop
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from clickhouse_connect.driver.client import Client
 
@@ -388,11 +389,6 @@ GROUP BY time ORDER BY time ASC
 """Time series as Grafana's query builder writes it."""
 
 
-def pages(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:  # noqa: ANN401 -- WSGI's own
-    start_response("200 OK", [("content-type", "text/html")])
-    return [b"page " + environ["PATH_INFO"].encode()]
-
-
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Create a valid token of each role, and one for some runs only."""
@@ -512,8 +508,8 @@ def test_a_get_with_a_query_is_a_statement_and_without_one_the_dashboard(url: st
     with httpx.Client(base_url=url, auth=("any", TOKEN), timeout=TIMEOUT_S) as visitor:
         found = visitor.get("/", params={"query": "SELECT 1 FORMAT TSV"})
         assert (found.text, found.headers["content-type"]) == ("1\n", "text/plain; charset=UTF-8")
-        assert visitor.get("/").text == "page /"
-        assert visitor.get("/run/x", params={"query": "SELECT 1"}).text == "page /run/x"
+        assert visitor.get("/").text == "data of /"
+        assert visitor.get("/run/x", params={"query": "SELECT 1"}).text == "data of /run/x"
         assert visitor.get("/ping").text == "Ok.\n"
 
 
@@ -528,8 +524,8 @@ def test_only_the_roles_sql_and_admin_may_query(url: str, tokens: dict[str, str]
     refused = httpx.get(url, params={"query": "SELECT 1"}, auth=reader, timeout=TIMEOUT_S)
     assert refused.status_code == 403
     assert "a token of role sql or admin; this one has role read" in refused.text
-    assert httpx.get(url, auth=reader, timeout=TIMEOUT_S).text == "page /"
-    assert httpx.get(url, auth=("any", tokens["sql"]), timeout=TIMEOUT_S).text == "page /"
+    assert httpx.get(url, auth=reader, timeout=TIMEOUT_S).text == "data of /"
+    assert httpx.get(url, auth=("any", tokens["sql"]), timeout=TIMEOUT_S).text == "data of /"
     with httpx.Client(base_url=url, timeout=TIMEOUT_S) as outsider:
         assert outsider.post("/", content="SELECT 1").status_code == 401
         asked = {"query": "SELECT 1", "password": TOKEN}

@@ -10,7 +10,6 @@ import pytest
 from rankscope.collector.http.tokens import Role
 from rankscope.collector.ingest.router import ARROW_TYPE
 from rankscope.collector.read.runs import read_events, read_run
-from rankscope.collector.store.name_quota import MAX_NAMES
 from rankscope.collector.store.repeated_rows import read_stored_spans
 from rankscope.collector.wire.codec import encode_cuts
 from tests.support.collector.cut_builder import SEGMENT, span_cut
@@ -220,13 +219,6 @@ def test_a_span_of_an_unknown_kind_becomes_a_bad_row(
 
     assert states(answer) == ["stored"]
     assert shown(store, run_id) == []
-
-
-def test_a_run_has_a_quota_of_span_names(collector: Collector, store: Store, run_id: str) -> None:
-    collector.ship(span_cut(run_id, 0, MAX_NAMES))
-    collector.ship(span_cut(run_id, MAX_NAMES, MAX_NAMES + 5))
-
-    assert shown(store, run_id).count("__other__") == 5
 
 
 @pytest.mark.parametrize(

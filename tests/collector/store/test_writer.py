@@ -40,13 +40,6 @@ def test_a_cut_sent_a_thousand_times_is_stored_once(store: Store, run_id: str) -
     assert not read_stored_spans(store, run_id).has_repeated
 
 
-def test_a_duplicate_is_found_after_a_restart(store: Store, run_id: str) -> None:
-    cut = span_cut(run_id, 0, 10)
-    put(StoreWriter(store, ledger=Ledger(store)), cut)
-
-    assert put(StoreWriter(store, ledger=Ledger(store)), cut) == [DUPLICATE]
-
-
 def test_a_duplicate_is_found_after_a_hundred_other_cuts(store: Store, run_id: str) -> None:
     """The ledger remembers every cut; the engine would remember only recent inserts."""
     writer, cut = StoreWriter(store), span_cut(run_id, 0, 2)
@@ -63,19 +56,6 @@ def test_a_cut_given_twice_in_one_insert_is_stored_once(store: Store, run_id: st
 
     assert put(StoreWriter(store), cut, cut) == [STORED, DUPLICATE]
     assert in_engine(store, run_id) == 10
-
-
-def test_other_bytes_under_the_same_key_are_a_conflict(store: Store, run_id: str) -> None:
-    writer = StoreWriter(store)
-    first, other = (
-        span_cut(run_id, 0, 3),
-        span_cut(run_id, 0, 3, names=["x", "y", "z"], content="x"),
-    )
-
-    states = put(writer, first) + put(writer, other, span_cut(run_id, 3, 5))
-
-    assert states == [STORED, CONFLICT, STORED]
-    assert shown(store, run_id) == names(0, 5)
 
 
 def test_only_the_missing_rows_of_a_cut_are_stored(store: Store, run_id: str) -> None:
