@@ -68,15 +68,12 @@ def run_writer(store: Store) -> RunWriter:
 class StoreRunWriter(StoreWriter):
     """Writer into a store of this process."""
 
-    def __init__(self, store: Store) -> None:
-        super().__init__(store)
-        self._run_store = store
-        self.cut_rows = CUT_ROWS
+    cut_rows = CUT_ROWS
 
     def insert(self, table: str, rows: pa.Table) -> None:
         """Store columns of ``samples`` or ``events``."""
         if rows.num_rows:
-            self._run_store.insert_arrow(table, rows)
+            self._store.insert_arrow(table, rows)
 
     def close(self) -> None:
         """Do nothing: the caller closes the store."""

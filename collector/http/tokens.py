@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import TokenFileError, TokenRequestError
 from ..new_file import new_file
+from ..store.location import data_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -288,11 +289,7 @@ HASH_FORM = re.compile(r"[0-9a-f]{64}")
 def default_tokens_path(environment: Mapping[str, str] = os.environ) -> Path:
     """Return ``RANKSCOPE_TOKENS``, else ``tokens.json`` in the user's data folder."""
     chosen = environment.get(TOKENS_VARIABLE)
-    if chosen:
-        return Path(chosen)
-    data_home = environment.get("XDG_DATA_HOME")
-    base = Path(data_home) if data_home else Path.home() / ".local" / "share"
-    return base.absolute() / "rankscope" / "tokens.json"
+    return Path(chosen) if chosen else data_folder(environment) / "tokens.json"
 
 
 def read_private(path: Path, *, max_bytes: int) -> bytes:

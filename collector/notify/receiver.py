@@ -32,12 +32,6 @@ class Answer:
     """The answer in a few words, without a secret."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Post:
-    document: Mapping[str, Any]
-    on_done: Callable[[Delivery], None]
-
-
 class Receiver(ABC):
     """Receiver of alerts.
 
@@ -51,7 +45,9 @@ class Receiver(ABC):
     def __init__(self, name: str, *, retry_delays_s: Sequence[float] = RETRY_DELAYS_S) -> None:
         self.name = name
         self._retry_delays_s = tuple(retry_delays_s)
-        self._posts: queue.Queue[_Post | None] = queue.Queue(CAPACITY)
+        self._posts: queue.Queue[tuple[Mapping[str, Any], Callable[[Delivery], None]] | None] = (
+            queue.Queue(CAPACITY)
+        )
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"alerts-{name}", daemon=True)
         self._thread.start()
@@ -73,7 +69,7 @@ class Receiver(ABC):
                 the queue is full. Not called for a message that `close` interrupts.
         """
         try:
-            self._posts.put_nowait(_Post(document=document, on_done=on_done))
+            self._posts.put_nowait((document, on_done))
         except queue.Full:
             on_done(Delivery.UNDELIVERED)
 
@@ -89,9 +85,10 @@ class Receiver(ABC):
             post = self._posts.get()
             if post is None:
                 return
-            delivery = self._deliver(post.document)
+            document, on_done = post
+            delivery = self._deliver(document)
             if delivery is not Delivery.PENDING:
-                post.on_done(delivery)
+                on_done(delivery)
 
     def _deliver(self, document: Mapping[str, Any]) -> Delivery:
         """Try until the message is delivered, refused for good, or the retries are used up."""

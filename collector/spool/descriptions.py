@@ -43,8 +43,6 @@ INVALID = "invalid-description"
 IMPORT_NOTE = "import-note"
 """Kinds of events whose texts are warnings: what was left out, and what an import assumed."""
 
-"""Kind of the event of a process whose description was left out in part; its text says why."""
-
 MAX_FLOAT = sys.float_info.max
 """A larger integer of JSON can't be converted."""
 
@@ -115,7 +113,7 @@ def _declared_run(files: ProcessFiles) -> Row:
         "model": json.dumps(
             {
                 **model,
-                **{name: _float_or_zero(flops.get(name)) for name in FLOPS_NUMBERS},
+                **{name: _float(flops.get(name), is_zero_known=True) for name in FLOPS_NUMBERS},
                 "num_parameters": model.get("num_parameters") or derived.get("num_parameters"),
                 "shape": _object(model.get("shape") or derived.get("shape")),
                 "unknown_flops": _text(derived.get("unknown_flops")),
@@ -427,14 +425,10 @@ def _int(value: object, *, missing: int | None = None) -> int | None:
     return value
 
 
-def _float(value: object) -> float | None:
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MAX_FLOAT:
-        return float(value)
-    return None
-
-
-def _float_or_zero(value: object) -> float | None:
-    return 0.0 if type(value) in {int, float} and value == 0 else _float(value)
+def _float(value: object, *, is_zero_known: bool = False) -> float | None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if 0 < value <= MAX_FLOAT or (value == 0 and is_zero_known) else None
 
 
 def _flat(name: str, value: object, *, depth: int) -> Iterator[tuple[str, str]]:

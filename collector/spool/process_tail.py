@@ -80,15 +80,6 @@ TRUNCATED = "segment-truncated"
 """Reason for rows of segments whose file ends before them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewDescriptions:
-    """Descriptions that a process wrote since the last poll, as rows by table."""
-
-    groups: list[Row]
-    events: list[Row]
-    kernels: list[Row]
-
-
 class ProcessTail:
     """A cursor over everything that one process writes."""
 
@@ -169,19 +160,22 @@ class ProcessTail:
         """Segments that can't be read, for instance of a newer version."""
         return frozenset(self._unreadable)
 
-    def poll(self, *, now_ns: int, budget: LineBudget | None = None) -> NewDescriptions:
+    def poll(self, *, now_ns: int, budget: LineBudget | None = None) -> dict[str, list[Row]]:
         """Find new segments, read new lines, and check whether the process has ended.
 
         Args:
             now_ns: Current time of a monotonic clock.
             budget: What may be read of the line files; None: that of one process.
+
+        Returns:
+            New rows by table: `groups`, `events` and `kernels`.
         """
         with held_open(self.files.folder) as status:
             return self._poll(status, now_ns=now_ns, budget=budget or LineBudget())
 
     def _poll(
         self, folder: os.stat_result | None, *, now_ns: int, budget: LineBudget
-    ) -> NewDescriptions:
+    ) -> dict[str, list[Row]]:
         files = self.files
         self._now_ns = now_ns
         if self._progress_ns is None:
@@ -206,7 +200,7 @@ class ProcessTail:
         self._report_long_lines()
         invalid = self._problems.poll([*wrong_lines, *wrong_events, *wrong_kernels])
         self.problems += [f"{files.folder}: {row['text']}" for row in invalid]
-        return NewDescriptions(groups=groups, events=[*events, *invalid], kernels=kernels)
+        return {"groups": groups, "events": [*events, *invalid], "kernels": kernels}
 
     @property
     def has_more_lines(self) -> bool:

@@ -388,9 +388,7 @@ class SpoolTail:
         self._num_processes += 1
 
     def _poll_processes(self, now_ns: int) -> None:
-        groups: list[Row] = []
-        events: list[Row] = []
-        kernels: list[Row] = []
+        rows: dict[str, list[Row]] = {"groups": [], "events": [], "kernels": []}
         budget = LineBudget()
         for folder, tail in list(self._active.items()):
             try:
@@ -400,17 +398,15 @@ class SpoolTail:
                 continue
             if tail.has_more_lines and budget.left_bytes > 0:  # it had its share: others are first
                 self._active[folder] = self._active.pop(folder)
-            groups += new.groups
-            events += new.events
-            kernels += new.kernels
+            for table, of_process in new.items():
+                rows[table] += of_process
             self._unreadable |= tail.unreadable
             self._problems += tail.problems
             tail.problems.clear()
         for epoch in self._epochs.values():
-            events += _stalled_events(epoch)
-        self._upsert("groups", groups)
-        self._upsert("events", events)
-        self._upsert("kernels", kernels)
+            rows["events"] += _stalled_events(epoch)
+        for table, of_table in rows.items():
+            self._upsert(table, of_table)
 
     def _batches(self) -> Iterator[list[tuple[ProcessTail, Cut]]]:
         """Yield batches of cuts until all segments have few new rows.

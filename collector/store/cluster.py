@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CollectorError
 from .location import EmbeddedLocation
@@ -103,19 +103,9 @@ class Statement:
     parameters: Mapping[str, Any] | None
 
 
-class Statements(Protocol):
-    """Rewriting of the statements that a store runs without a result."""
-
-    def rewrite(
-        self, sql: str, parameters: Mapping[str, Any] | None = None
-    ) -> tuple[Statement, ...]:
-        """Return the statements to run for ``sql``, in order."""
-
-    def local_table(self, table: str) -> str:
-        """Return the name of the table that has the connected server's own rows."""
-
-
-def make_statements(location: EmbeddedLocation | ServerLocation) -> Statements:
+def make_statements(
+    location: EmbeddedLocation | ServerLocation,
+) -> OneServerStatements | ClusterStatements:
     """Return the rewriting for a store at ``location``."""
     if isinstance(location, EmbeddedLocation) or location.cluster is None:
         return OneServerStatements()

@@ -30,7 +30,7 @@ SCHEMA_KEY = b"rankscope.schema"
 CODED_TEXT = cast("pa.DataType", pa.dictionary(pa.int32(), pa.string()))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class WireColumn:
     """One column of a nested table."""
 
@@ -42,64 +42,58 @@ class WireColumn:
     may_be_null: bool = False
 
 
-def _column(
-    name: str, arrow_type: pa.DataType, default: float | None = None, *, may_be_null: bool = False
-) -> WireColumn:
-    return WireColumn(name=name, arrow_type=arrow_type, default=default, may_be_null=may_be_null)
-
-
 def _span_column(column: SpanColumn) -> WireColumn:
     is_text = column.dtype == "text"
     arrow_type = CODED_TEXT if is_text else pa.from_numpy_dtype(np.dtype(column.dtype))
-    return _column(column.name, arrow_type, column.missing, may_be_null=column.nullable)
+    return WireColumn(column.name, arrow_type, column.missing, may_be_null=column.nullable)
 
 
 WIRE_TABLES: dict[str, tuple[WireColumn, ...]] = {
     "spans": tuple(_span_column(column) for column in SPAN_COLUMNS),
     "steps": (
-        _column("step", pa.int32()),
-        _column("start_ns", pa.int64()),
-        _column("end_ns", pa.int64()),
-        _column("num_tokens", pa.int64(), NONE),
-        _column("loss", pa.float64(), math.nan),
-        _column("peak_memory_bytes", pa.int64(), NONE),
-        _column("left_out", pa.uint32(), 0),
-        _column("peak_reserved_bytes", pa.int64(), NONE),
-        _column("num_alloc_retries", pa.int64(), NONE),
-        _column("row", pa.uint32()),
+        WireColumn("step", pa.int32()),
+        WireColumn("start_ns", pa.int64()),
+        WireColumn("end_ns", pa.int64()),
+        WireColumn("num_tokens", pa.int64(), NONE),
+        WireColumn("loss", pa.float64(), math.nan),
+        WireColumn("peak_memory_bytes", pa.int64(), NONE),
+        WireColumn("left_out", pa.uint32(), 0),
+        WireColumn("peak_reserved_bytes", pa.int64(), NONE),
+        WireColumn("num_alloc_retries", pa.int64(), NONE),
+        WireColumn("row", pa.uint32()),
     ),
     "microbatches": (
-        _column("step", pa.int32()),
-        _column("microbatch", pa.int32()),
-        _column("num_tokens", pa.int64(), NONE),
-        _column("sum_squared_lengths", pa.int64(), NONE),
-        _column("sum_windowed_lengths", pa.int64(), NONE),
-        _column("num_elements", pa.int64(), NONE),
-        _column("row", pa.uint32()),
+        WireColumn("step", pa.int32()),
+        WireColumn("microbatch", pa.int32()),
+        WireColumn("num_tokens", pa.int64(), NONE),
+        WireColumn("sum_squared_lengths", pa.int64(), NONE),
+        WireColumn("sum_windowed_lengths", pa.int64(), NONE),
+        WireColumn("num_elements", pa.int64(), NONE),
+        WireColumn("row", pa.uint32()),
     ),
     "bad_rows": (
-        _column("row", pa.uint32()),
-        _column("reason", CODED_TEXT),
-        _column("record", pa.string()),
+        WireColumn("row", pa.uint32()),
+        WireColumn("reason", CODED_TEXT),
+        WireColumn("record", pa.string()),
     ),
 }
 """Columns by table, in the order of `spool.records.CutRows`, without those of the key."""
 
 KEY_COLUMNS: tuple[WireColumn, ...] = (
-    _column("run_id", pa.string()),
-    _column("epoch", pa.int32()),
-    _column("rank", pa.int32()),
-    _column("process", pa.string()),
-    _column("segment", pa.uint64()),
-    _column("first_row", pa.uint32()),
-    _column("end_row", pa.uint32()),
-    _column("sha256", pa.string()),
-    _column("num_torn", pa.uint32(), 0),
+    WireColumn("run_id", pa.string()),
+    WireColumn("epoch", pa.int32()),
+    WireColumn("rank", pa.int32()),
+    WireColumn("process", pa.string()),
+    WireColumn("segment", pa.uint64()),
+    WireColumn("first_row", pa.uint32()),
+    WireColumn("end_row", pa.uint32()),
+    WireColumn("sha256", pa.string()),
+    WireColumn("num_torn", pa.uint32(), 0),
 )
 """Columns of a cut's key and header."""
 
 
-ROW_RANK = _column("rank", pa.int32())
+ROW_RANK = WireColumn("rank", pa.int32())
 """First column of the nested tables if a cut has rows of several ranks, as in simulated runs. The
 rank of the cut itself is then -1."""
 
