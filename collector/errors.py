@@ -30,7 +30,6 @@ class StoreUrlError(StoreError):
             f"store URL {url!r}: {reason};"
             " give chdb:///absolute/path or clickhouse://user:password@host:8123/database"
         )
-        self.url = url
 
 
 class StoreUnreachableError(StoreError):
@@ -60,8 +59,6 @@ class StoreVersionError(StoreError):
             f"the store {url} has schema version {found}, this rankscope knows {known}:"
             " upgrade rankscope, or pass another --store"
         )
-        self.found = found
-        self.known = known
 
 
 class StoreClosedError(StoreError):
@@ -140,7 +137,6 @@ class RunDeletedError(CollectorError):
             " choose another name"
         )
         self.run_id = run_id
-        self.at_ns = at_ns
 
 
 class TraceError(CollectorError):
@@ -148,7 +144,6 @@ class TraceError(CollectorError):
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
-        self.path = path
 
 
 class NotATraceError(TraceError):
@@ -164,7 +159,6 @@ class ClockReplyError(CollectorError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the answer to a clock probe is not valid: {reason}")
-        self.reason = reason
 
 
 class TokenFileError(CollectorError):
@@ -172,7 +166,6 @@ class TokenFileError(CollectorError):
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
-        self.path = path
 
 
 class TokenRequestError(CollectorError):
@@ -201,5 +194,3 @@ class TlsError(CollectorError):
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"TLS can't be served with {path}: {reason}")
-        self.path = path
-        self.reason = reason

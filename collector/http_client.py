@@ -49,9 +49,6 @@ class Answer:
     body: bytes
     """Empty if it was longer than the limit."""
 
-    is_whole: bool = True
-    """False if it was longer than the limit."""
-
     retry_after_s: float | None = None
 
 
@@ -150,7 +147,6 @@ class HttpClient:
         return Answer(
             status=response.status,
             body=answer_body or b"",
-            is_whole=answer_body is not None,
             retry_after_s=_retry_after_s(response.headers.get("retry-after")),
         )
 

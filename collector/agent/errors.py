@@ -27,9 +27,6 @@ class JournalVersionError(AgentConfigError):
             " rankscope; or move the journal away, and the agent asks the collector how far each"
             " segment is stored"
         )
-        self.path = path
-        self.found = found
-        self.known = known
 
 
 class RetryLaterError(StoreError):

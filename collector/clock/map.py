@@ -137,17 +137,11 @@ class AnchorClocks:
     def clock_map(
         self, identity: SpoolIdentity, *, declared_error_ns: int = UNKNOWN_ERROR_NS
     ) -> ClockMap:
-        """Return the map of the process's host, which never changes."""
-        return ClockMap.fixed(self.offset_ns(identity, declared_error_ns=declared_error_ns))
-
-    def offset_ns(
-        self, identity: SpoolIdentity, *, declared_error_ns: int = UNKNOWN_ERROR_NS
-    ) -> int:
-        """Return Unix time - monotonic time of the process's host; add it if it is new."""
+        """Return the map of the process's host, which never changes; add it if it is new."""
         host, boot_id = storable_name(identity.host), identity.boot_id.hex()
         known_offset_ns = self._offset_ns.get((host, boot_id))
         if known_offset_ns is not None:
-            return known_offset_ns
+            return ClockMap.fixed(known_offset_ns)
         offset_ns = identity.anchor_unix_ns - identity.anchor_monotonic_ns
         self._add(
             {
@@ -160,4 +154,4 @@ class AnchorClocks:
             }
         )
         self._offset_ns[host, boot_id] = offset_ns
-        return offset_ns
+        return ClockMap.fixed(offset_ns)

@@ -78,9 +78,6 @@ class IngestCounts:
     num_bytes: int = 0
     num_spans: int = 0
     num_bad_rows: int = 0
-    num_unknown_columns: int = 0
-    """Bodies with columns that this version does not know; the columns were left out."""
-
     cuts: dict[str, int] = field(default_factory=dict)
     """Cuts by state."""
 
@@ -272,7 +269,6 @@ class IngestService:
         counts = self.counts
         counts.num_spans += batch.tables["spans"].num_rows
         counts.num_bad_rows += batch.tables["bad_rows"].num_rows
-        counts.num_unknown_columns += bool(batch.unknown_columns)
         for state in states:
             counts.cuts[state] = counts.cuts.get(state, 0) + 1
         cuts = [
@@ -300,17 +296,14 @@ class IngestService:
         """Store the requests of one insert; return the result of each."""
         check_disk_space(self._store.path, free=self._free)
         if table == SPANS:
-            return self._write_cuts(requests)
+            states = self._writer.store(requests)
+            for batch, batch_states in zip(requests, states, strict=True):
+                for key, state in zip(batch.keys, batch_states, strict=True):
+                    if state is CutState.CONFLICT:
+                        self._record_conflict(key)
+            return states
         self._writer.upsert(table, [row for rows in requests for row in rows])
         return [len(rows) for rows in requests]
-
-    def _write_cuts(self, batches: Sequence[CutBatch]) -> list[list[CutState]]:
-        states = self._writer.store(batches)
-        for batch, batch_states in zip(batches, states, strict=True):
-            for key, state in zip(batch.keys, batch_states, strict=True):
-                if state is CutState.CONFLICT:
-                    self._record_conflict(key)
-        return states
 
     def _check_rows(self, table: str, rows: list[Row], owner: str | None) -> list[Row]:
         """Return the rows to store, if this sender may store them."""

@@ -19,7 +19,7 @@ ORDER BY at_ns, host, mark
 """
 
 SELECT_SEEN = """
-SELECT host, run_id, max(epoch) AS newest_epoch, groupUniqArray(rank) AS seen_ranks
+SELECT host, run_id, groupUniqArray(rank) AS seen_ranks
 FROM ranks FINAL WHERE host IN {hosts:Array(String)}
 GROUP BY host, run_id ORDER BY max(started_ns) DESC, run_id
 """
@@ -101,7 +101,6 @@ class SeenHost:
 
     host: str
     run_id: str
-    newest_epoch: int
     seen_ranks: tuple[int, ...]
 
 

@@ -163,7 +163,7 @@ def decode_batch(body: bytes, *, limits: WireLimits = DEFAULT_LIMITS) -> CutBatc
     """
     try:
         reader = pa.ipc.open_stream(body)
-        check_version(reader.schema)
+        _check_version(reader.schema)
         unknown = _unknown_columns(reader.schema)
         whole = _read_all(reader, limits)
         return _decoded(whole, unknown=unknown, limits=limits)
@@ -174,12 +174,7 @@ def decode_batch(body: bytes, *, limits: WireLimits = DEFAULT_LIMITS) -> CutBatc
         raise WireError(422, f"the body is not a valid Arrow stream: {line}") from error
 
 
-def check_version(schema: pa.Schema) -> int:
-    """Return the schema version of a stream.
-
-    Raises:
-        WireError: 422 if it has none, or one that is not supported.
-    """
+def _check_version(schema: pa.Schema) -> None:
     text = (schema.metadata or {}).get(SCHEMA_KEY, b"").decode("ascii", "replace")
     if not VERSION_FORM.fullmatch(text):
         raise WireError(422, f"the stream has no {SCHEMA_KEY.decode()} that is a number")
@@ -190,7 +185,6 @@ def check_version(schema: pa.Schema) -> int:
             f" {OLDEST_VERSION} to {SCHEMA_VERSION}: upgrade the older of the two",
             supported=(OLDEST_VERSION, SCHEMA_VERSION),
         )
-    return int(text)
 
 
 def _nested(table: str, parts: Sequence[pa.Table], *, has_ranks: bool) -> Column:
