@@ -150,8 +150,21 @@ class ClockSync:
 
         Old probes that contradict the newest are dropped, and an event reports it.
         """
-        if self._fitted is None and self._probes:
-            self._fitted = self._fit()
+        if self._fitted is not None or not self._probes:
+            return self._fitted
+        probes = list(self._probes)
+        fit = fit_clock(probes)
+        if fit is None:
+            probes, fit = newest_agreeing(probes)
+            self._add_step_event(probes, fit)
+            self._probes = deque(probes, maxlen=self._config.max_probes)
+        assert self._reference_id is not None  # noqa: S101  # set with the first probe
+        self._fitted = ClockEstimate(
+            fit=fit,
+            reference_id=self._reference_id,
+            delay_ns=min(probe.delay_ns for probe in probes),
+            num_probes=len(probes),
+        )
         return self._fitted
 
     def take_events(self) -> tuple[ClockEvent, ...]:
@@ -193,21 +206,6 @@ class ClockSync:
         while self._probes[0].sent_ns < oldest_ns and len(self._probes) > 1:
             self._probes.popleft()
         self._fitted = None
-
-    def _fit(self) -> ClockEstimate:
-        probes = list(self._probes)
-        fit = fit_clock(probes)
-        if fit is None:
-            probes, fit = newest_agreeing(probes)
-            self._add_step_event(probes, fit)
-            self._probes = deque(probes, maxlen=self._config.max_probes)
-        assert self._reference_id is not None  # noqa: S101  # set with the first probe
-        return ClockEstimate(
-            fit=fit,
-            reference_id=self._reference_id,
-            delay_ns=min(probe.delay_ns for probe in probes),
-            num_probes=len(probes),
-        )
 
     def _add_step_event(self, kept: Sequence[Probe], fit: ClockFit) -> None:
         before = fit_clock(list(self._probes)[: -len(kept)])

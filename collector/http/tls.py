@@ -69,7 +69,10 @@ def load_tls(files: TlsFiles) -> ServerTls:
     """
     _check_key_file(files.key)
     for path in filter(None, (files.cert, files.client_ca)):
-        _check_plain(path)
+        try:
+            os.close(open_regular_file(path))
+        except OSError as error:
+            raise TlsError(path, str(error.strerror).lower()) from None
     facts = _own_certificate(files)
     names = {value.lower() for _, value in facts.get("subjectAltName", ())}
     context = _context(files)
@@ -116,13 +119,6 @@ def _check_key_file(path: Path) -> None:
         raise TlsError(path, f"others can read or write the key (mode {mode:04o}): chmod 600 it")
     if not os.access(path, os.R_OK):
         raise TlsError(path, "this user cannot read it")
-
-
-def _check_plain(path: Path) -> None:
-    try:
-        os.close(open_regular_file(path))
-    except OSError as error:
-        raise TlsError(path, str(error.strerror).lower()) from None
 
 
 def _own_certificate(files: TlsFiles) -> dict[str, Any]:

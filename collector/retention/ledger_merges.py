@@ -79,18 +79,13 @@ class LedgerMerges:
         Raises:
             StoreError: The store failed; the next call goes on.
         """
-        today = self._unix_ns() // DAY_NS
-        days = [row["day"] for row in self._store.rows(SELECT_DAYS, {"today": today - 1})]
+        store, today = self._store, self._unix_ns() // DAY_NS
+        days = [row["day"] for row in store.rows(SELECT_DAYS, {"today": today - 1})]
         for day in days:
-            self._merge(day)
+            store.command("TRUNCATE TABLE merged_ledger")
+            for row in store.rows(SELECT_RUNS, {"day": day}):
+                store.command(MERGE_DAY, {"day": day, "run_id": row["run_id"]})
+            for statement in (REPLACE_DAY, MOVE_DAY, DROP_DAY):
+                store.command(statement, {"day": day})
+            store.command("TRUNCATE TABLE merged_ledger")
         return len(days)
-
-    def _merge(self, day: int) -> None:
-        store = self._store
-        store.command("TRUNCATE TABLE merged_ledger")
-        for row in store.rows(SELECT_RUNS, {"day": day}):
-            store.command(MERGE_DAY, {"day": day, "run_id": row["run_id"]})
-        store.command(REPLACE_DAY, {"day": day})
-        store.command(MOVE_DAY, {"day": day})
-        store.command(DROP_DAY, {"day": day})
-        store.command("TRUNCATE TABLE merged_ledger")

@@ -223,7 +223,14 @@ def expire_samples(store: Store, *, before_ns: int) -> int:
     Returns:
         Number of removed samples.
     """
-    windows = _kept_windows(store, before_ns)
+    late = store.rows(SELECT_LATE_RUNS, {"own": OWN_FORMAT, "before_ns": before_ns})
+    kept = [(row["started_ns"], row["ended_ns"]) for row in late]
+    for row in store.rows(SELECT_KEPT_STEPS):
+        bounds = read_step_bounds(store, row["run_id"], first=row["first"], last=row["last"])
+        kept += [] if bounds is None else [bounds]
+    windows = merge_ranges(
+        (begin - SAMPLE_MARGIN_NS, end + SAMPLE_MARGIN_NS) for begin, end in kept
+    )
     old = {
         "before_ns": before_ns,
         "first": [first for first, _ in windows],
@@ -244,13 +251,3 @@ def expire_host_checks(store: Store, *, before_ns: int) -> int:
         store.command(HIDE_OLD_CHECKS, old)
         wait_for_removals(store, ["host_checks"])
     return num_old
-
-
-def _kept_windows(store: Store, before_ns: int) -> list[tuple[int, int]]:
-    """Return the times, Unix ns, whose samples are kept, ascending and disjoint."""
-    late = store.rows(SELECT_LATE_RUNS, {"own": OWN_FORMAT, "before_ns": before_ns})
-    bounds = [(row["started_ns"], row["ended_ns"]) for row in late]
-    for row in store.rows(SELECT_KEPT_STEPS):
-        kept = read_step_bounds(store, row["run_id"], first=row["first"], last=row["last"])
-        bounds += [] if kept is None else [kept]
-    return merge_ranges((begin - SAMPLE_MARGIN_NS, end + SAMPLE_MARGIN_NS) for begin, end in bounds)
