@@ -39,7 +39,7 @@ from rankscope.collector.retention.ledger_merges import SELECT_DAYS as SELECT_LE
 from rankscope.collector.retention.retention import SELECT_ENDS
 from rankscope.collector.retention.span_days import DAY_NS
 from rankscope.collector.retention.span_days import SELECT_DAYS as SELECT_SPAN_DAYS
-from rankscope.collector.store.repeated_rows import read_stored_spans
+from rankscope.collector.store.deduplicated_reads import read_stored_spans
 from rankscope.collector.store.resume import read_resume, resume_page
 from rankscope.collector.store.store import open_store
 from rankscope.server.health import SELECT_STORED

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..errors import CollectorError
+from ..host.heartbeat import HEARTBEAT_PERIOD_S, HEARTBEATS_PER_REQUEST
 from ..spool.control import ControlWriter
 from ..spool.descriptions import CLOCK_LINE, event_row
 from ..spool.folder import all_process_folders, run_folders
 from ..spool.process import ProcessFiles
 from ..spool.tail import SegmentPolicy, SpoolTail
 from .errors import RetryLaterError
-from .outbox import HEARTBEAT_PERIOD_S, HEARTBEATS_PER_REQUEST, MAX_SAMPLES
+from .outbox import MAX_SAMPLES
 from .retry import Backoff
 
 if TYPE_CHECKING:

@@ -76,15 +76,6 @@ MAX_DEAD_LETTER_BYTES = 256 << 20
 
 MAX_DEAD_LETTER_FILES = 10_000
 
-HEARTBEAT_PERIOD_S = 10.0
-"""Time between two requests, each with one row per rank and second. One request per second and
-host would be more inserts than a collector of thousands of hosts can do."""
-
-MAX_HEARTBEATS = 10_000
-"""Heartbeats that may wait: some 10 MB, or 20 minutes of eight ranks."""
-
-HEARTBEATS_PER_REQUEST = 1_000
-
 
 class Outbox:
     """A `collector.spool.cut.Sink` that sends over HTTP.

@@ -45,6 +45,15 @@ if TYPE_CHECKING:
 MAX_COUNTS_AGE_NS = 5_000_000_000
 """A living rank whose tracer's counts are older is `SILENT`. They are written every second."""
 
+HEARTBEAT_PERIOD_S = 10.0
+"""Time between two requests of an agent, each with one row per rank and second. One request per
+second and host would be more inserts than a collector of thousands of hosts can do."""
+
+MAX_HEARTBEATS = 10_000
+"""Heartbeats that may wait: some 10 MB, or 20 minutes of eight ranks."""
+
+HEARTBEATS_PER_REQUEST = 1_000
+
 STARTING, TRAINING, SILENT = "starting", "training", "silent"
 
 STEP_NAME = "training-step"

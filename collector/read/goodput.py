@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.tracer.span import STEPS_COUNTED
 
-from ..store.repeated_rows import read_deduplicated
+from ..store.deduplicated_reads import read_deduplicated
 
 if TYPE_CHECKING:
     from ..identity import Row

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.tracer.span import NONE
 
-from ..store.repeated_rows import read_deduplicated
+from ..store.deduplicated_reads import read_deduplicated
 from .alerts import WRITER
 
 if TYPE_CHECKING:

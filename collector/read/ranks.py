@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.tracer.span import COMM_KINDS, SpanFlag
 
-from ..store.repeated_rows import read_deduplicated
+from ..store.deduplicated_reads import read_deduplicated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from ..spool.descriptions import RUNNING
-from ..store.repeated_rows import read_deduplicated
+from ..store.deduplicated_reads import read_deduplicated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -10,7 +10,7 @@ from rankscope.tracer.span import NONE
 
 from ..bounds import COORD_AXES, MAX_WORLD_SIZE, keep_valid
 from ..spool.descriptions import IMPORT_NOTE, INVALID, RUNNING
-from ..store.repeated_rows import read_stored_spans
+from ..store.deduplicated_reads import read_stored_spans
 from .heartbeats import mark_lost_runs
 
 if TYPE_CHECKING:

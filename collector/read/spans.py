@@ -13,7 +13,7 @@ import numpy as np
 from rankscope.tracer.span import COMM_KINDS, NONE, SPAN_COLUMNS, SpanKind
 
 from ..arrow_columns import to_numpy
-from ..store.repeated_rows import read_deduplicated
+from ..store.deduplicated_reads import read_deduplicated
 from .steps import step_range
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from rankscope.tracer.span import NS_PER_S
 
 from ..identity import MAX_INT32
 from ..read.heartbeats import OWN_FORMAT
-from ..store.repeated_rows import OUTSIDE_STEPS
+from ..store.deduplicated_reads import OUTSIDE_STEPS
 from .removal import wait_for_removals
 
 if TYPE_CHECKING:

@@ -34,11 +34,12 @@ from .descriptions import (
     kernel_rows,
     rank_row,
 )
-from .folder import TEMPORARY, held_open, remove_spool_file, segment_paths
+from .folder import TEMPORARY, held_open, segment_paths
 from .liveness import Liveness, read_liveness
 from .process import MAX_LINE_BYTES, LineBudget, SpoolFolderError
 from .records import Part, decode
 from .segment import CHUNK_ROWS, NotReadyError, SegmentReader, read_open_spans
+from .segment_removal import SegmentRemoval
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence, Set
@@ -113,12 +114,7 @@ class ProcessTail:
         self._listed_ns: int | None = None
         """Last change of the folder, Unix ns, if all segments that it has since then are known."""
 
-        self._finished: dict[Path, int] = {}
-        """Inodes of the segments of which all rows are stored, by path."""
-
-        self._kept: set[Path] = set()
-        """Segments that can't be deleted."""
-
+        self._stored = SegmentRemoval()
         self._unreadable: set[Path] = set()
         self._exit_seen_ns = 0
         self._unanswered = [key for key in resume.unanswered if key.process == files.process]
@@ -302,26 +298,11 @@ class ProcessTail:
         )
 
     def delete_segments(self) -> None:
-        """Delete the stored segments.
-
-        Those with an open span show what the process was doing. They are kept until the event of
-        its end is stored, which has these spans.
-        """
+        """Delete the stored segments."""
         has_event = self.state != RUNNING and self._has_stored_rows()
-        for path in self._finished.keys() - self._kept:
-            if not has_event and read_open_spans(path):
-                continue
-            try:
-                remove_spool_file(path, inode=self._finished[path])
-            except OSError as error:
-                if not self._kept:
-                    self.problems.append(
-                        f"{path} is stored and can't be deleted ({error.strerror}): run the reader"
-                        " as root or as the user of the job, else the spool fills"
-                    )
-                self._kept.add(path)
-            else:
-                del self._finished[path]
+        problem = self._stored.delete(has_event=has_event)
+        if problem is not None:
+            self.problems.append(problem)
 
     def close(self) -> None:
         """Close the files."""
@@ -388,7 +369,7 @@ class ProcessTail:
             )
         reader.close()
         del self._readers[reader.path]
-        self._finished[reader.path] = reader.inode
+        self._stored.add(reader.path, reader.inode)
 
     def _check_ended(self, now_ns: int) -> bool:
         record = self._exit_record
@@ -465,7 +446,7 @@ class ProcessTail:
         return []
 
     def _find_segments(self) -> None:
-        known = self._readers.keys() | self._finished.keys() | self._unreadable
+        known = self._readers.keys() | self._stored.paths | self._unreadable
         waiting = [path for path in segment_paths(self.files.folder) if path not in known]
         newest = self._newest_opened
         behind = 0 if newest is None else bisect(waiting, newest)

@@ -12,8 +12,8 @@ from rankscope.collector.errors import StoreError, StoreQueryError
 from rankscope.collector.read.runs import list_runs
 from rankscope.collector.read.spans import read_spans
 from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.deduplicated_reads import read_stored_spans
 from rankscope.collector.store.migrations import known_migrations
-from rankscope.collector.store.repeated_rows import read_stored_spans
 from rankscope.collector.store.store import open_store
 from rankscope.collector.store.writer import StoreWriter
 from tests.deploy.servers import database_of_its_own

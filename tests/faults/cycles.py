@@ -18,8 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
+from rankscope.collector.store.deduplicated_reads import read_stored_spans
 from rankscope.collector.store.location import read_server_file
-from rankscope.collector.store.repeated_rows import read_stored_spans
 from rankscope.collector.store.store import open_store
 from tests.faults.checker import Oracle, check, content_hash, key_of
 from tests.integration.programs import COMMAND, environment

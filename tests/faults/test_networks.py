@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from rankscope.collector.agent.link import DEADLINES, Deadlines
-from rankscope.collector.store.repeated_rows import read_stored_spans
+from rankscope.collector.store.deduplicated_reads import read_stored_spans
 from rankscope.collector.store.store import open_store
 from tests.faults.checker import Oracle, check
 from tests.faults.cycles import SELECT_ROWS, seen_row

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.collector.spool.folder import used_bytes
-from rankscope.collector.store.repeated_rows import read_stored_spans
+from rankscope.collector.store.deduplicated_reads import read_stored_spans
 from rankscope.collector.store.store import open_store
 from tests.faults.checker import check, content_hash, key_of
 from tests.faults.cycles import NUM_RANKS, RUN

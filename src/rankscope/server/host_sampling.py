@@ -7,8 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from rankscope.collector.agent.buffer import RowBuffer
-from rankscope.collector.agent.outbox import MAX_HEARTBEATS
-from rankscope.collector.host.heartbeat import heartbeat_sink
+from rankscope.collector.host.heartbeat import MAX_HEARTBEATS, heartbeat_sink
 from rankscope.collector.host.host_events import HostEventQueue
 from rankscope.collector.host.kernel_log import KERNEL_LOG
 from rankscope.collector.host.sampler import Sampler, buffer_sink, host_sources

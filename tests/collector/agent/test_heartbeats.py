@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.collector.agent.buffer import RowBuffer
-from rankscope.collector.agent.outbox import HEARTBEAT_PERIOD_S, RunRowSender
+from rankscope.collector.agent.outbox import RunRowSender
+from rankscope.collector.host.heartbeat import HEARTBEAT_PERIOD_S
 from tests.support.collector.agent_rig import Rig
 from tests.support.collector.fake_collector import FakeCollector, Reply
 from tests.support.collector.spool_builder import SpoolBuilder

@@ -10,7 +10,7 @@ import pytest
 from rankscope.collector.http.tokens import Role
 from rankscope.collector.ingest.router import ARROW_TYPE
 from rankscope.collector.read.runs import read_events, read_run
-from rankscope.collector.store.repeated_rows import read_stored_spans
+from rankscope.collector.store.deduplicated_reads import read_stored_spans
 from rankscope.collector.wire.codec import encode_cuts
 from tests.support.collector.cut_builder import SEGMENT, span_cut
 from tests.support.collector.serving import OWN, serving, tokens_for

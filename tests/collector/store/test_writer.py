@@ -6,8 +6,8 @@ import pytest
 
 from rankscope.collector.read.steps import read_steps
 from rankscope.collector.spool.tail import SpoolTail
+from rankscope.collector.store.deduplicated_reads import read_stored_spans
 from rankscope.collector.store.ledger import Ledger, Range, missing_ranges
-from rankscope.collector.store.repeated_rows import read_stored_spans
 from rankscope.collector.store.writer import StoreWriter
 from tests.support.collector.cut_builder import SEGMENT, span_cut
 from tests.support.collector.spool_builder import SpoolBuilder

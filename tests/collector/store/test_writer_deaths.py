@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rankscope.collector.arrow_columns import to_numpy
 from rankscope.collector.read.rollups import read_open_steps
 from rankscope.collector.read.spans import read_spans
-from rankscope.collector.store.repeated_rows import read_stored_spans
+from rankscope.collector.store.deduplicated_reads import read_stored_spans
 from rankscope.collector.store.writer import StoreWriter
 from tests.support.collector.cut_builder import span_cut
 from tests.support.collector.interrupted_store import (
