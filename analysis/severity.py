@@ -1,4 +1,4 @@
-"""How much a finding matters, and what a report says if none does."""
+"""Severity of findings, and contradictions of a report in which they are graded."""
 
 from __future__ import annotations
 
