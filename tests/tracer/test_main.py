@@ -36,6 +36,14 @@ print("torch" in sys.modules, sorted(set(dir()) - {"__annotations__"}))
 """
 
 
+INTERRUPTED = """
+import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+os.kill(os.getpid(), signal.SIGINT)
+input()
+"""
+
+
 def run(
     folder: Path, script: str, *options: str, **environ: str
 ) -> subprocess.CompletedProcess[str]:
@@ -59,7 +67,7 @@ def run_traced(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
         ("def f():\n    raise KeyError('lost')\ntry:\n    f()\nexcept KeyError:\n    1 / 0", 1),
         ("import os; os._exit(3)", 3),
         ("this is no python", 1),
-        ("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\ninput()", -signal.SIGINT),
+        (INTERRUPTED, -signal.SIGINT),
     ],
 )
 def test_a_script_prints_and_ends_as_without_the_tracer(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankscope.collector.host.heartbeat import heartbeat_row
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def test_a_repeated_heartbeat_is_stored_once(store: Store, run_id: str) -> None:
-    row = heartbeat_row(BEAT) | {"run_id": run_id}
+    row = heartbeat_row(replace(BEAT, host="node\x1b7")) | {"run_id": run_id}
     with serving(store) as collector:
         for _ in range(2):
             assert collector.rows("heartbeats", [row]).status_code == 200
