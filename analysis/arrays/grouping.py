@@ -180,9 +180,11 @@ def sorted_unique(column: NDArray[np.integer[Any]]) -> NDArray[Any]:
     if maximum - minimum < _DENSE * len(column) + 1024:
         seen = np.zeros(maximum - minimum + 1, dtype=np.bool_)
         seen[column - column.dtype.type(minimum)] = True
-        return (np.flatnonzero(seen) + minimum).astype(column.dtype)
-    ordered = np.sort(column)
-    found: NDArray[Any] = ordered[np.append(True, ordered[1:] != ordered[:-1])]
+        found: NDArray[Any] = np.flatnonzero(seen).astype(column.dtype)
+        found += column.dtype.type(minimum)
+    else:
+        ordered = np.sort(column)
+        found = ordered[np.append(True, ordered[1:] != ordered[:-1])]
     return found
 
 

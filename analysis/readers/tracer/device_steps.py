@@ -1,4 +1,4 @@
-"""Borders of steps: on the device's clock, and over all ranks of a job.
+"""Borders of steps: on the device's clock, by what partners do, and over all ranks of a job.
 
 A module of its own, because waterfall and MFU need the same borders.
 """
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.tracer.span import KIND_CODES, SpanFlag, SpanKind
+from rankscope.tracer.span import KIND_CODES, NONE, SpanFlag, SpanKind
 
-from ...arrays.grouping import factorize, is_one_of
+from ...arrays.grouping import factorize, is_one_of, sorted_unique
 from ...arrays.sorting import argsort_rows
 from ...replay.model import COMPUTE_CODES
-from ..waits import is_communication
+from ..waits import instance_keys, is_communication
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -102,6 +102,76 @@ def align_steps_to_device(spans: SpanTable, steps: StepTable) -> StepTable:
     follows &= moves[before] & moves[after]
     start[after[follows]] = end[before[follows]]
     return replace(steps, start_ns=start, end_ns=end)
+
+
+def align_steps_to_partners(spans: SpanTable, steps: StepTable) -> StepTable:
+    """Return steps that begin with what partners do in the same step.
+
+    A tracer's step begins with its first forward, or the fetch of a batch. A stage of a pipeline
+    without a library receives its input before, and a rank whose partner loads the batch
+    gets it by a broadcast. So what a rank launches after the last compute of a step, and a partner
+    in the next step, is the begin of the rank's next step. In the step before, it would be a
+    transfer that takes as long as the partner computes.
+    """
+    rows = _find_trailing(spans)
+    if not len(rows):
+        return steps
+    members = np.flatnonzero(is_communication(spans))
+    # By number first: few are left of which the group is looked up among large numbers.
+    members = members[np.isin(spans.seq[members], sorted_unique(spans.seq[rows]))]
+    members = members[np.isin(spans.group_id[members], sorted_unique(spans.group_id[rows]))]
+    instance, num = factorize(instance_keys(spans, members))
+    newest = np.full(num, NONE, dtype=np.int64)
+    np.maximum.at(newest, instance, spans.step[members])
+    is_early = newest[instance[np.searchsorted(members, rows)]] == spans.step[rows] + 1
+    if not is_early.any():
+        return steps
+    key, num = factorize(
+        *(
+            np.concatenate((of_step, of_span[rows]))
+            for of_step, of_span in (
+                (steps.epoch, spans.epoch),
+                (steps.rank, spans.rank),
+                (steps.step, spans.step),
+            )
+        )
+    )
+    key, of_step = key[: len(steps)], key[len(steps) :]
+    # Behind them, a communication of the step itself shows that the next one has not begun.
+    last = np.full(num, np.iinfo(np.int64).min)
+    np.maximum.at(last, of_step[~is_early], spans.start_ns[rows[~is_early]])
+    begins = is_early & (spans.start_ns[rows] > last[of_step])
+    launch_ns = np.where(spans.launch_ns[rows] > 0, spans.launch_ns[rows], spans.start_ns[rows])
+    border = np.full(num, np.iinfo(np.int64).max)
+    np.minimum.at(border, of_step[begins], launch_ns[begins])
+    rank, _ = factorize(steps.epoch, steps.rank)
+    order = argsort_rows(rank, steps.step)
+    before, after = order[:-1], order[1:]
+    moves = (rank[before] == rank[after]) & (steps.step[before] + 1 == steps.step[after])
+    moves &= (steps.start_ns[before] < border[key[before]]) & (
+        border[key[before]] < steps.end_ns[before]
+    )
+    start, end = steps.start_ns.copy(), steps.end_ns.copy()
+    end[before[moves]] = start[after[moves]] = border[key[before[moves]]]
+    return replace(steps, start_ns=start, end_ns=end)
+
+
+def _find_trailing(spans: SpanTable) -> NDArray[np.int64]:
+    """Return the communications of a step that begin after its last compute on their rank."""
+    if not len(spans):
+        return np.zeros(0, dtype=np.int64)
+    columns = spans.epoch, spans.rank, spans.step
+    is_first = np.append(True, np.logical_or.reduce([each[1:] != each[:-1] for each in columns]))
+    first = np.flatnonzero(is_first)
+    computes = is_one_of(spans.kind, COMPUTE_CODES)
+    last_ns = np.maximum.reduceat(
+        np.where(computes, spans.start_ns + spans.duration_ns, NONE), first
+    )
+    last_ns = np.repeat(last_ns, np.diff(np.append(first, len(spans))))
+    is_known = is_communication(spans) & (spans.group_id != 0) & (spans.seq != NONE)
+    return np.flatnonzero(
+        is_known & (spans.step >= 0) & (last_ns >= 0) & (spans.start_ns >= last_ns)
+    )
 
 
 def _find_stream_bounds(

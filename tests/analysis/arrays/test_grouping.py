@@ -26,6 +26,12 @@ def test_unique_values_are_those_of_a_set(values: list[int]) -> None:
     assert sorted_unique(np.array(values, dtype=np.int64)).tolist() == sorted(set(values))
 
 
+def test_numbers_of_groups_are_larger_than_any_signed_one() -> None:
+    group_id = np.array([2**63 + 9, 2**63 + 7, 2**63 + 9], dtype=np.uint64)
+
+    assert sorted_unique(group_id).tolist() == [2**63 + 7, 2**63 + 9]
+
+
 def test_codes_of_many_rows_equal_those_of_numpy() -> None:
     rng = np.random.default_rng(1)
     hashes = rng.integers(0, 1 << 64, 300, dtype=np.uint64)[rng.integers(0, 300, 5_000)]

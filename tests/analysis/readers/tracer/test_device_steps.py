@@ -8,14 +8,15 @@ import pytest
 
 from rankscope.analysis.analyze import analyze_run
 from rankscope.analysis.breakdown.mfu import compute_mfu
-from rankscope.analysis.readers.tracer.device_steps import measure_steps
+from rankscope.analysis.readers.tracer.device_steps import align_steps_to_partners, measure_steps
 from rankscope.analysis.readers.tracer.reader import read_traced
 from rankscope.analysis.replay.model import COMPUTE_KINDS
 from rankscope.analysis.replay.program import Change
 from rankscope.analysis.replay.replayer import Replayer
 from rankscope.analysis.trace.context import empty_microbatches
+from rankscope.analysis.trace.rows import concatenate, select_rows
 from rankscope.analysis.trace.tables import StepTable
-from rankscope.tracer.span import NONE, SpanKind
+from rankscope.tracer.span import KIND_CODES, NONE, SpanKind
 from rankscope.tracer.topology import Layout
 from tests.support.analysis.cluster import (
     MS,
@@ -135,6 +136,72 @@ def test_a_finding_is_priced_by_the_time_between_the_ends_of_steps() -> None:
     assert replayer.full_recorded() == pytest.approx(slow.actual_ns.astype(float))
     # The two transfers of the rank are halved too.
     assert replayer.full_with(fixed)[1:] == pytest.approx(healthy.actual_ns[1:], rel=0.02)
+
+
+def begun_by_forwards(source: Source) -> Source:
+    """Return a run whose steps begin with a forward: what ranks received before is in the last one.
+
+    So a tracer records a pipeline without a library.
+    """
+    spans, steps = source.span_table, source.step_table
+    step, start, end = spans.step.copy(), steps.start_ns.copy(), steps.end_ns.copy()
+    is_forward = spans.kind == KIND_CODES[SpanKind.FORWARD]
+    for row in np.flatnonzero(steps.step > 0).tolist():
+        rank, number = steps.rank[row], steps.step[row]
+        mine = (spans.rank == rank) & (spans.step == number)
+        begin_ns = spans.start_ns[mine & is_forward].min()
+        step[mine & (spans.start_ns < begin_ns)] -= 1
+        start[row] = end[(steps.rank == rank) & (steps.step == number - 1)] = begin_ns
+    order = np.lexsort((spans.start_ns, spans.rank, step))
+    return replace(
+        source,
+        span_table=select_rows(replace(spans, step=step), order),
+        step_table=replace(steps, start_ns=start, end_ns=end),
+    )
+
+
+def test_what_a_stage_receives_before_its_first_forward_belongs_to_the_step_of_its_sender() -> None:
+    whole = analyze_run(pipeline(6, slow={2: 2.0}), "tiny")
+    source = begun_by_forwards(pipeline(6, slow={2: 2.0}))
+
+    report = analyze_run(source, "tiny")
+
+    assert not any("in different steps" in text for text in report.quality.warnings)
+    assert [(each.cause, each.ranks) for each in report.findings] == [
+        (each.cause, each.ranks) for each in whole.findings
+    ]
+    assert report.top_finding.saved_s == pytest.approx(whole.top_finding.saved_s, rel=1e-6)
+    assert report.actual_s_by_step == pytest.approx(whole.actual_s_by_step)
+
+
+def test_a_communication_of_the_step_behind_it_keeps_a_step_together() -> None:
+    source = begun_by_forwards(pipeline(3))
+    spans, steps = source.span_table, source.step_table
+    mine = np.flatnonzero((spans.rank == 1) & (spans.step == 0))
+    behind = select_rows(spans, mine[-1:])
+    behind = replace(
+        behind,
+        kind=np.array([KIND_CODES[SpanKind.OTHER]], dtype=spans.kind.dtype),
+        start_ns=behind.start_ns + 1,
+        group_id=np.array([7], dtype=spans.group_id.dtype),
+        src_rank=np.array([NONE], dtype=spans.src_rank.dtype),
+        dst_rank=np.array([NONE], dtype=spans.dst_rank.dtype),
+    )
+    logged = select_rows(
+        concatenate(spans, behind), np.insert(np.arange(len(spans)), mine[-1] + 1, len(spans))
+    )
+
+    moved, kept = align_steps_to_partners(spans, steps), align_steps_to_partners(logged, steps)
+
+    of_rank_1 = (steps.rank == 1) & (steps.step == 0)
+    assert moved.end_ns[of_rank_1] < steps.end_ns[of_rank_1]
+    assert kept.end_ns[of_rank_1] == steps.end_ns[of_rank_1]
+
+
+def test_steps_that_partners_share_stay_as_they_are() -> None:
+    source = pipeline(3)
+
+    assert align_steps_to_partners(source.span_table, source.step_table) is source.step_table
 
 
 def updated_pipeline(num_steps: int, *, factor: float) -> Source:
