@@ -295,7 +295,7 @@ def find_crashes(
             steps=(min(failed_in), max(failed_in)) if failed_in else None,
             confidence=THRESHOLDS.ended_confidence * doubt,
             evidence=_evidence(
-                epochs, first, failures, num_ranks=len(of_epoch.ranks) if is_alike else None
+                epochs, first, failures, num_ranks=len(of_epoch.ranks), is_alike=is_alike
             ),
             end_class=first[0].label,
             epoch=epochs[-1],
@@ -531,36 +531,18 @@ def _evidence(
     first: tuple[Failure, ...],
     failures: tuple[Failure, ...],
     *,
-    num_ranks: int | None,
+    num_ranks: int,
+    is_alike: bool,
 ) -> str:
     """Return which rank failed, where and why, and which ranks followed when.
 
     Args:
-        num_ranks: Of the job if the first failures are alike, each by itself; else None.
+        num_ranks: Of the job.
+        is_alike: Whether the first failures have one message, each by itself.
     """
     failure = first[0]
-    host = f" (host {failure.host})" if failure.host else ""
-    step = "" if failure.ended.step is None else f" in step {failure.ended.step}"
-    message = failure.message
-    reason = f"{failure.words} ({message})" if message else failure.words
-    verb = "failed first" if len(first) == 1 else "failed"
-    text = f"rank {failure.ended.rank}{host} {verb}{step}: {reason}"
-    together = [other for other in first[1:] if other.host == failure.host]
-    elsewhere = [other for other in first[1:] if other not in together]
-    if num_ranks is not None and len(first) > 1:
-        who = f"all {num_ranks:,} ranks" if len(first) == num_ranks else format_ranks(_ranks(first))
-        text = f"{who} failed by themselves{step}: {reason}; rank {failure.ended.rank}{host} first"
-        later = [_at_ns(other) for other in first if other.ended.at_ns is not None]
-        if len(later) == len(first):
-            text += f", the last {format_duration(max(later) - _at_ns(failure))} later"
-    elif elsewhere:
-        text += f"; the clocks cannot order {format_ranks(_ranks(elsewhere))} against it"
-    if together and num_ranks is None:
-        spread_ns = max(_at_ns(other) - _at_ns(failure) for other in together)
-        text += (
-            f"; {format_ranks(_ranks(together))} of its host ended within"
-            f" {format_duration(max(spread_ns, NS_PER_MS))} of it, as if the job had been stopped"
-        )
+    has_no_first = is_alike and len(first) > 1
+    text = _alike_text(first, num_ranks) if has_no_first else _first_text(first)
     named = {other.ended.rank for other in first}
     rest = [other for other in failures if other.ended.rank not in named]
     text += _others_text([other for other in rest if other.follows], failure, "followed")
@@ -570,6 +552,46 @@ def _evidence(
     if len(epochs) > 1:
         text += f"; the same in {len(epochs)} epochs ({', '.join(map(str, epochs))})"
     return text
+
+
+def _first_text(first: Sequence[Failure]) -> str:
+    """Return who failed first, and who cannot be ordered against it."""
+    failure = first[0]
+    verb = "failed first" if len(first) == 1 else "failed"
+    text = f"{_name(failure)} {verb}{_reason(failure)}"
+    together = [other for other in first[1:] if other.host == failure.host]
+    elsewhere = [other for other in first[1:] if other not in together]
+    if elsewhere:
+        text += f"; the clocks cannot order {format_ranks(_ranks(elsewhere))} against it"
+    if together:
+        spread_ns = max(_at_ns(other) - _at_ns(failure) for other in together)
+        text += (
+            f"; {format_ranks(_ranks(together))} of its host ended within"
+            f" {format_duration(max(spread_ns, NS_PER_MS))} of it, as if the job had been stopped"
+        )
+    return text
+
+
+def _alike_text(alike: Sequence[Failure], num_ranks: int) -> str:
+    """Return which ranks of a job failed by themselves, and within which time."""
+    failure = alike[0]
+    who = f"all {num_ranks:,} ranks" if len(alike) == num_ranks else format_ranks(_ranks(alike))
+    text = f"{who} failed by themselves{_reason(failure)}; {_name(failure)} first"
+    if all(other.ended.at_ns is not None for other in alike):
+        later_ns = max(map(_at_ns, alike)) - _at_ns(failure)
+        text += f", the last {format_duration(later_ns)} later"
+    return text
+
+
+def _name(failure: Failure) -> str:
+    host = f" (host {failure.host})" if failure.host else ""
+    return f"rank {failure.ended.rank}{host}"
+
+
+def _reason(failure: Failure) -> str:
+    step = "" if failure.ended.step is None else f" in step {failure.ended.step}"
+    message = f" ({failure.message})" if failure.message else ""
+    return f"{step}: {failure.words}{message}"
 
 
 def reason_in(evidence: str) -> str:
