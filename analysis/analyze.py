@@ -33,7 +33,7 @@ from .proof.cards import with_cards
 from .quality import assess_quality, left_out_sentence
 from .readers.clocks import align_clocks
 from .readers.formats import drop_read_columns, read_run
-from .readers.tracer.device_steps import align_steps_to_device, align_steps_to_partners
+from .readers.tracer.device_steps import align_steps
 from .readers.tracer.job_ends import end_last_steps
 from .recurrence import find_placements, name_hosts
 from .replay.replayer import Replayer, ratio, what_if
@@ -170,7 +170,7 @@ def _read_record(
         run, steps, spans = clocks.run, clocks.align(steps), clocks.align(spans)
         if last is None:
             steps = end_last_steps(run, spans, steps)
-        aligned = align_steps_to_partners(spans, align_steps_to_device(spans, steps))
+        aligned = align_steps(spans, steps)
     held = [spans]
 
     def take_spans() -> SpanTable:
@@ -221,8 +221,7 @@ def read_operations(run: RunInfo, spans: SpanTable, steps: StepTable) -> Reading
     """Return spans of any known format as operations with their dependencies."""
     clocks = align_clocks(run, spans)
     spans = clocks.align(spans)
-    aligned = align_steps_to_device(spans, clocks.align(steps))
-    return read_run(clocks.run, lambda: spans, align_steps_to_partners(spans, aligned))
+    return read_run(clocks.run, lambda: spans, align_steps(spans, clocks.align(steps)))
 
 
 def _read_replayable(

@@ -169,6 +169,7 @@ RULES = (
     Rule("parts of a split backward", "is_deferred_part", _none_of_first, is_of_reader=True),
     Rule("experts are no common compute", "is_expert_piece", None, is_of_reader=True),
     Rule("steps as the device ran them", "align_steps_to_device", None, is_of_reader=True),
+    Rule("steps as partners begin them", "align_steps_to_partners", None, is_of_reader=True),
 )  # fmt: skip
 
 
@@ -221,6 +222,7 @@ ABSENT: dict[str, Callable[..., Any]] = {
     "is_expert_piece": lambda _, pieces, __: np.zeros(len(pieces.start), dtype=np.bool_),
     "_find_evaluation": lambda *_: np.zeros(0, np.int64),
     "align_steps_to_device": lambda _, steps: steps,
+    "align_steps_to_partners": lambda _, steps: steps,
 }
 """Absent rules that return something else than their first argument."""
 
@@ -234,7 +236,7 @@ class Prepared:
         spans, steps = source.spans(run_id), source.steps(run_id)
         record = Record(
             run=run,
-            steps=cast("Any", analyze).align_steps_to_device(spans, steps),
+            steps=cast("Any", analyze).align_steps(spans, steps),
             spans=spans,
             context=source.context(run_id),
         )

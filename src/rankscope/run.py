@@ -389,16 +389,13 @@ class Run:
         """
         from rankscope.analysis.breakdown.waterfall import build_waterfall
         from rankscope.analysis.readers.clocks import align_clocks
-        from rankscope.analysis.readers.tracer.device_steps import (
-            align_steps_to_device,
-            align_steps_to_partners,
-        )
+        from rankscope.analysis.readers.tracer.device_steps import align_steps
 
         spans = self._source.spans(self.info.run_id)
         clocks = align_clocks(self.info, spans)
         spans, steps = clocks.align(spans), clocks.align(self._source.steps(self.info.run_id))
-        steps = align_steps_to_partners(spans, align_steps_to_device(spans, steps))
-        return waterfall_table(build_waterfall(self.info, self.reading, steps))
+        aligned = align_steps(spans, steps)
+        return waterfall_table(build_waterfall(self.info, self.reading, aligned))
 
     def figure_steps(self) -> go.Figure:
         """Draw step time and MFU by step, as the overview does.

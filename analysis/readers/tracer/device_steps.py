@@ -78,6 +78,11 @@ def measure_steps(steps: StepTable) -> JobSteps:
     return JobSteps(epoch=epoch, step=step, start_ns=start, end_ns=end, overlap_ns=overlap)
 
 
+def align_steps(spans: SpanTable, steps: StepTable) -> StepTable:
+    """Return steps with the borders that all of the analysis uses: of device, then of partners."""
+    return align_steps_to_partners(spans, align_steps_to_device(spans, steps))
+
+
 def align_steps_to_device(spans: SpanTable, steps: StepTable) -> StepTable:
     """Return the steps with their borders on the device.
 
