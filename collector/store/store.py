@@ -20,7 +20,6 @@ import threading
 import time
 from contextlib import closing, contextmanager
 from typing import IO, TYPE_CHECKING, Any, Self, cast
-from weakref import WeakSet
 
 from ..errors import (
     StoreClosedError,
@@ -46,6 +45,7 @@ from .migrations import CREATE_VERSION_TABLE, SELECT_VERSION, known_migrations
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
     from pathlib import Path
+    from threading import Thread
 
     import pyarrow as pa
     from clickhouse_connect.driver.client import Client
@@ -191,10 +191,10 @@ class Store:
         self._pid = os.getpid()
         self._local = threading.local()
         self._lock = threading.Lock()
-        # A client is dropped with its thread. The engine lives as long as any client: keep one.
-        self._clients: WeakSet[Client] = WeakSet()
+        self._clients: dict[Thread, Client] = {}
         self._is_closed = False
-        self._first_client = self._client()
+        # The engine lives as long as any client: this one is kept when its thread ends.
+        self._first_client = self._local.client = self._connect()
 
     @property
     def path(self) -> Path | None:
@@ -311,13 +311,13 @@ class Store:
 
     def close(self) -> None:
         """Close every thread's client and release the embedded store. May be repeated."""
-        with self._lock:
-            self._is_closed = True
-            clients, self._clients = list(self._clients), WeakSet()
+        self._is_closed = True
         if os.getpid() != self._pid:
             return  # a forked child lacks the engine's threads: closing would hang
-        for client in clients:
-            client.close()
+        with self._lock:
+            clients, self._clients = [self._first_client, *self._clients.values()], {}
+            for client in clients:
+                client.close()
 
     def __enter__(self) -> Self:
         return self
@@ -367,18 +367,31 @@ class Store:
 
     def _client(self) -> Client:
         if self._is_closed:
-            raise StoreClosedError(f"the store {self.url} is closed: open it again")
+            raise self._closed_error()
         if os.getpid() != self._pid:
             raise StoreClosedError(
                 f"the store {self.url} was opened before a fork: open it again in the child"
             )
         client: Client | None = getattr(self._local, "client", None)
         if client is None:
-            client = self._connect()
-            self._local.client = client
-            with self._lock:
-                self._clients.add(client)
+            client = self._local.client = self._new_client()
         return client
+
+    def _new_client(self) -> Client:
+        # Opened and closed under the lock, those of ended threads too: after `close` none is left
+        # that still holds the engine, so that the process may open another store.
+        with self._lock:
+            if self._is_closed:
+                raise self._closed_error()
+            current = threading.current_thread()
+            for thread in list(self._clients):
+                if thread is current or not thread.is_alive():
+                    self._clients.pop(thread).close()
+            client = self._clients[current] = self._connect()
+            return client
+
+    def _closed_error(self) -> StoreClosedError:
+        return StoreClosedError(f"the store {self.url} is closed: open it again")
 
     def _connect(self) -> Client:
         return _connect(self.location, url=self.url, read_only=self.read_only)

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -151,14 +151,33 @@ def test_each_thread_has_its_own_client_until_it_ends(folder: Path) -> None:
         for thread in threads:
             thread.start()
         barrier.wait()
-        assert len(store._clients) == 4
+        assert set(store._clients) == set(threads)
         barrier.wait()
         for thread in threads:
             thread.join()
-        gc.collect()
+        newer = threading.Thread(target=store.rows, args=("SELECT 1",))
+        newer.start()
+        newer.join()
 
-        assert len(store._clients) == 1
+        assert set(store._clients) == {newer}
         assert store.rows("SELECT count() AS n FROM clock") == [{"n": 3}]
+
+
+@pytest.mark.slow
+def test_another_store_opens_at_once_while_threads_of_a_closed_one_end(
+    tables: Path, tmp_path: Path
+) -> None:
+    def ask(store: Store) -> None:
+        with suppress(StoreError):  # closed meanwhile
+            store.rows("SELECT 1")
+
+    folders = [shutil.copytree(tables, tmp_path / f"{i}", symlinks=True) for i in range(2)]
+    for folder in folders * 10:
+        with open_store(url_of(folder)) as store:
+            threads = [threading.Thread(target=ask, args=(store,)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            threads[0].join()
 
 
 @pytest.mark.slow
@@ -167,7 +186,6 @@ def test_the_engine_outlives_the_thread_that_opened_it(folder: Path) -> None:
     thread = threading.Thread(target=lambda: opened.append(open_store(url_of(folder))))
     thread.start()
     thread.join()
-    gc.collect()
 
     with opened[0] as store:
         assert store.rows("SELECT count() AS n FROM clock") == [{"n": 0}]
