@@ -114,6 +114,10 @@ FOLLOW_UPS = frozenset({ExitClass.TIMEOUT, ExitClass.CONNECTION, ExitClass.STOPP
 OF_PROGRAM = frozenset({ExitClass.EXCEPTION, ExitClass.CUDA_OOM, ExitClass.DOCUMENT})
 """Reasons in the program or its input. Ranks that fail so with one message fail for one reason."""
 
+OF_HOST = frozenset({ExitClass.DEVICE, ExitClass.HOST_OOM})
+"""Reasons of which a host's own log has a line. Its ranks fail so for one: its power, a switch of
+its devices, its memory."""
+
 NUMBER = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
 
 STOP_CODES = frozenset({-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
@@ -212,10 +216,15 @@ class Failure:
 
     @property
     def signature(self) -> str:
-        """Return what alike failures of a program have in common; "" if it is of no program."""
-        if self.reason not in OF_PROGRAM:
-            return ""
-        return f"{self.reason.name} {NUMBER.sub('#', self.message)}"
+        """Return what alike failures have in common; "" if they are no one failure.
+
+        Those of a program have a message; the kernel's log of a host has a line for each rank that
+        it ended, or whose device failed.
+        """
+        if self.reason in OF_PROGRAM:
+            return f"{self.reason.name} {NUMBER.sub('#', self.message)}"
+        is_own = self.sign is not None and self.sign.rank == self.ended.rank
+        return f"{self.label} {self.host}" if is_own and self.reason in OF_HOST else ""
 
     @property
     def follows(self) -> bool:
@@ -248,7 +257,8 @@ def find_crashes(
     unknown, all on other hosts). If all others timed out while one was lost, that one was silent
     first: a hang, not a crash. Processes that were ended one after the other, as by a launcher
     that stops the job, have no first one (`_ended_together`). Nor have ranks that fail by
-    themselves with one message: a module that is missing, or a loss that is not a number.
+    themselves with one message: a module that is missing, a loss that is not a number, or devices
+    of one host with one Xid.
 
     The confidence is not calibrated: `ended_confidence`, times `doubt_factor` if the process was
     lost, and again if several ranks could not be ordered.

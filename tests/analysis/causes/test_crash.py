@@ -365,6 +365,35 @@ def test_a_failed_device_is_the_reason_of_its_own_timeout() -> None:
     assert (finding.ranks, finding.end_class) == ((5,), "xid-79")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "end_class"),
+    [("xid", XID_LINE, "xid-79"), ("oom-killer", OOM_LINE, "host-oom")],
+)
+def test_ranks_of_a_host_with_one_line_each_in_its_log_failed_for_one_reason(
+    name: str, text: str, end_class: str
+) -> None:
+    lines = [line(rank, 9.0 + rank / 5, name, text, code=79) for rank in (5, 7)]
+
+    finding = crash(
+        lost(7, 10.0),
+        lost(5, 10.5),
+        *(cut_off(rank, 11.0) for rank in (0, 1, 4)),
+        events=lines,
+    )
+
+    assert (finding.ranks, finding.end_class) == ((5, 7), end_class)
+    assert finding.evidence.startswith("ranks 5 and 7 failed by themselves")
+    assert "rank 7 (host h1) first, the last 500 ms later; 3 others followed" in finding.evidence
+
+
+def test_a_line_of_one_rank_does_not_explain_the_end_of_another() -> None:
+    unknown = line(-1, 9.0, "xid", XID_LINE, code=79)  # of one device, whose rank is unknown
+
+    finding = crash(lost(7, 10.0), lost(5, 10.5), cut_off(4, 11.0), events=[unknown])
+
+    assert finding.ranks == (7,)
+
+
 def test_an_xid_long_before_an_exception_is_not_its_reason() -> None:
     nvlink = line(5, 12.0, "xid", "Xid 74: NVLink error", code=74)
 
@@ -402,6 +431,16 @@ def test_a_rank_killed_by_a_signal_names_it_and_the_kernel_log_has_no_trace() ->
         "killed by signal 9 (SIGKILL) (no trace of the kernel's out-of-memory killer, or of a"
         " fault, in its log)"
     ) in finding.evidence
+
+
+def test_a_kernel_log_with_a_gap_is_no_evidence_that_nothing_happened() -> None:
+    lost_lines = samples("kernel-log-gaps", {("h1", -1): [1.0]})
+
+    finding = crash(
+        lost(5, 10.0), samples=join(lost_lines, kernel_samples([2.0] * 20, has_log=True))
+    )
+
+    assert "no trace of the kernel's out-of-memory killer)" in finding.evidence
 
 
 def test_where_the_log_is_not_permitted_the_count_of_kills_is_evidence() -> None:
