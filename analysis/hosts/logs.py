@@ -23,9 +23,9 @@ BEFORE_NS = 60 * NS_PER_S
 """An error of a whole host explains an end that follows within this time. Source: choice."""
 
 KILLS = "oom-killed-processes"
-KERNEL_LINES = "kernel-log-lines"
-"""Names of samples: the kernel's count of processes that it killed for want of memory, and the
-lines of its log that were read."""
+KERNEL_LINES, KERNEL_GAPS = "kernel-log-lines", "kernel-log-gaps"
+"""Names of samples: the kernel's count of processes that it killed for want of memory, the lines of
+its log that were read, and how often some were lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,12 +132,15 @@ def find_kills(samples: SampleTable, ended: RankExit, host: str) -> int | None:
 
 
 def is_log_read(samples: SampleTable, host: str) -> bool:
-    """Return whether the kernel's log of a host was read."""
-    if host not in samples.hosts or KERNEL_LINES not in samples.names:
-        return False
-    code = samples.names.index(KERNEL_LINES)
-    rows = (samples.host == samples.hosts.index(host)) & (samples.name == code)
-    return bool(rows.any())
+    """Return whether the kernel's log of a host was read, without a gap."""
+
+    def has(name: str) -> bool:
+        if host not in samples.hosts or name not in samples.names:
+            return False
+        is_host = samples.host == samples.hosts.index(host)
+        return bool((is_host & (samples.name == samples.names.index(name))).any())
+
+    return has(KERNEL_LINES) and not has(KERNEL_GAPS)
 
 
 def first_error(lines: Sequence[LogLine]) -> LogLine | None:

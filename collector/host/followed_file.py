@@ -42,11 +42,8 @@ class FollowedFile:
         self._is_device = False
         self._identity = (0, 0)
         self._rest = b""
-        self.num_skipped_bytes = 0
-        """Bytes that were not read because too many came at once."""
-
-        self.num_lost_records = 0
-        """Times at which the kernel overwrote records before they were read."""
+        self.num_gaps = 0
+        """Times at which lines were lost: too many came at once, or the kernel overwrote them."""
 
     def read_lines(self) -> list[str]:
         """Return the new complete lines.
@@ -88,7 +85,7 @@ class FollowedFile:
             except BlockingIOError:
                 break
             except BrokenPipeError:  # overwritten: the next read returns the oldest that is left
-                self.num_lost_records += 1
+                self.num_gaps += 1
                 continue
             if not record:
                 break
@@ -116,7 +113,7 @@ class FollowedFile:
             self._rest = b""
         skipped = size - at - MAX_TURN_BYTES
         if skipped > 0:
-            self.num_skipped_bytes += skipped
+            self.num_gaps += 1
             os.lseek(descriptor, skipped, os.SEEK_CUR)
             self._rest = b""
         return os.read(descriptor, MAX_TURN_BYTES) if size > at else b""

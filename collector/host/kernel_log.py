@@ -18,7 +18,7 @@ KERNEL_LOG = Path("/dev/kmsg")
 MAX_EVENTS = 100
 """Events of one reading; of a flood the first are kept and the others counted."""
 
-LINES_NAME = "kernel-log-lines"
+LINES_NAME, GAPS_NAME = "kernel-log-lines", "kernel-log-gaps"
 KILLS_NAME = "oom-killed-processes"
 
 
@@ -57,8 +57,8 @@ class KernelLogSource:
         """Why the log is not read; None if it is."""
 
         self.num_lines = 0
-        self.num_dropped = 0
-        """Messages beyond `MAX_EVENTS` of a reading."""
+        self.num_floods = 0
+        """Readings with more than `MAX_EVENTS` messages."""
 
     def read(self, at_ns: int) -> list[Sample]:
         """Send the new messages; return how many lines were read, and the count of kills.
@@ -80,7 +80,9 @@ class KernelLogSource:
         if kills is not None:
             samples.append(Sample(at_ns, KILLS_NAME, float(kills)))
         events = [event for line in lines if (event := self._event(line, at_ns)) is not None]
-        self.num_dropped += max(len(events) - MAX_EVENTS, 0)
+        self.num_floods += len(events) > MAX_EVENTS
+        if gaps := self._file.num_gaps + self.num_floods:
+            samples.append(Sample(at_ns, GAPS_NAME, float(gaps)))
         if events:
             self._sink(events[:MAX_EVENTS])
         if not samples:

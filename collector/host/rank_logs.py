@@ -22,9 +22,6 @@ FIND_ROUNDS = 5
 MAX_FILES = 256
 """Files that are followed at once, the newest."""
 
-MAX_LINES = 20_000
-"""Lines of a file that one reading examines; of more only the last."""
-
 MAX_EVENTS_A_CLASS = 3
 MAX_EVENTS_A_FILE = 24
 """Events of one file: what follows the first errors says little more."""
@@ -35,6 +32,7 @@ KEPT_TRACEBACK = 2_000
 """Characters of a traceback that are kept, the last."""
 
 FILES_NAME, LINES_NAME = "rank-log-files", "rank-log-lines"
+GAPS_NAME, LEFT_OUT_NAME = "rank-log-gaps", "rank-log-errors-left-out"
 
 CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (name, re.compile(pattern))
@@ -143,8 +141,8 @@ class RankLogSource:
         self._logs: dict[str, _Log] = {}
         self._rounds = 0
         self._num_lines = 0
-        self.num_events_left_out = 0
-        """Errors of a file beyond its quota."""
+        self._num_gaps = 0
+        self._num_left_out = 0
 
     def read(self, at_ns: int) -> list[Sample]:
         """Send the new errors; return how many files are followed and how many lines were read."""
@@ -153,18 +151,22 @@ class RankLogSource:
         self._rounds += 1
         events: list[HostEvent] = []
         for log in self._logs.values():
+            num_gaps = log.file.num_gaps
             try:
                 lines = log.file.read_lines()
             except OSError:
                 continue
+            self._num_gaps += log.file.num_gaps - num_gaps
             self._num_lines += len(lines)
-            for line in lines[-MAX_LINES:]:
+            for line in lines:
                 events += self._read_line(log, line, at_ns)
         if events:
             self._sink(events)
+        losses = (GAPS_NAME, self._num_gaps), (LEFT_OUT_NAME, self._num_left_out)
         return [
             Sample(at_ns, FILES_NAME, float(len(self._logs))),
             Sample(at_ns, LINES_NAME, float(self._num_lines)),
+            *(Sample(at_ns, name, float(number)) for name, number in losses if number),
         ]
 
     def _find(self, *, is_first: bool) -> None:
@@ -226,7 +228,7 @@ class RankLogSource:
             found = "exception", {}
         name, groups = found
         if log.counts[name] >= MAX_EVENTS_A_CLASS or log.counts.total() >= MAX_EVENTS_A_FILE:
-            self.num_events_left_out += 1
+            self._num_left_out += 1
             return []
         log.counts[name] += 1
         pid = groups.get("pid") or groups.get("killed")

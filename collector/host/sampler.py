@@ -45,6 +45,7 @@ ABSENT_ROUNDS = 60
 """Rounds until an absent source is tried again."""
 
 COST_NAME = "sampler-cpu-ns"
+FAILED_NAME, LOST_NAME = "sampler-failed-readings", "sampler-lost-samples"
 
 NO_RUN = ""
 """Run of the samples of a host: all runs on the host use them (`read.samples.read_samples`)."""
@@ -102,8 +103,7 @@ class Sampler:
         self._unix_ns = unix_ns
         self._say = say
         self._reported: dict[str, str] = {}
-        self.num_lost = 0
-        """Samples for which the sink raised."""
+        self._num_lost = 0  # samples for which the sink raised
 
     @property
     def stats(self) -> dict[str, SourceStats]:
@@ -124,14 +124,21 @@ class Sampler:
         for reading in due:
             found += reading.take()
             self._report(reading.source.name, reading.problem)
-        found.append(Sample(at_ns, COST_NAME, float(self.cpu_ns)))
         try:
-            self._sink(found)
+            self._sink([*found, Sample(at_ns, COST_NAME, float(self.cpu_ns)), *self._losses(at_ns)])
         except Exception as error:  # noqa: BLE001  # the next round may succeed
-            self.num_lost += len(found)
+            self._num_lost += len(found)
             self._report("samples", f"samples cannot be stored: {error}")
         else:
             self._reported.pop("samples", None)
+
+    def _losses(self, at_ns: int) -> list[Sample]:
+        """Return the counters of what was lost so far, of the sources that lost something."""
+        stats = self.stats
+        failed = {name: of.num_failed + of.num_late for name, of in stats.items()}
+        num_lost = self._num_lost + sum(of.num_dropped for of in stats.values())
+        lost = [Sample(at_ns, f"{FAILED_NAME}:{name}", float(n)) for name, n in failed.items() if n]
+        return lost + ([Sample(at_ns, LOST_NAME, float(num_lost))] if num_lost else [])
 
     def close(self) -> None:
         """End the idle thread. Threads in a reading end with the process."""

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.collector.host.followed_file import MAX_TURN_BYTES
 from rankscope.collector.host.rank_logs import MAX_EVENTS_A_CLASS, RankLogSource
+from rankscope.collector.host.sample import Sample
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,7 +95,17 @@ def test_repeated_errors_of_a_file_are_counted_and_not_sent(tmp_path: Path) -> N
     logs.write("rank-2.log", "NCCL WARN again\n" * 1000)
 
     assert logs.read() == [("nccl", 2, None, None)] * MAX_EVENTS_A_CLASS
-    assert logs.source.num_events_left_out == 1000 - MAX_EVENTS_A_CLASS
+    left_out = Sample(2, "rank-log-errors-left-out", 1000.0 - MAX_EVENTS_A_CLASS)
+    assert logs.source.read(2)[2:] == [left_out]
+
+
+def test_of_a_flood_the_gap_is_counted(tmp_path: Path) -> None:
+    logs = Logs(tmp_path, "*.log")
+    logs.write("rank-2.log", "step done\n" * MAX_TURN_BYTES)
+
+    logs.read()
+
+    assert logs.source.read(2)[2:] == [Sample(2, "rank-log-gaps", 1.0)]
 
 
 def test_words_of_a_healthy_log_are_no_errors(tmp_path: Path) -> None:
