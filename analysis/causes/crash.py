@@ -555,10 +555,12 @@ def _evidence(
     text = _alike_text(first, num_ranks) if has_no_first else _first_text(first)
     named = {other.ended.rank for other in first}
     rest = [other for other in failures if other.ended.rank not in named]
-    text += _others_text([other for other in rest if other.follows], failure, "followed")
-    text += _others_text(
-        [other for other in rest if not other.follows], failure, "failed by themselves"
-    )
+    followed = [other for other in rest if other.follows]
+    lost = [other for other in rest if other.reason is ExitClass.LOST]
+    by_themselves = [other for other in rest if other not in followed and other not in lost]
+    text += _others_text(followed, failure, "followed")
+    text += _others_text(lost, failure, "ended too")
+    text += _others_text(by_themselves, failure, "failed by themselves")
     if len(epochs) > 1:
         text += f"; the same in {len(epochs)} epochs ({', '.join(map(str, epochs))})"
     return text

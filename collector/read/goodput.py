@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 from rankscope.tracer.span import STEPS_COUNTED
 
 from ..store.deduplicated_reads import read_deduplicated
+from .runs import read_starters
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from ..identity import Row
     from ..store.store import Store
 
@@ -109,6 +112,8 @@ class RunTimes:
     """Rows about the time of a run, each list by epoch and step."""
 
     epochs: list[Row]
+    """A process that only started the ranks of an epoch is where that one begins."""
+
     steps: list[Row]
     saves: list[Row]
     ends: list[Row]
@@ -125,7 +130,7 @@ def read_run_times(store: Store, run_id: str) -> RunTimes:
     """Return the times of a run; without epochs if it is unknown. Repeated rows change nothing."""
     bound = {"run_id": run_id}
     names = {"steps": list(TOTAL_STEPS), "tokens": list(TOTAL_TOKENS)}
-    epochs = store.rows(SELECT_EPOCHS, bound | names)
+    epochs = _attempts(store.rows(SELECT_EPOCHS, bound | names), read_starters(store, run_id))
     has_total = any(row["total_tokens"] > 0 for row in epochs)
     steps = store.rows(SELECT_STEPS, bound)
     newest = {row["epoch"]: row["step"] for row in steps}
@@ -142,3 +147,15 @@ def read_run_times(store: Store, run_id: str) -> RunTimes:
         ),
         tokens=store.rows(SELECT_TOKENS, bound) if has_total else [],
     )
+
+
+def _attempts(epochs: list[Row], starters: Collection[int]) -> list[Row]:
+    """Return the epochs without those of starters, whose times begin the next one."""
+    attempts: list[Row] = []
+    begun: list[int] = []
+    for row in epochs:
+        begun += [ns for ns in (row["first_ns"], row["process_ns"]) if ns and ns > 0]
+        if row["epoch"] not in starters:
+            attempts.append({**row, "first_ns": min(begun, default=None)})
+            begun = []
+    return attempts

@@ -155,14 +155,33 @@ WHERE run_id = {run_id:String} ORDER BY at_ns, epoch, rank, line
 """
 
 
-SELECT_EXITS = """
+SELECT_STARTERS = """
+SELECT DISTINCT epoch FROM (
+    SELECT epoch, any((host, boot_id, pid)) AS process,
+        any(if(exit_state IN ('', 'running'), 9223372036854775807, ifNull(exit_ns, 0))) AS until_ns
+    FROM ranks FINAL WHERE run_id = {run_id:String} GROUP BY epoch HAVING count() = 1
+) AS alone
+INNER JOIN (
+    SELECT epoch - 1 AS epoch, (host, boot_id, pid) AS process, started_ns
+    FROM ranks FINAL WHERE run_id = {run_id:String}
+) AS next_one USING epoch
+WHERE (next_one.started_ns < until_ns OR next_one.process = alone.process) AND epoch NOT IN (
+    SELECT epoch FROM run_totals WHERE run_id = {run_id:String}
+    GROUP BY epoch HAVING groupBitmapMerge(steps) > 0
+)
+"""
+"""The processes of an attempt end before the next attempt begins. One without steps that is alone
+and lives while the ranks of the next epoch start has started them (`torch.multiprocessing.spawn`,
+Ray), or became one of them."""
+
+SELECT_EXITS = f"""
 SELECT epoch, rank, exit_state, exit_ns, last_event.data AS data FROM (
     SELECT epoch, rank, process, exit_state, exit_ns FROM ranks FINAL
-    WHERE run_id = {run_id:String} AND exit_state != ''
+    WHERE run_id = {{run_id:String}} AND exit_state != '' AND epoch NOT IN ({SELECT_STARTERS})
 ) AS ended
 LEFT JOIN (
     SELECT epoch, rank, process, argMax(data, at_ns) AS data FROM events
-    WHERE run_id = {run_id:String} AND kind IN ('exit', 'lost') GROUP BY epoch, rank, process
+    WHERE run_id = {{run_id:String}} AND kind IN ('exit', 'lost') GROUP BY epoch, rank, process
 ) AS last_event USING (epoch, rank, process)
 ORDER BY epoch, rank, process
 """
@@ -322,8 +341,13 @@ def read_run_names(store: Store) -> tuple[str, ...]:
     return tuple(row["run_id"] for row in store.rows(SELECT_RUN_NAMES))
 
 
+def read_starters(store: Store, run_id: str) -> frozenset[int]:
+    """Return the epochs that are no attempts: each of one process, which started the next one's."""
+    return frozenset(row["epoch"] for row in store.rows(SELECT_STARTERS, {"run_id": run_id}))
+
+
 def read_run(store: Store, run_id: str, *, unix_ns: Callable[[], int] = time.time_ns) -> RunRows:
-    """Return the rows that describe a run.
+    """Return the rows that describe a run, without those of a process that only started its ranks.
 
     Args:
         unix_ns: Clock that measures the age of gaps.
@@ -337,10 +361,13 @@ def read_run(store: Store, run_id: str, *, unix_ns: Callable[[], int] = time.tim
     epochs = _read_valid(store, "runs", SELECT_EPOCHS, bound, invalid)
     if not epochs:
         return RunRows(epochs=[], ranks=[], groups=[], account=[], bad=[], pace=[], clocks=[])
-    account = _read_account(store, run_id)
+    starters = read_starters(store, run_id) if len(epochs) > 1 else frozenset()
+    epochs = [row for row in epochs if row["epoch"] not in starters]
+    account = [row for row in _read_account(store, run_id) if row["epoch"] not in starters]
     has_bad = any(row["num_bad"] for row in account)
     has_pace = any(row["paced"] for row in epochs)
     ranks = _read_valid(store, "ranks", SELECT_RANKS, bound, invalid)
+    ranks = [row for row in ranks if row["epoch"] not in starters]
     groups = _read_valid(store, "groups", SELECT_GROUPS, bound, invalid)
     return RunRows(
         epochs=[_sized_epoch(row, ranks) for row in epochs],
@@ -433,9 +460,9 @@ def read_events(store: Store, run_id: str) -> list[Row]:
 
 
 def read_exits(store: Store, run_id: str) -> list[Row]:
-    """Return the end of each process of a run: ``epoch, rank, exit_state, exit_ns, data``.
+    """Return the end of each rank's process: ``epoch, rank, exit_state, exit_ns, data``.
 
-    ``data`` is the document of its exit or lost event; "" if there is none.
+    That of a process that only started the ranks follows from theirs, and is left out. ``data`` is the document of its exit or lost event; "" if there is none.
     """
     return store.rows(SELECT_EXITS, {"run_id": run_id})
 
