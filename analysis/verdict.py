@@ -101,7 +101,7 @@ def _culprit(report: RunReport, finding: Finding) -> str:
         stage = report.coords[finding.ranks[0]].pp
         return f"Stage {stage} has more work than the others ({format_ranks(finding.ranks)}){when}."
     if cause.subject is Subject.JOB or not finding.ranks:
-        return f"{cause.sentence} ({cause.name}){when}."
+        return f"{cause.sentence} ({cause.name}){when}{_reason(finding)}."
     if cause.subject is Subject.LINK and (link := _link(report, finding.ranks)):
         hosts = format_hosts(finding, report.placements)
         where = f", on {hosts}," if hosts else "," if "," in link else ""
@@ -109,10 +109,12 @@ def _culprit(report: RunReport, finding: Finding) -> str:
     verb = cause.one if len(finding.ranks) == 1 else cause.several
     if cause is hang.CAUSE and hang.HAD_ENDED in finding.evidence:
         verb = "ended before the others"
-    text = f"{_ranks_at_fault(report, finding)} {verb}{when} ({cause.name})"
-    if cause is crash.CAUSE and (reason := crash.reason_in(finding.evidence)):
-        text += f": {reason}"
-    return f"{text}."
+    return f"{_ranks_at_fault(report, finding)} {verb}{when} ({cause.name}){_reason(finding)}."
+
+
+def _reason(finding: Finding) -> str:
+    reason = crash.reason_in(finding.evidence) if finding.cause == crash.CAUSE.name else ""
+    return f": {reason}" if reason else ""
 
 
 def _before_it_moved(report: RunReport, finding: Finding) -> str:

@@ -84,6 +84,7 @@ CAUSE = Cause(
     name="crash",
     one="failed first",
     several="failed together",
+    sentence="The process that started the ranks failed",
     ends_run=True,
     has_place=True,
     proof_form=ProofForm.STATES,
@@ -111,6 +112,8 @@ class ExitClass(StrEnum):
 FOLLOW_UPS = frozenset({ExitClass.TIMEOUT, ExitClass.CONNECTION, ExitClass.STOPPED})
 """Reasons of ranks that end because another one did."""
 
+BROKEN = FOLLOW_UPS - {ExitClass.STOPPED}
+
 OF_PROGRAM = frozenset({ExitClass.EXCEPTION, ExitClass.CUDA_OOM, ExitClass.DOCUMENT})
 """Reasons in the program or its input. Ranks that fail so with one message fail for one reason."""
 
@@ -118,6 +121,7 @@ OF_HOST = frozenset({ExitClass.DEVICE, ExitClass.HOST_OOM})
 """Reasons of which a host's own log has a line. Its ranks fail so for one: its power, a switch of
 its devices, its memory."""
 
+TRACEBACK = re.compile(r"^(Original )?Traceback \(most recent call last\):")
 NUMBER = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
 
 STOP_CODES = frozenset({-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
@@ -345,6 +349,9 @@ def find_failures(epoch: EpochInfo, context: RunContext, steps: StepTable) -> tu
         host = hosts.get(ended.rank, "")
         before_ns = WATCHDOG_NS if reason is ExitClass.TIMEOUT else BEFORE_NS
         of_exit = lines_of_exit(lines, ended, host, before_ns=before_ns)
+        if ended.rank == NONE:  # what started the ranks, none of which died: it follows nothing
+            reason = ExitClass.EXCEPTION if reason in BROKEN else reason
+            of_exit = ()
         is_lost = reason is ExitClass.LOST
         reason, message, sign = explain_exit(
             reason, message, of_exit, _what_kernel_says(context.samples, ended, host)
@@ -533,7 +540,7 @@ def _at_ns(failure: Failure) -> int:
 
 
 def _ranks(failures: Iterable[Failure]) -> tuple[int, ...]:
-    return tuple(sorted({failure.ended.rank for failure in failures}))
+    return tuple(sorted({failure.ended.rank for failure in failures} - {NONE}))
 
 
 def _evidence(
@@ -569,7 +576,8 @@ def _evidence(
 def _first_text(first: Sequence[Failure]) -> str:
     """Return who failed first, and who cannot be ordered against it."""
     failure = first[0]
-    verb = "failed first" if len(first) == 1 else "failed"
+    is_first = len(first) == 1 and failure.ended.rank != NONE
+    verb = "failed first" if is_first else "failed"
     text = f"{_name(failure)} {verb}{_reason(failure)}"
     together = [other for other in first[1:] if other.host == failure.host]
     elsewhere = [other for other in first[1:] if other not in together]
@@ -596,6 +604,8 @@ def _alike_text(alike: Sequence[Failure], num_ranks: int) -> str:
 
 
 def _name(failure: Failure) -> str:
+    if failure.ended.rank == NONE:
+        return "the process that started the ranks"
     host = f" (host {failure.host})" if failure.host else ""
     return f"rank {failure.ended.rank}{host}"
 
@@ -649,10 +659,14 @@ def classify_exit(ended: RankExit, events: Iterable[EventRecord] = ()) -> ExitCl
 def format_exit(ended: RankExit) -> str:
     """Return the exception, or the one that it was raised from, with its first line.
 
-    It has at most `MAX_LINE` characters.
+    The text of one that was raised in another process ends with that one's traceback, whose last
+    line is added. All of it has at most `MAX_LINE` characters.
     """
     text, _, cause = ended.message.strip().rpartition(CAUSED_BY)
-    message = (cause if text else f"{ended.exception}: {cause}").split("\n")[0].strip()
+    lines = (cause if text else f"{ended.exception}: {cause}").strip().split("\n")
+    message = lines[0].strip()
+    if any(TRACEBACK.search(line) for line in lines):
+        message += f" {lines[-1].strip()}"
     return _cut(message if ended.message.strip() else ended.exception)
 
 

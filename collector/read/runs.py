@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from rankscope.tracer.span import NONE
 
 from ..bounds import COORD_AXES, MAX_WORLD_SIZE, keep_valid
-from ..spool.descriptions import IMPORT_NOTE, INVALID, RUNNING
+from ..spool.descriptions import ENDED, FAILED, IMPORT_NOTE, INVALID, LOST, RUNNING
 from ..store.deduplicated_reads import read_stored_spans
 from .heartbeats import mark_lost_runs
 
@@ -20,16 +21,20 @@ if TYPE_CHECKING:
     from ..store.store import Store
 
 
+DIED = frozenset({FAILED, LOST})
+
 SELECT_RUNS = """
 SELECT
     run_id, source_format, state, world_size, layout, started_ns, num_spans, num_steps,
-    num_records + num_lines AS num_rows,
+    num_records + num_lines AS num_rows, newest_epoch, state_before,
     greatest(created_ns, wrote_ns) AS reported_ns
 FROM (
     SELECT
         run_id,
         argMax(source_format, epoch) AS source_format,
         argMax(state, epoch) AS state,
+        max(epoch) AS newest_epoch,
+        arrayReverseSort(groupArray((epoch, runs.state)))[2].2 AS state_before,
         argMax(world_size, epoch) AS world_size,
         argMax(layout, epoch) AS layout,
         min(started_ns) AS started_ns,
@@ -156,32 +161,34 @@ WHERE run_id = {run_id:String} ORDER BY at_ns, epoch, rank, line
 
 
 SELECT_STARTERS = """
-SELECT DISTINCT epoch FROM (
-    SELECT epoch, any((host, boot_id, pid)) AS process,
+SELECT DISTINCT run_id, epoch FROM (
+    SELECT run_id, epoch, any((host, boot_id, pid)) AS process,
         any(if(exit_state IN ('', 'running'), 9223372036854775807, ifNull(exit_ns, 0))) AS until_ns
-    FROM ranks FINAL WHERE run_id = {run_id:String} GROUP BY epoch HAVING count() = 1
+    FROM ranks FINAL WHERE run_id IN {run_ids:Array(String)}
+    GROUP BY run_id, epoch HAVING count() = 1
 ) AS alone
 INNER JOIN (
-    SELECT epoch - 1 AS epoch, (host, boot_id, pid) AS process, started_ns
-    FROM ranks FINAL WHERE run_id = {run_id:String}
-) AS next_one USING epoch
-WHERE (next_one.started_ns < until_ns OR next_one.process = alone.process) AND epoch NOT IN (
-    SELECT epoch FROM run_totals WHERE run_id = {run_id:String}
-    GROUP BY epoch HAVING groupBitmapMerge(steps) > 0
+    SELECT run_id, epoch - 1 AS epoch, (host, boot_id, pid) AS process, started_ns
+    FROM ranks FINAL WHERE run_id IN {run_ids:Array(String)}
+) AS next_one USING (run_id, epoch)
+WHERE (next_one.started_ns < until_ns OR next_one.process = alone.process)
+AND (run_id, epoch) NOT IN (
+    SELECT run_id, epoch FROM run_totals WHERE run_id IN {run_ids:Array(String)}
+    GROUP BY run_id, epoch HAVING groupBitmapMerge(steps) > 0
 )
 """
 """The processes of an attempt end before the next attempt begins. One without steps that is alone
 and lives while the ranks of the next epoch start has started them (`torch.multiprocessing.spawn`,
 Ray), or became one of them."""
 
-SELECT_EXITS = f"""
+SELECT_EXITS = """
 SELECT epoch, rank, exit_state, exit_ns, last_event.data AS data FROM (
     SELECT epoch, rank, process, exit_state, exit_ns FROM ranks FINAL
-    WHERE run_id = {{run_id:String}} AND exit_state != '' AND epoch NOT IN ({SELECT_STARTERS})
+    WHERE run_id = {run_id:String} AND exit_state != ''
 ) AS ended
 LEFT JOIN (
     SELECT epoch, rank, process, argMax(data, at_ns) AS data FROM events
-    WHERE run_id = {{run_id:String}} AND kind IN ('exit', 'lost') GROUP BY epoch, rank, process
+    WHERE run_id = {run_id:String} AND kind IN ('exit', 'lost') GROUP BY epoch, rank, process
 ) AS last_event USING (epoch, rank, process)
 ORDER BY epoch, rank, process
 """
@@ -322,7 +329,26 @@ def list_runs(store: Store, *, unix_ns: Callable[[], int] = time.time_ns) -> lis
         rows = [
             {**row, "world_size": row["world_size"] or sizes.get(row["run_id"], 1)} for row in rows
         ]
-    return mark_lost_runs(store, rows, unix_ns=unix_ns)
+    return mark_lost_runs(store, _with_state_of_starter(store, rows), unix_ns=unix_ns)
+
+
+def _with_state_of_starter(store: Store, rows: list[Row]) -> list[Row]:
+    """Return rows of runs, each as long running, or failed, as the process that started its ranks.
+
+    Ray's driver raises a second after its workers were stopped, and may have more to do.
+    """
+    before = {}
+    for row in rows:
+        epoch, state = row.pop("newest_epoch") - 1, row.pop("state_before")
+        if row["state"] == ENDED and state in {RUNNING, FAILED}:
+            before[row["run_id"], epoch] = state
+    if not before:
+        return rows
+    run_ids = sorted({run_id for run_id, _ in before})
+    found = store.rows(SELECT_STARTERS, {"run_ids": run_ids})
+    starters = {(row["run_id"], row["epoch"]) for row in found}
+    states = {run_id: state for (run_id, e), state in before.items() if (run_id, e) in starters}
+    return [{**row, "state": states.get(row["run_id"], row["state"])} for row in rows]
 
 
 def read_world_sizes(store: Store, run_ids: Iterable[str]) -> dict[tuple[str, int], int]:
@@ -343,7 +369,7 @@ def read_run_names(store: Store) -> tuple[str, ...]:
 
 def read_starters(store: Store, run_id: str) -> frozenset[int]:
     """Return the epochs that are no attempts: each of one process, which started the next one's."""
-    return frozenset(row["epoch"] for row in store.rows(SELECT_STARTERS, {"run_id": run_id}))
+    return frozenset(row["epoch"] for row in store.rows(SELECT_STARTERS, {"run_ids": [run_id]}))
 
 
 def read_run(store: Store, run_id: str, *, unix_ns: Callable[[], int] = time.time_ns) -> RunRows:
@@ -462,9 +488,50 @@ def read_events(store: Store, run_id: str) -> list[Row]:
 def read_exits(store: Store, run_id: str) -> list[Row]:
     """Return the end of each rank's process: ``epoch, rank, exit_state, exit_ns, data``.
 
-    That of a process that only started the ranks follows from theirs, and is left out. ``data`` is the document of its exit or lost event; "" if there is none.
+    Of a process that started the ranks: the failures of ranks that it reports, or its own, as that
+    of rank -1 of their epoch, if no rank recorded one. ``data`` is the document of its exit or lost event; "" if there is none.
     """
-    return store.rows(SELECT_EXITS, {"run_id": run_id})
+    rows = store.rows(SELECT_EXITS, {"run_id": run_id})
+    starters = read_starters(store, run_id) if any(row["epoch"] for row in rows) else frozenset()
+    of_ranks = [row for row in rows if row["epoch"] not in starters]
+    for starter in (row for row in rows if row["epoch"] in starters):
+        of_ranks = _with_end_of_starter(starter, of_ranks)
+    return of_ranks
+
+
+def _with_end_of_starter(starter: Row, ends: list[Row]) -> list[Row]:
+    """Return the ends of ranks with what the process that started those of one epoch says of them.
+
+    It ends the other ranks once one has failed, so that one failed before any of them was lost.
+    """
+    epoch = starter["epoch"] + 1
+    own = {row["rank"]: row for row in ends if row["epoch"] == epoch}
+    died_ns = [row["exit_ns"] for row in own.values() if row["exit_state"] in DIED]
+    if starter["exit_state"] != FAILED or FAILED in {row["exit_state"] for row in own.values()}:
+        return ends
+    reported = {
+        failure["rank"]: {
+            "epoch": epoch,
+            "rank": failure["rank"],
+            "exit_state": FAILED,
+            "exit_ns": min([*died_ns, own.get(failure["rank"], starter)["exit_ns"]]),
+            "data": json.dumps({"exception": failure}),
+        }
+        for failure in _failures_of_ranks(starter["data"])
+    }
+    if not reported and not died_ns:
+        reported = {NONE: {**starter, "epoch": epoch, "rank": NONE}}
+    named = {(epoch, rank) for rank in reported}
+    return [row for row in ends if (row["epoch"], row["rank"]) not in named] + [*reported.values()]
+
+
+def _failures_of_ranks(data: str) -> list[Row]:
+    """Return the entries ``rank, type, message`` of a starter's exit; none if it is malformed."""
+    try:
+        failures = json.loads(data)["exception"]["of_ranks"]
+        return [failure for failure in failures if 0 <= failure["rank"] < MAX_WORLD_SIZE]
+    except (ValueError, TypeError, KeyError):
+        return []
 
 
 def read_gaps(store: Store, run_id: str, *, is_running: bool, now_ns: int) -> list[Row]:

@@ -18,9 +18,11 @@ MAX_MESSAGE = 4_000
 """Characters of the message, half of them of its causes."""
 
 MAX_CAUSES = 8
+MAX_OF_RANKS = 64
 MAX_CONTEXT = 500
 """Characters of the message of each exception in whose handler another one was raised."""
 
+TRACEBACK = "Traceback (most recent call last):"
 MAX_TRACEBACK = 64_000
 MAX_FRAMES = 200
 RESERVED_BYTES = 1 << 16
@@ -42,6 +44,7 @@ def failed_record(exc: BaseException, at_ns: int) -> dict[str, object]:
             "type": _qualified_name(exc),
             "message": _message_with_causes(exc),
             "contexts": _contexts(exc),
+            "of_ranks": _exceptions_of_ranks(exc),
             "traceback": _traceback(exc),
         },
     }
@@ -143,6 +146,24 @@ def _contexts(exc: BaseException) -> list[dict[str, str]]:
             message = _message(current)[:MAX_CONTEXT]
             contexts.append({"type": _qualified_name(current), "message": message})
     return contexts
+
+
+def _exceptions_of_ranks(exc: BaseException) -> list[dict[str, object]]:
+    """Return rank, type and message of each exception that ended a rank which a driver started.
+
+    Source: Ray Train, `WorkerGroupError.worker_failures`, by rank. Each is wrapped, and its text is
+    a traceback.
+    """
+    is_exception = issubclass(type(exc), BaseException)
+    failures = vars(exc).get("worker_failures") if is_exception else None
+    found: list[dict[str, object]] = []
+    for rank, failure in list(failures.items())[:MAX_OF_RANKS] if type(failures) is dict else ():
+        if type(rank) is int and issubclass(type(failure), BaseException):
+            kind, message = _qualified_name(failure), _message(failure)
+            if TRACEBACK in message:
+                kind, _, message = message.rstrip().rpartition("\n")[2].partition(": ")
+            found.append({"rank": rank, "type": kind, "message": message[:MAX_CONTEXT]})
+    return found
 
 
 def _message(exc: BaseException) -> str:

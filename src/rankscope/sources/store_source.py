@@ -32,6 +32,7 @@ from rankscope.collector.identity import MAX_INT64
 from rankscope.collector.read.kernels import read_step_kernels
 from rankscope.collector.read.reports import read_comparable_mfu
 from rankscope.collector.read.runs import (
+    DIED,
     list_runs,
     read_events,
     read_exits,
@@ -70,7 +71,6 @@ CONTEXT_LINE = "\nDuring handling of the above exception, another exception occu
 """Of Python, in a traceback."""
 
 KEPT = frozenset(map(drop_name, KEPT_REASONS))
-DIED = frozenset({"failed", "lost"})
 AROUND_NS = 10_000_000_000
 """Samples and lines of logs come up to some seconds after the end of a process."""
 

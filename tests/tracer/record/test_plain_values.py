@@ -98,6 +98,24 @@ def test_an_exit_record_has_the_exceptions_in_whose_handlers_the_last_one_was_ra
     assert alone["contexts"] == []
 
 
+def of_ranks(failures: object) -> object:
+    error = RuntimeError("failed")
+    error.worker_failures = failures  # type: ignore[attr-defined]
+    exception = failed_record(error, 5)["exception"]
+    assert isinstance(exception, dict)
+    return exception["of_ranks"]
+
+
+def test_what_ended_the_ranks_of_a_driver_is_kept_by_rank() -> None:
+    wrapped = Exception("Traceback (most recent call last):\n  ...\nvalue.Bad: no 17: it is\n")
+
+    assert of_ranks({1: KeyError("x"), 2: wrapped, "3": KeyError("y"), 4: "text"}) == [
+        {"rank": 1, "type": "KeyError", "message": "'x'"},
+        {"rank": 2, "type": "value.Bad", "message": "no 17: it is"},
+    ]
+    assert of_ranks([1, 2]) == []
+
+
 def test_a_cycle_of_contexts_ends() -> None:
     one, other = ValueError("one"), ValueError("other")
     one.__context__, other.__context__ = other, one
