@@ -87,9 +87,10 @@ def compare_with_peers(
     alone in its stage is compared with those stages; and if neither is possible, with its own first
     steps.
 
-    A slow device is slow in all that it does. So a rank whose forwards without gradients take as
-    long each as those of its peers has longer micro-batches, and is not slow. Nor is one that runs
-    more micro-batches than they do, or larger ones.
+    A slow device is slow in all that it does. So a rank that runs more forwards without gradients
+    than its peers, each as long as theirs, generates longer sequences, has longer micro-batches,
+    and is not slow. (As many of them show nothing: those of a small frozen model take as long as
+    their launches, on any device.) Nor is one that runs more micro-batches, or larger ones.
 
     Args:
         items: Compute of each rank by micro-batch, without waits.
@@ -108,7 +109,8 @@ def compare_with_peers(
     total = total * share
     expected, basis = expect_from_peers(total, stage, work=[each * share for each in amounts])
     if calls is not None:
-        most = expected * call_ratio(calls, ranks, steps, stage)
+        has_more = _has_more_calls(calls, ranks, steps, stage)
+        most = expected * np.where(has_more, call_ratio(calls, ranks, steps, stage), np.inf)
         total = np.where(total > most, np.maximum(most, np.minimum(total, expected)), total)
     return ComputeProfile(
         ranks=ranks,
@@ -191,6 +193,23 @@ def _share_of_usual_work(
             level = np.maximum(row_medians(longer), 1.0)[:, None]
             share[rows] = np.where(has_more, np.fmax(least, 1.0 / level), 1.0)
     return share
+
+
+def _has_more_calls(
+    calls: ComputeItems,
+    ranks: NDArray[np.int32],
+    steps: NDArray[np.int32],
+    stage: NDArray[np.int32],
+) -> NDArray[np.bool_]:
+    """Return whether each rank has more calls in a step than its stage. Shape (ranks, steps)."""
+    known = np.isin(calls.rank, ranks) & np.isin(calls.step, steps)
+    row, column = find_positions(calls.rank[known], ranks), find_positions(calls.step[known], steps)
+    num = sum_cells((len(ranks), len(steps)), row, column, np.ones(len(row)))
+    has_more = np.zeros(num.shape, dtype=np.bool_)
+    for each in np.unique(stage).tolist():
+        rows = stage == each
+        has_more[rows] = num[rows] > lower_medians(num[rows])
+    return has_more
 
 
 def call_ratio(

@@ -37,6 +37,9 @@ UNSEEN_BACKWARD = (
 )
 
 
+MAX_OTHERS, MAX_PARTS = 8, 16
+"""Modules beside the root that are followed, and direct parts of each."""
+
 OnBackward = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Callable[..., Any]]
 
 
@@ -89,6 +92,11 @@ class ComputeCapture:
         """
         self.forward_mode = module.training
         return module.training or not self.backward_mode
+
+    def next_backward(self) -> int:
+        """Return the micro-batch of the next backward, if they are counted."""
+        is_of_this_step = self._counted_step == self.recorder.step_number
+        return self._counts.get(SpanKind.BACKWARD, 0) if is_of_this_step else 0
 
     def on_optimizer_step(self, *about: object) -> None:
         """Check that a backward was captured before the optimizer stepped.
@@ -210,11 +218,14 @@ def capture_forward(
     compute: ComputeCapture,
     model: Any,  # noqa: ANN401 - a Module
     on_forward: Callable[..., None],
+    *,
+    is_root: bool = True,
 ) -> Callable[[], None]:
     """Record a span of each forward of ``model``. With gradients it counts as a micro-batch.
 
-    Not if the model is in evaluation mode and was last trained in training mode. A model inside a
-    wrapper for data parallelism is followed too: evaluations call it without the wrapper.
+    Not if it is in evaluation mode and was last trained in training mode. A model inside a wrapper
+    for data parallelism is followed too: evaluations call it without the wrapper. A forward in
+    training mode of a module that is not the root is a part of the next micro-batch that ends.
 
     Args:
         on_forward: Called before the span begins, so that a step that begins with this forward
@@ -231,17 +242,21 @@ def capture_forward(
     def begin(module: Any, args: Any, kwargs: Any) -> SpanContext:  # noqa: ANN401
         if state.in_span:
             return NOOP_SPAN
-        is_microbatch = torch.is_grad_enabled() and compute.is_training(module)
+        has_gradients = torch.is_grad_enabled()
+        is_microbatch = is_root and has_gradients and compute.is_training(module)
         on_forward(module, args, kwargs, is_microbatch=is_microbatch)
         if not guard.active:
             return NOOP_SPAN
         compute.optimizer.pause()
         try:
             is_timed = recorder.device_timing is not NO_DEVICE_TIMING
+            number = None if is_microbatch else NONE
+            if not is_root and has_gradients and module.training:
+                number = compute.next_backward()
             return compute.span(
                 "forward",
                 SpanKind.FORWARD,
-                microbatch=None if is_microbatch else NONE,
+                microbatch=number,
                 chunk=0,
                 on=itertools.chain(module.parameters(), args) if is_timed else (),
             )
@@ -250,7 +265,8 @@ def capture_forward(
             return NOOP_SPAN
 
     # The span contains what FSDP gathers for the forward.
-    followed = [follow_calls(one, begin) for one in _wrapped_models(model)]
+    models = wrapped_models(model) if is_root else [model]
+    followed = [follow_calls(one, begin) for one in models]
 
     def stop() -> None:
         for stop_one in followed:
@@ -259,12 +275,30 @@ def capture_forward(
     return stop
 
 
-def _wrapped_models(model: Any) -> Iterator[Any]:  # noqa: ANN401 - a Module
-    """Yield the model, and the modules inside its wrappers of data parallelism."""
-    yield model
-    while list(model._modules) == ["module"]:
-        model = model._modules["module"]
-        yield model
+def wrapped_models(model: Any) -> list[Any]:  # noqa: ANN401 - Modules
+    """Return the model, and the modules inside its wrappers of data parallelism."""
+    models = [model]
+    while list(models[-1]._modules) == ["module"]:
+        models.append(models[-1]._modules["module"])
+    return models
+
+
+def parts_to_follow(root: Any, others: list[Any]) -> list[Any]:  # noqa: ANN401 - Modules
+    """Return the other modules whose forwards are work of the job, and their direct parts.
+
+    They teach, encode, judge or discriminate; a script may call a method that calls parts only
+    (`vae.encode`). The largest `MAX_OTHERS` of them. Not one of a class that the root has inside,
+    for then each call of that class would pay (`follow_calls`).
+    """
+    root = wrapped_models(root)[-1]
+    inside = {type(part) for part in root.modules() if part is not root}
+    sizes = {id(it): sum(one.numel() for one in it.parameters()) for it in others}
+    found: list[Any] = []
+    for other in sorted(others, key=lambda it: -sizes[id(it)])[:MAX_OTHERS]:
+        models = wrapped_models(other)
+        parts = [part for part in models[-1]._modules.values() if part is not None]
+        found += [*models, *parts[:MAX_PARTS]]
+    return [module for module in found if type(module) not in inside]
 
 
 def capture_backward(compute: ComputeCapture, patches: Patches, steps: StepCounter) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
@@ -61,7 +62,7 @@ class RootForwards:
             return
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        finder = RootFinder(self._recorder, lambda found: self.attach(compute, found))
+        finder = RootFinder(self._recorder, functools.partial(self._attach_found, compute))
         self._finder = finder
         self._recorder.on_shutdown(
             register_optimizer_step_post_hook(finder.on_optimizer_step).remove
@@ -76,6 +77,26 @@ class RootForwards:
 
         stop = capture_forward(compute, model, self._forward_begins)
         self._recorder.on_shutdown(stop)
+        return stop
+
+    def _attach_found(
+        self,
+        compute: ComputeCapture,
+        root: Any,  # noqa: ANN401 - a Module
+        others: list[Any],
+    ) -> Callable[[], None]:
+        """Follow the root module and others of the job until the returned function is called."""
+        from .forward_backward import capture_forward, parts_to_follow
+
+        stops = [self.attach(compute, root)]
+        for module in parts_to_follow(root, others):
+            stops.append(capture_forward(compute, module, self._other_begins, is_root=False))
+            self._recorder.on_shutdown(stops[-1])
+
+        def stop() -> None:
+            for stop_one in stops:
+                stop_one()
+
         return stop
 
     def attach_chunk(self, compute: ComputeCapture, chunk: Any) -> None:  # noqa: ANN401 - a Module
@@ -97,6 +118,10 @@ class RootForwards:
     def fetched(self, batch: object) -> None:
         """Handle the batch that the loader returned."""
         self._batches.fetched(batch)
+
+    def _other_begins(self, *call: object, is_microbatch: bool) -> None:
+        if self._guard.active and self._steps.is_due:
+            self._guard.call(self._steps.on_next_work)
 
     def _forward_begins(
         self,
@@ -128,8 +153,10 @@ class RootFinder:
     first optimizer that steps decides: a model that it does not train was the wrong one.
     """
 
-    def __init__(self, recorder: Recorder, attach: Callable[[Any], Callable[[], None]]) -> None:
-        """Prepare the search."""
+    def __init__(
+        self, recorder: Recorder, attach: Callable[[Any, list[Any]], Callable[[], None]]
+    ) -> None:
+        """Prepare the search; ``attach`` follows a root module and the other outermost ones."""
         self._guard = Guard(recorder, "root module")
         self._attach = attach
         self._root: Any = None
@@ -173,7 +200,7 @@ class RootFinder:
                 self._guard.call(self._find)
 
     def _find(self) -> None:
-        self._attach_root(find_root())
+        self._attach_root(*find_root())
 
     def _check(self, optimizer: Any) -> None:  # noqa: ANN401
         self.stop_watching()
@@ -183,18 +210,20 @@ class RootFinder:
                 return
         if self._leave_root is not None:
             self._leave_root()
-        self._attach_root(find_root(optimizer))
+        self._attach_root(*find_root(optimizer))
 
-    def _attach_root(self, root: Any) -> None:  # noqa: ANN401
+    def _attach_root(self, root: Any, others: list[Any]) -> None:  # noqa: ANN401
         self._root = root
         if root is not None:
             self._tries_left = 0
             self.stop_watching()
-            self._leave_root = self._attach(root)
+            self._leave_root = self._attach(root, others)
 
 
-def find_root(optimizer: Any = None) -> Any | None:  # noqa: ANN401 - a Module
-    """Return the outermost module with the most trained parameters; None if there is none.
+def find_root(optimizer: Any = None) -> tuple[Any | None, list[Any]]:  # noqa: ANN401 - a Module
+    """Return the outermost module with the most trained parameters, and the other outermost ones.
+
+    The former is None if there is none, and of the latter those without parameters are left out.
 
     If none has a parameter of the optimizer, it trains copies (DeepSpeed's ZeRO, weights of higher
     precision): then the parameters that require a gradient count. So they do if there is none: it
@@ -223,7 +252,8 @@ def find_root(optimizer: Any = None) -> Any | None:  # noqa: ANN401 - a Module
     best = _with_most(outermost, lambda parameter: id(parameter) in trained)
     if best is None and (trained or not optimizers):
         best = _with_most(outermost, lambda parameter: parameter.requires_grad)
-    return best
+    others = [it for it in outermost if it is not best and any(True for _ in it.parameters())]
+    return best, others
 
 
 def _with_most(modules: list[Any], counts: Callable[[Any], bool]) -> Any | None:  # noqa: ANN401

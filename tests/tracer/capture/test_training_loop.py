@@ -14,7 +14,7 @@ from torch.distributed import checkpoint
 from torch.utils.data import DataLoader
 
 from rankscope import tracer
-from rankscope.tracer.span import SpanFlag
+from rankscope.tracer.span import NONE, SpanFlag
 from rankscope.tracer.spool import MICROBATCH, RecordType
 from tests.support.tracer.reading import dropped, only_folder
 from tests.support.tracer.torch_here import TORCH
@@ -361,6 +361,80 @@ def test_the_model_of_an_optimizer_that_trains_a_copy_of_its_weights_is_found(
 
     assert Recorded(tmp_path).spans("forward") == [(0, 0), (1, 0), (2, 0)]
     assert frozen.in_features == 64
+
+
+class Encoder(nn.Module):
+    """Is called by a method, so that only its part is called as a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = Coder()
+
+    def encode(self, tokens: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.encoder(tokens)
+        return out
+
+
+class Coder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 10)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.table(tokens)
+        return out
+
+
+def forwards(tmp_path: Path) -> list[tuple[int, int]]:
+    """Return step and micro-batch of each forward, in order of time."""
+    rows = [row for row in Recorded(tmp_path).rows if row.name == "forward"]
+    return [(row.step, row.microbatch) for row in sorted(rows, key=lambda row: row.start_ns)]
+
+
+@pytest.mark.parametrize("has_method", [False, True])
+def test_a_frozen_module_of_the_job_is_no_idle_time(tmp_path: Path, *, has_method: bool) -> None:
+    tracer.install(spool=tmp_path, run="frozen", count_steps=True)
+    teacher: Any = (Encoder() if has_method else Coder()).eval().requires_grad_(requires_grad=False)
+    kind = type(teacher)
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters())
+    tokens = torch.ones(2, 8, dtype=torch.int64)
+    for _ in range(3):
+        with torch.no_grad():
+            wanted = teacher.encode(tokens) if has_method else teacher(tokens)
+        (model(tokens) - wanted).sum().backward()
+        optimizer.step()
+
+    assert forwards(tmp_path) == [(step, number) for step in range(3) for number in (NONE, 0)]
+    tracer.shutdown()
+    assert "__call__" not in kind.__dict__
+
+
+def test_a_second_module_that_is_trained_is_a_part_of_its_micro_batch(tmp_path: Path) -> None:
+    tracer.install(spool=tmp_path, run="two towers", count_steps=True)
+    text, images = Coder(), Model()
+    images.more = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD([*text.parameters(), *images.parameters()])
+    tokens = torch.ones(2, 8, dtype=torch.int64)
+    for index in range(4):
+        (text(tokens) * images(tokens)).sum().backward()
+        if index % 2:
+            optimizer.step()
+
+    assert forwards(tmp_path) == [(0, 0), (0, 0), (0, 1), (0, 1), (1, 0), (1, 0), (1, 1), (1, 1)]
+
+
+def test_a_module_of_a_class_that_the_model_has_inside_is_left_alone(tmp_path: Path) -> None:
+    tracer.install(spool=tmp_path, run="inside", count_steps=True)
+    projection, model = nn.Linear(10, 10), Model()
+    optimizer = torch.optim.SGD(model.parameters())
+    tokens = torch.ones(2, 8, dtype=torch.int64)
+    for _ in range(2):
+        projection(model(tokens)).sum().backward()
+        optimizer.step()
+    assert "__call__" not in nn.Linear.__dict__
+
+    assert forwards(tmp_path) == [(0, 0), (1, 0)]
 
 
 def test_a_job_without_an_optimizer_has_a_step_for_each_forward_after_a_backward(
