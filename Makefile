@@ -114,9 +114,9 @@ outage: $(STAMP) ## ten minutes without a collector at 64,000 spans/s (half an h
 
 other-torch: ## the tracer's tests under another torch: make other-torch TORCH=2.8.0 PYTHON=python3.12 (10 minutes, some GB)
 	@test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
-	@$(OTHER)/bin/python -m pip install --disable-pip-version-check --quiet torch==$(TORCH) accelerate hypothesis networkx numpy psutil pyarrow pytest pytest-timeout pytest-xdist transformers
+	@$(OTHER)/bin/python -m pip install --disable-pip-version-check --quiet torch==$(TORCH) accelerate dill hypothesis networkx numpy psutil pyarrow pytest pytest-timeout pytest-xdist transformers
 	@$(OTHER)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --editable .
-	@$(OTHER)/bin/python -m pytest tests/tracer --ignore tests/tracer/integrations --numprocesses 2 --timeout 150 $(ARGS)
+	@$(OTHER)/bin/python -m pytest tests/tracer --ignore tests/tracer/integrations -k "not torchtitan" --numprocesses 2 --timeout 150 $(ARGS)
 
 trackers: ## the tests of the trackers with the newest of each, in an environment of its own (5 minutes, 1.5 GB)
 	@test -x $(TRACKERS)/bin/python || $(PYTHON) -m venv $(TRACKERS)

@@ -79,7 +79,7 @@ P2P = {"send", "recv", "recv_any_source"}
 OUT_OF_SIGHT = {"calls": Counter({"all_reduce": 1})}
 """Communications per step of other threads, which the counting mode does not see."""
 
-OBJECTS_BY = "all_gather_into_tensor" if TORCH >= "2.14" else "all_gather"
+OBJECTS_BY = "all_gather_into_tensor" if TORCH >= "2.15" else "all_gather"
 """Operation with which torch gathers the lengths of pickled objects."""
 
 NEVER_WAITED = {"calls": 1}
