@@ -47,8 +47,21 @@ class LiveFindings:
 
     def update(self, report: RunReport, *, is_over: bool, cost: TurnCost | None) -> None:
         """Track a report, and record the changes; see `track` and `record`."""
+        if is_over:
+            self._read_again(report.run)
         self.track(report, is_over=is_over)
         self.record(report.run, cost=cost)
+
+    def _read_again(self, run_id: str) -> None:
+        """Continue with the findings that were stored with the report of the whole run."""
+        if run_id not in self._trackers or run_id in self._pending:
+            return
+        known = {tracked.number for tracked in self._trackers.pop(run_id).findings}
+        self._changes.setdefault(run_id, []).extend(
+            (Change.OPENED, tracked)
+            for tracked in self._tracker(run_id).findings
+            if tracked.number not in known
+        )
 
     def track(self, report: RunReport, *, is_over: bool) -> RunReport:
         """Update the findings of a run, and return the report with their onsets and prices.

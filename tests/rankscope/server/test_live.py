@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from rankscope.analysis.analyze import analyze_run
+from rankscope.analysis.report.report import Finding, Severity
 from rankscope.analysis.trace.context import EventRecord, RunContext
 from rankscope.analysis.trace.errors import EmptyRunError
 from rankscope.analysis.trace.rows import select_rows
@@ -19,6 +21,7 @@ from rankscope.server.finding_tracker import LiveFindings
 from rankscope.server.loops import MIN_PAUSE_NS, NO_SIGNS, LiveAnalysis
 from rankscope.server.reports import Reports
 from rankscope.server.run_failures import RunFailures
+from rankscope.sources.stored_findings import record_findings
 from rankscope.tracer.span import SpanFlag
 from rankscope.tracer.topology import Coords, Layout
 from tests.rankscope.server.test_upkeep import Clock
@@ -202,6 +205,28 @@ def test_a_finding_is_stored_with_its_onset_and_closed_when_it_ends(
     assert len(lines) == 2
     assert lines[0].startswith(f"tiny: slow-compute on rank 3 since step {ONSET} (1 new step,")
     assert lines[1].startswith("tiny: slow-compute on rank 3 ended after step 11 (1 new step,")
+
+
+@pytest.mark.slow
+def test_a_finding_that_was_stored_with_the_report_is_not_opened_again(
+    empty_store: Store, whole: Source
+) -> None:
+    # GIVEN a finding of a live run, and the report of the whole, which has a crash as well
+    lines: list[str] = []
+    live = LiveFindings(empty_store, say=lines.append)
+    report = analyze_run(WithSlowHost(whole, newest=17), "tiny")
+    live.update(report, is_over=False, cost=None)
+    crash = Finding(
+        cause="crash", ranks=(1,), confidence=0.95, evidence="", severity=Severity.CRITICAL
+    )
+    whole_report = replace(report, findings=(crash, *report.findings))
+    record_findings(empty_store, whole_report)
+
+    live.update(whole_report, is_over=True, cost=None)
+
+    stored = [(found.number, found.cause) for found in read_findings(empty_store, "tiny")]
+    assert len(stored) == len(dict(stored)) == len(report.findings) + 1
+    assert [line for line in lines if "crash" in line] == ["tiny: crash on rank 1"]
 
 
 @pytest.mark.slow
