@@ -112,7 +112,7 @@ class RunTimes:
     """Rows about the time of a run, each list by epoch and step."""
 
     epochs: list[Row]
-    """A process that only started the ranks of an epoch is where that one begins."""
+    """Attempts. Each begins with the process that started its ranks, if there was one."""
 
     steps: list[Row]
     saves: list[Row]

@@ -26,7 +26,7 @@ DIED = frozenset({FAILED, LOST})
 SELECT_RUNS = """
 SELECT
     run_id, source_format, state, world_size, layout, started_ns, num_spans, num_steps,
-    num_records + num_lines AS num_rows, newest_epoch, state_before,
+    num_records + num_lines AS num_rows, newest_epoch, before,
     greatest(created_ns, wrote_ns) AS reported_ns
 FROM (
     SELECT
@@ -34,7 +34,7 @@ FROM (
         argMax(source_format, epoch) AS source_format,
         argMax(state, epoch) AS state,
         max(epoch) AS newest_epoch,
-        arrayReverseSort(groupArray((epoch, runs.state)))[2].2 AS state_before,
+        arrayReverseSort(groupArray((epoch, runs.state, runs.world_size)))[2] AS before,
         argMax(world_size, epoch) AS world_size,
         argMax(layout, epoch) AS layout,
         min(started_ns) AS started_ns,
@@ -161,17 +161,20 @@ WHERE run_id = {run_id:String} ORDER BY at_ns, epoch, rank, line
 
 
 SELECT_STARTERS = """
+WITH lone AS (
+    SELECT run_id, epoch FROM runs FINAL WHERE run_id IN {run_ids:Array(String)} AND world_size <= 1
+)
 SELECT DISTINCT run_id, epoch FROM (
     SELECT run_id, epoch, any((host, boot_id, pid)) AS process,
         any(if(exit_state IN ('', 'running'), 9223372036854775807, ifNull(exit_ns, 0))) AS until_ns
-    FROM ranks FINAL WHERE run_id IN {run_ids:Array(String)}
+    FROM ranks FINAL WHERE run_id IN {run_ids:Array(String)} AND (run_id, epoch) IN lone
     GROUP BY run_id, epoch HAVING count() = 1
 ) AS alone
 INNER JOIN (
-    SELECT run_id, epoch - 1 AS epoch, (host, boot_id, pid) AS process, started_ns
-    FROM ranks FINAL WHERE run_id IN {run_ids:Array(String)}
+    SELECT run_id, ranks.epoch - 1 AS epoch, (host, boot_id, pid) AS process, pid, started_ns
+    FROM ranks FINAL WHERE run_id IN {run_ids:Array(String)} AND (run_id, ranks.epoch - 1) IN lone
 ) AS next_one USING (run_id, epoch)
-WHERE (next_one.started_ns < until_ns OR next_one.process = alone.process)
+WHERE (started_ns < until_ns OR (next_one.process = alone.process AND pid > 0))
 AND (run_id, epoch) NOT IN (
     SELECT run_id, epoch FROM run_totals WHERE run_id IN {run_ids:Array(String)}
     GROUP BY run_id, epoch HAVING groupBitmapMerge(steps) > 0
@@ -339,8 +342,8 @@ def _with_state_of_starter(store: Store, rows: list[Row]) -> list[Row]:
     """
     before = {}
     for row in rows:
-        epoch, state = row.pop("newest_epoch") - 1, row.pop("state_before")
-        if row["state"] == ENDED and state in {RUNNING, FAILED}:
+        epoch, (_, state, size) = row.pop("newest_epoch") - 1, row.pop("before")
+        if row["state"] == ENDED and state in {RUNNING, FAILED} and size <= 1:
             before[row["run_id"], epoch] = state
     if not before:
         return rows
@@ -489,7 +492,8 @@ def read_exits(store: Store, run_id: str) -> list[Row]:
     """Return the end of each rank's process: ``epoch, rank, exit_state, exit_ns, data``.
 
     Of a process that started the ranks: the failures of ranks that it reports, or its own, as that
-    of rank -1 of their epoch, if no rank recorded one. ``data`` is the document of its exit or lost event; "" if there is none.
+    of rank -1 of their epoch, if no rank recorded one. ``data`` is the document of its exit or lost
+    event; "" if there is none.
     """
     rows = store.rows(SELECT_EXITS, {"run_id": run_id})
     starters = read_starters(store, run_id) if any(row["epoch"] for row in rows) else frozenset()
@@ -506,7 +510,7 @@ def _with_end_of_starter(starter: Row, ends: list[Row]) -> list[Row]:
     """
     epoch = starter["epoch"] + 1
     own = {row["rank"]: row for row in ends if row["epoch"] == epoch}
-    died_ns = [row["exit_ns"] for row in own.values() if row["exit_state"] in DIED]
+    died = [row for row in own.values() if row["exit_state"] in DIED]
     if starter["exit_state"] != FAILED or FAILED in {row["exit_state"] for row in own.values()}:
         return ends
     reported = {
@@ -514,22 +518,30 @@ def _with_end_of_starter(starter: Row, ends: list[Row]) -> list[Row]:
             "epoch": epoch,
             "rank": failure["rank"],
             "exit_state": FAILED,
-            "exit_ns": min([*died_ns, own.get(failure["rank"], starter)["exit_ns"]]),
+            "exit_ns": _first_exit([*died, own.get(failure["rank"], starter)]),
             "data": json.dumps({"exception": failure}),
         }
         for failure in _failures_of_ranks(starter["data"])
     }
-    if not reported and not died_ns:
+    if not reported and not died:
         reported = {NONE: {**starter, "epoch": epoch, "rank": NONE}}
     named = {(epoch, rank) for rank in reported}
     return [row for row in ends if (row["epoch"], row["rank"]) not in named] + [*reported.values()]
+
+
+def _first_exit(ends: list[Row]) -> int | None:
+    return min((row["exit_ns"] for row in ends if row["exit_ns"] is not None), default=None)
 
 
 def _failures_of_ranks(data: str) -> list[Row]:
     """Return the entries ``rank, type, message`` of a starter's exit; none if it is malformed."""
     try:
         failures = json.loads(data)["exception"]["of_ranks"]
-        return [failure for failure in failures if 0 <= failure["rank"] < MAX_WORLD_SIZE]
+        return [
+            failure
+            for failure in failures
+            if type(failure["rank"]) is int and 0 <= failure["rank"] < MAX_WORLD_SIZE
+        ]
     except (ValueError, TypeError, KeyError):
         return []
 

@@ -21,7 +21,7 @@ from .module_calls import follow_calls
 from .optimizer import OptimizerSpans
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from types import TracebackType
 
     from ..native.host_span import SpanContext
@@ -287,12 +287,12 @@ def parts_to_follow(root: Any, others: list[Any]) -> list[Any]:  # noqa: ANN401 
     """Return the other modules whose forwards are work of the job, and their direct parts.
 
     They teach, encode, judge or discriminate; a script may call a method that calls parts only
-    (`vae.encode`). The largest `MAX_OTHERS` of them. Not one of a class that the root has inside,
-    for then each call of that class would pay (`follow_calls`).
+    (`vae.encode`). The `MAX_OTHERS` with most parameters, without those of a class that the root
+    has inside, for then each call of that class would pay (`follow_calls`).
     """
     root = wrapped_models(root)[-1]
     inside = {type(part) for part in root.modules() if part is not root}
-    sizes = {id(it): sum(one.numel() for one in it.parameters()) for it in others}
+    sizes = {id(it): sum(1 for _ in it.parameters()) for it in others}
     found: list[Any] = []
     for other in sorted(others, key=lambda it: -sizes[id(it)])[:MAX_OTHERS]:
         models = wrapped_models(other)

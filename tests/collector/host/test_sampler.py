@@ -48,7 +48,7 @@ def failing(error: Exception) -> Source:
 
 
 class Rounds:
-    """Sink that keeps each round, and what the sampler says of itself apart, but for its cost."""
+    """Sink that keeps the samples of each round, and the sampler's own counters but its cost."""
 
     def __init__(self) -> None:
         self.rounds: list[list[Sample]] = []

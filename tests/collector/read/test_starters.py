@@ -86,7 +86,7 @@ ENDED, LOST = ({"exit_state": state, "exit_ns": ns} for state, ns in (("ended", 
 BAD = {"rank": 1, "type": "ValueError", "message": "bad"}
 
 
-@pytest.mark.parametrize("of_ranks", [(), "x", [{"rank": "1"}], [{"rank": -1}]])
+@pytest.mark.parametrize("of_ranks", [(), "x", [{"rank": "1"}], [{"rank": -1}], [{"rank": 0.5}]])
 def test_a_failure_of_the_starter_that_no_rank_recorded_is_kept(
     store: Store, request: pytest.FixtureRequest, of_ranks: object
 ) -> None:
@@ -131,7 +131,7 @@ def test_a_run_lasts_as_long_as_what_started_its_ranks(
     store.insert_rows(
         "runs",
         [
-            {"run_id": run, "epoch": e, "state": s, "world_size": 2, "revision": 1}
+            {"run_id": run, "epoch": e, "state": s, "world_size": 1 + e, "revision": 1}
             for e, s in states
         ],
     )
