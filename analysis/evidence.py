@@ -10,7 +10,7 @@ import numpy as np
 from .arrays.sorting import first_rows, stable_argsort
 from .breakdown.waterfall import CODE
 from .causes.detector import HostTime, ShownIn
-from .causes.order import CAUSES
+from .causes.order import shown_as
 from .replay.model import COMPUTE_KINDS, HOST_KINDS, has_kind
 from .report.report import Proof, RankStepExcess
 
@@ -71,7 +71,7 @@ def tabulate_evidence(
 
 
 def _shown_in(finding: Finding) -> ShownIn | HostTime | None:
-    cause = CAUSES.get(finding.cause)
+    cause = shown_as(finding)
     return None if cause is None else cause.shown_in
 
 

@@ -76,28 +76,43 @@ def name_ranks(ranks: NDArray[np.integer], num_ranks: int, verbs: tuple[str, str
     return f"{who} of {num_ranks:,} {one if len(ranks) == 1 else several}, the others wait,"
 
 
-def describe_longest(ranks: NDArray[np.integer], took_ns: NDArray[np.float64]) -> str:
+def find_longest(took_ns: NDArray[np.float64]) -> int | None:
     """Return which rank takes longest in most steps: its disk is slow, or its share is largest.
 
-    The others wait for it at the end. "" if there is none.
+    The others wait for it at the end. None if there is none.
 
     Args:
-        ranks: Shape (ranks,).
         took_ns: Shape (ranks, steps), ns: what the pause takes of each.
+
+    Returns:
+        Its row.
     """
-    if len(ranks) == 1:
+    num_ranks, num_steps = took_ns.shape
+    if num_ranks == 1 or num_steps == 1:
+        return None
+    first = np.bincount(took_ns.argmax(axis=0), minlength=num_ranks)
+    worst = int(first.argmax())
+    own_ns, others_ns = _own_and_others(took_ns, worst)
+    is_one = first[worst] > THRESHOLDS.one_rank_share * num_steps
+    is_longer = own_ns >= (1.0 + THRESHOLDS.critical_share) * others_ns
+    return worst if is_one and is_longer else None
+
+
+def describe_longest(ranks: NDArray[np.integer], took_ns: NDArray[np.float64]) -> str:
+    """Return the rank of `find_longest` and its time in words, "" if there is none."""
+    worst = find_longest(took_ns)
+    if worst is None:
         return ""
-    first = np.bincount(took_ns.argmax(axis=0), minlength=len(ranks))
-    worst, num_steps = int(first.argmax()), took_ns.shape[1]
-    own_ns = float(np.median(took_ns[worst]))
-    others_ns = float(np.median(np.delete(took_ns, worst, axis=0)))
-    is_one = first[worst] > THRESHOLDS.one_rank_share * num_steps and num_steps > 1
-    if not is_one or own_ns < (1.0 + THRESHOLDS.critical_share) * others_ns:
-        return ""
+    own_ns, others_ns = _own_and_others(took_ns, worst)
     return (
         f"; rank {int(ranks[worst])} for {format_duration(own_ns)}, the others for"
         f" {format_duration(others_ns)} and wait for it"
     )
+
+
+def _own_and_others(took_ns: NDArray[np.float64], row: int) -> tuple[float, float]:
+    """Return the median of one rank, and that of all others."""
+    return float(np.median(took_ns[row])), float(np.median(np.delete(took_ns, row, axis=0)))
 
 
 def pause_candidates(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..arrays.group_stats import sum_cells
+from ..arrays.group_stats import row_medians, sum_cells
 from ..arrays.grouping import factorize, sorted_unique
 from ..arrays.sorting import find_positions
 from ..breakdown.waterfall import Part
@@ -14,10 +15,12 @@ from ..replay.model import EVALUATION_KIND, Place, has_kind
 from ..report.text import format_count, format_duration, format_steps
 from ..statistics.thresholds import THRESHOLDS
 from .candidate import Candidate
-from .common_pause import describe_longest, format_period, name_ranks
+from .common_pause import describe_longest, find_longest, format_period, name_ranks
 from .detector import Cause, HostTime, ProofForm, Subject
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from .detector import Case
 
 CAUSE = Cause(
@@ -73,3 +76,57 @@ def detect(case: Case, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ..
         shown_steps=tuple(steps.tolist()),
     )
     return (*candidates, evaluation)
+
+
+UNEQUAL = "of what all ranks do without gradients"
+"""Begin of the evidence of unequal work that is in evaluations, or in rollouts."""
+
+SHOWS_UNEQUAL = replace(CAUSE, shown_in=HostTime("evaluation", (Part.EVALUATION,)))
+"""How such a finding is proved: the ranks of a step differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongestShare:
+    """Time that one rank takes longer than the others in the evaluations that all ranks do."""
+
+    rank: int
+    part: NDArray[np.int64]
+    """Some of its operations, ascending, that take as long together as it takes longer."""
+
+    lost_ns: float
+    """Their time in all steps."""
+
+    evidence: str
+
+
+def find_longest_share(case: Case, evaluation: Candidate) -> LongestShare | None:
+    """Return by how much the evaluations of one rank are the longest; None if they are alike.
+
+    One rank may evaluate for all, which is planned.
+    """
+    model = case.reading.model
+    part, fixed_ns = evaluation.part, evaluation.fixed_ns
+    if part is None or fixed_ns is None or len(evaluation.ranks) < len(case.ranks):
+        return None
+    ranks = np.array(evaluation.ranks)
+    lost_ns = model.operations.duration_ns[part] - fixed_ns[part]
+    row = find_positions(model.rank[part], ranks)
+    of_step, num_steps = factorize(model.operations.step[part])
+    took_ns = sum_cells((len(ranks), num_steps), row, of_step, lost_ns)
+    longest = find_longest(took_ns)
+    if longest is None:
+        return None
+    usual_ns = row_medians(np.delete(took_ns, longest, axis=0).T)
+    own = np.flatnonzero(row == longest)
+    own = own[np.lexsort((lost_ns[own], of_step[own]))]
+    total_ns = np.cumsum(lost_ns[own])
+    before_ns = np.bincount(of_step[own], weights=lost_ns[own], minlength=num_steps).cumsum()
+    in_step_ns = total_ns - np.concatenate(([0.0], before_ns[:-1]))[of_step[own]]
+    beyond = own[in_step_ns <= (took_ns[longest] - usual_ns)[of_step[own]]]
+    text = describe_longest(ranks, took_ns).removeprefix("; ")
+    return LongestShare(
+        rank=int(ranks[longest]),
+        part=np.sort(part[beyond]),
+        lost_ns=float(lost_ns[beyond].sum()),
+        evidence=f"{UNEQUAL}, {text}",
+    )

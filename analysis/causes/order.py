@@ -27,7 +27,8 @@ from . import (
 )
 
 if TYPE_CHECKING:
-    from .detector import CauseModule, Detector, RecordDetector
+    from ..report.report import Finding
+    from .detector import Cause, CauseModule, Detector, RecordDetector
 
 FROM_RECORDS: tuple[RecordDetector, ...] = (
     hang,
@@ -69,3 +70,9 @@ _MODULES: tuple[CauseModule, ...] = (
 )
 
 CAUSES = {module.CAUSE.name: module.CAUSE for module in _MODULES}
+
+
+def shown_as(finding: Finding) -> Cause | None:
+    """Return the cause whose proof shows a finding: its own, or that of unequal evaluations."""
+    is_unequal = finding.evidence.startswith(evaluation.UNEQUAL)
+    return evaluation.SHOWS_UNEQUAL if is_unequal else CAUSES.get(finding.cause)

@@ -25,7 +25,7 @@ from ..statistics.baseline import common_step_ratio, equal_share_ratio, equal_wo
 from ..statistics.peers import call_ratio, compare_with_peers, median_of_peers
 from ..statistics.phases import find_phases
 from ..statistics.thresholds import THRESHOLDS
-from . import stage_imbalance
+from . import evaluation, stage_imbalance
 from .candidate import Candidate, in_shown_steps, join_candidates, named_ranks, shows_in
 from .detector import INSUFFICIENT_EVIDENCE, Cause, ProofForm, ShownIn, Subject
 from .equal_lengths import (
@@ -36,6 +36,7 @@ from .equal_lengths import (
     equalize_inferred_lengths,
     has_tokens,
 )
+from .evaluation import find_longest_share
 from .slow_compute import CAUSE as SLOW_COMPUTE
 from .slow_compute import SLOW_DEVICE, find_slow_compute, ranks_without_peers
 
@@ -80,11 +81,50 @@ def detect(case: Case, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ..
         candidates = _add_unknown_reason(case, candidates)
     else:
         candidates = _add_sequences(case, candidates)
+    candidates = _share_evaluations(case, candidates)
     blamed = named_ranks(candidates, SLOW_DEVICE)
     experts = find_expert_imbalance(case.reading.experts, case.profile, case.replayer, blamed)
     if experts is None:
         return candidates
     return (*mark_explained_stages(candidates, experts, case.reading.model), experts)
+
+
+def _share_evaluations(case: Case, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """Take the time that one rank needs longer than the others out of the evaluations of all.
+
+    It is of its slow device if it has one, else unequal work; the rest is planned.
+    """
+    evaluations = [candidate for candidate in candidates if candidate.cause is evaluation.CAUSE]
+    planned = evaluations[0] if evaluations else None
+    if planned is None or planned.part is None or planned.fixed_ns is None:
+        return candidates
+    share = find_longest_share(case, planned)
+    if share is None:
+        return candidates
+    rest = replace(planned, part=np.setdiff1d(planned.part, share.part))
+    others = [rest if candidate is planned else candidate for candidate in candidates]
+    for place, candidate in enumerate(others):
+        if candidate.cause in SLOW_DEVICE and share.rank in candidate.ranks:
+            others[place] = _with_part(candidate, share.part, planned.fixed_ns)
+            return tuple(others)
+    lost = share.lost_ns / len(case.reading.steps) / float(np.median(case.gaps.compute_ns))
+    if lost < THRESHOLDS.min_excess_ratio:
+        return candidates
+    unequal = replace(
+        rest, cause=CAUSE, ranks=(), part=share.part, excess_ratio=lost, evidence=share.evidence
+    )
+    return (*others, unequal)
+
+
+def _with_part(
+    candidate: Candidate, part: NDArray[np.int64], fixed_ns: NDArray[np.float64]
+) -> Candidate:
+    """Return a candidate that has more operations, with their times once its cause is fixed."""
+    own_ns = np.full(len(fixed_ns), np.nan) if candidate.fixed_ns is None else candidate.fixed_ns
+    own_ns = own_ns.copy()
+    own_ns[part] = fixed_ns[part]
+    own = part if candidate.part is None else np.union1d(candidate.part, part)
+    return replace(candidate, part=own, fixed_ns=own_ns)
 
 
 def _add_unknown_reason(case: Case, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..causes.detector import Case, ProofForm, Record, ShownIn
-from ..causes.order import CAUSES
+from ..causes.order import CAUSES, shown_as
 from .compute import compute_card, device_card, length_card, stage_card
 from .host_time import host_card, recompile_card
 from .records import hosts_card, memory_card, settings_card, states_card
@@ -62,7 +62,7 @@ def with_cards(
     first = None if case is None else case.reading.steps[0]
     carded = []
     for finding in findings[:MAX_CARDS]:
-        form = CAUSES[finding.cause].proof_form if finding.cause in CAUSES else None
+        form = None if (cause := shown_as(finding)) is None else cause.proof_form
         card = None
         if form in FROM_RECORD:
             card = FROM_RECORD[form](finding, record)

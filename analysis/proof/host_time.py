@@ -11,7 +11,7 @@ from ..arrays.group_stats import sum_cells
 from ..arrays.sorting import find_positions
 from ..breakdown.waterfall import Part
 from ..causes.detector import HostTime
-from ..causes.order import CAUSES
+from ..causes.order import shown_as
 from ..replay.model import EVALUATION_KIND, Place, has_kind
 from ..report.proof_card import ProofCard, ProofFact
 from ..report.text import format_count, format_ranks
@@ -102,7 +102,8 @@ def host_card(finding: Finding, case: Case) -> ProofCard | None:
 
 def _quantities(finding: Finding, case: Case) -> Iterator[tuple[str, NDArray[np.float64]]]:
     """Yield each kind of host time that a cause can be, with its sums, shape (ranks, steps)."""
-    gaps, shown_in = case.gaps, CAUSES[finding.cause].shown_in
+    gaps, cause = case.gaps, shown_as(finding)
+    shown_in = None if cause is None else cause.shown_in
     parts = shown_in.parts if isinstance(shown_in, HostTime) else ()
     for place, quantity in PLACES.items():
         is_of_cause = place not in OF_PART or OF_PART[place] in parts

@@ -64,19 +64,43 @@ def test_other_jobs_do_not_become_longer(
     assert (found.cause, LONGER in found.evidence) == ("healthy", False)
 
 
-@pytest.mark.parametrize("num_long", [4, 12])
-def test_the_rank_with_the_largest_share_of_an_evaluation_is_said(num_long: int) -> None:
+def evaluating(num_long: int, slowness: float = 1.0) -> Callable[[int, int], Iterator[Action]]:
+    """All evaluate in each tenth step, four times 20 ms, rank 3 ``num_long`` times."""
+
     def script(rank: int, step: int) -> Iterator[Action]:
-        yield from work(SpanKind.FORWARD, 20 * MS, microbatch=0)
-        yield from work(SpanKind.BACKWARD, 40 * MS, microbatch=0)
+        factor = slowness if rank == 3 else 1.0
+        yield from work(SpanKind.FORWARD, 20 * MS * factor, microbatch=0)
+        yield from work(SpanKind.BACKWARD, 40 * MS * factor, microbatch=0)
         yield ALL_REDUCE
         if step % 10 == 9:
             for _ in range(num_long if rank == 3 else 4):
-                yield from work(SpanKind.FORWARD, 20 * MS)
+                yield from work(SpanKind.FORWARD, 20 * MS * factor)
             yield ALL_REDUCE
 
-    healthy, found = findings_of(script, num_steps=NUM_STEPS)
+    return script
+
+
+def test_an_evaluation_of_all_ranks_is_no_alarm() -> None:
+    healthy, found = findings_of(evaluating(4), num_steps=NUM_STEPS)
 
     assert (healthy.cause, found.cause, found.severity) == ("healthy", "evaluation", "none")
-    longest = "; rank 3 for 240 ms, the others for 80.0 ms and wait for it"
-    assert (longest in found.evidence) == (num_long == 12)
+    assert "wait" not in found.evidence
+
+
+def test_the_rank_with_the_largest_share_of_an_evaluation_is_unequal_work() -> None:
+    unequal, found = findings_of(evaluating(12), num_steps=NUM_STEPS)
+
+    assert (unequal.cause, unequal.ranks) == ("sequence-imbalance", ())
+    longest = "rank 3 for 240 ms, the others for 80.0 ms and wait for it"
+    assert longest in unequal.evidence
+    assert longest in found.evidence
+    # In each tenth step it takes 160 ms longer than the others; their 80 ms are planned.
+    assert (unequal.saved_s, found.saved_s) == pytest.approx((0.016, 0.008), rel=0.05)
+
+
+def test_a_slow_device_is_slow_in_evaluations_too() -> None:
+    slow, found = findings_of(evaluating(4, slowness=1.5), num_steps=NUM_STEPS)
+
+    assert (slow.cause, slow.ranks, found.cause) == ("slow-compute", (3,), "evaluation")
+    # 30 ms a step, and in each tenth 40 ms; of these one whole forward of 30 ms is moved.
+    assert (slow.saved_s, found.saved_s) == pytest.approx((0.033, 0.009), rel=0.05)
