@@ -113,6 +113,7 @@ FOLLOW_UPS = frozenset({ExitClass.TIMEOUT, ExitClass.CONNECTION, ExitClass.STOPP
 """Reasons of ranks that end because another one did."""
 
 BROKEN = FOLLOW_UPS - {ExitClass.STOPPED}
+"""Those of a communication that broke. Of a process that is no rank they are its own."""
 
 OF_PROGRAM = frozenset({ExitClass.EXCEPTION, ExitClass.CUDA_OOM, ExitClass.DOCUMENT})
 """Reasons in the program or its input. Ranks that fail so with one message fail for one reason."""

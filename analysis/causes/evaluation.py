@@ -94,15 +94,18 @@ class LongestShare:
     """Some of its operations, ascending, that take as long together as it takes longer."""
 
     lost_ns: float
-    """Their time in all steps."""
+    """Their time in all steps, ns."""
 
     evidence: str
 
 
 def find_longest_share(case: Case, evaluation: Candidate) -> LongestShare | None:
-    """Return by how much the evaluations of one rank are the longest; None if they are alike.
+    """Return by how much the evaluations of one rank are the longest.
 
-    One rank may evaluate for all, which is planned.
+    None if they are alike, or not all ranks take part: that some evaluate for all is planned.
+
+    Args:
+        evaluation: Of `detect`.
     """
     model = case.reading.model
     part, fixed_ns = evaluation.part, evaluation.fixed_ns

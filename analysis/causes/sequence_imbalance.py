@@ -36,7 +36,6 @@ from .equal_lengths import (
     equalize_inferred_lengths,
     has_tokens,
 )
-from .evaluation import find_longest_share
 from .slow_compute import CAUSE as SLOW_COMPUTE
 from .slow_compute import SLOW_DEVICE, find_slow_compute, ranks_without_peers
 
@@ -98,7 +97,7 @@ def _share_evaluations(case: Case, candidates: tuple[Candidate, ...]) -> tuple[C
     planned = evaluations[0] if evaluations else None
     if planned is None or planned.part is None or planned.fixed_ns is None:
         return candidates
-    share = find_longest_share(case, planned)
+    share = evaluation.find_longest_share(case, planned)
     if share is None:
         return candidates
     rest = replace(planned, part=np.setdiff1d(planned.part, share.part))

@@ -195,6 +195,17 @@ def _share_of_usual_work(
     return share
 
 
+def _cells_of_calls(
+    calls: ComputeItems, ranks: NDArray[np.int32], steps: NDArray[np.int32]
+) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
+    """Return which calls are of these ranks and steps, shape (calls,), and row and column of each
+    of those.
+    """
+    known = np.isin(calls.rank, ranks) & np.isin(calls.step, steps)
+    row, column = find_positions(calls.rank[known], ranks), find_positions(calls.step[known], steps)
+    return known, row, column
+
+
 def _has_more_calls(
     calls: ComputeItems,
     ranks: NDArray[np.int32],
@@ -202,8 +213,7 @@ def _has_more_calls(
     stage: NDArray[np.int32],
 ) -> NDArray[np.bool_]:
     """Return whether each rank has more calls in a step than its stage. Shape (ranks, steps)."""
-    known = np.isin(calls.rank, ranks) & np.isin(calls.step, steps)
-    row, column = find_positions(calls.rank[known], ranks), find_positions(calls.step[known], steps)
+    _, row, column = _cells_of_calls(calls, ranks, steps)
     num = sum_cells((len(ranks), len(steps)), row, column, np.ones(len(row)))
     has_more = np.zeros(num.shape, dtype=np.bool_)
     for each in np.unique(stage).tolist():
@@ -227,8 +237,7 @@ def call_ratio(
     Returns:
         Shape (ranks, steps): the median over the calls; infinite where most ranks have none.
     """
-    known = np.isin(calls.rank, ranks) & np.isin(calls.step, steps)
-    row, column = find_positions(calls.rank[known], ranks), find_positions(calls.step[known], steps)
+    known, row, column = _cells_of_calls(calls, ranks, steps)
     took, place = calls.self_ns[known], calls.microbatch[known]
     alike, num_alike = factorize(column, stage[row], place)
     order = argsort_rows(alike, took)

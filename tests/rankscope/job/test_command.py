@@ -46,7 +46,7 @@ sys.exit(status)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_from_another_process_reaches_the_job(tmp_path: Path, number: int) -> None:
     ready = tmp_path / "ready"
-    script = f"trap 'exit 7' {number}; touch {ready}; while :; do sleep 0.01; done"
+    script = f"trap 'exit 7' {number}; touch {ready}; for i in {{1..6000}}; do sleep 0.01; done"
     # A process of its own: a thread that ran here before would take the signal. Under nohup it
     # would ignore SIGHUP, and so would the job.
     default = f"import signal; signal.signal({int(number)}, signal.SIG_DFL)"
