@@ -79,12 +79,14 @@ def only_folder(spool: Path) -> Path:
 
 def read_rows(folder: Path) -> list[Row]:
     """Return all committed records of a process folder, by start."""
-    names = read_names((folder / PROCESS_FILE).read_bytes())
-    rows = [
-        _row(record, names)
+    records = [
+        record
         for path in sorted(folder.glob(SEGMENT_GLOB))
         for _, record in iter_committed(path.read_bytes())
     ]
+    # Read last: a process that still runs names a new span before it records it.
+    names = read_names((folder / PROCESS_FILE).read_bytes())
+    rows = [_row(record, names) for record in records]
     return sorted(rows, key=lambda row: (row.start_ns, -row.duration_ns))
 
 
@@ -114,8 +116,8 @@ def count_dropped(folder: Path) -> int:
 
 def open_names(folder: Path) -> list[str]:
     """Return the names of all entries in the open tables."""
+    entries = [OPEN_ENTRY.unpack_from(data, at) for data, at in _open_slots(folder)]
     names = read_names((folder / PROCESS_FILE).read_bytes())
-    entries = (OPEN_ENTRY.unpack_from(data, at) for data, at in _open_slots(folder))
     return [names[entry[3]] for entry in entries if entry[0] == entry[-1]]
 
 

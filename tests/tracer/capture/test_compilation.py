@@ -114,7 +114,7 @@ def read_records(spool: Path) -> dict[str, list[Any]]:
         "events": [
             (event["kind"], event["text"], event["data"])
             for event in events
-            if event["kind"] == "note"  # of the job: a busy machine adds stacks of slow steps
+            if event["kind"] != "compilation"
         ],
     }
 
